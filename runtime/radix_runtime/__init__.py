@@ -1,0 +1,22 @@
+"""Radix: a lean LLM inference runtime on the radix-kernels wheel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine_api import Engine
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # The API and detokenizer processes import this package and must not load torch with it.
+    if name == "Engine":
+        from .engine_api import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,63 @@
+"""Errors that cross a room: what a client did wrong, what the operator did wrong, what broke."""
+
+from __future__ import annotations
+
+EXIT_CLEAN = 0
+EXIT_INTERNAL = 70
+EXIT_HANG = 75
+EXIT_CONFIG = 78
+
+
+class RequestError(Exception):
+    """A request that is refused or failed; becomes the HTTP error object as it stands.
+
+    `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the
+    dotted path of the offending field or None, `type` the OpenAI error type (by default it follows
+    from the status), `retry_after` seconds for 503.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        type: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.type = type or _default_type(status)
+        self.retry_after = retry_after
+
+
+def _default_type(status: int) -> str:
+    if status in (401, 403):
+        return "authentication_error"
+    if status == 404:
+        return "not_found_error"
+    if status == 429:
+        return "rate_limit_error"
+    if status == 503:
+        return "overloaded_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+class ConfigError(Exception):
+    """The operator's configuration cannot work. One line, exit code 78, no traceback."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has died; nothing more can be served by this instance."""
+
+
+class InvariantViolation(AssertionError):
+    """The runtime caught itself in a state that must not exist (see scheduler/invariants.py)."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"{name}: {detail}")
+        self.name = name

@@ -1,0 +1,183 @@
+"""Every struct that crosses between the API, scheduler and detokenizer.
+
+API -> scheduler:            Generate, Abort, Control
+scheduler -> detokenizer:    TokenBatch
+detokenizer -> scheduler:    TextStop
+detokenizer -> API:          TextBatch
+scheduler -> API:            ControlReply, RequestFailed
+
+`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ.
+Ids travel as raw little-endian int32 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import msgspec
+import numpy as np
+
+from .sampling_params import SamplingParams
+
+FinishType = Literal["stop", "length", "abort"]
+
+
+class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
+    """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of
+    an abort."""
+
+    type: FinishType
+    matched: int | str | None = None
+    message: str | None = None
+    status: int | None = None
+
+
+class Generate(_Message):
+    """One validated request. The scheduler fans out its n choices itself.
+
+    `logprob_start` -1: no prompt logprobs; else the first prompt position whose logprob is wanted.
+    `top_logprobs` counts alternatives beside the chosen token. `deadline` is on time.monotonic().
+    """
+
+    rid: str
+    input_ids: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start: int = -1
+    top_logprobs: int = 0
+    extra_key: str | None = None
+    deadline: float | None = None
+
+
+class Abort(_Message):
+    """Idempotent. An empty rid aborts every request."""
+
+    rid: str
+    reason: str = "aborted by the client"
+
+
+class Control(_Message):
+    """An operation on the scheduler itself; answered by ControlReply with the same id."""
+
+    id: int
+    op: Literal["flush_cache", "stats", "check"]
+
+
+class ControlReply(_Message):
+    id: int
+    ok: bool
+    message: str = ""
+    stats: dict[str, float] = {}
+
+
+class RequestFailed(_Message):
+    """The whole request (all choices) ends with an error; nothing follows for this rid."""
+
+    rid: str
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: int | None = None
+
+
+class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
+    """Log-softmax of the raw float32 logits for consecutive tokens.
+
+    `ids` int32 and `logprobs` float32, one entry a token (the first prompt token of a request has
+    no logprob: NaN); `top_ids`, `top_logprobs`: `top_n` entries a token, row-major.
+    """
+
+    ids: bytes = b""
+    logprobs: bytes = b""
+    top_n: int = 0
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class TokenDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """New tokens of one choice. The first delta of a choice carries the static part.
+
+    After `finish` nothing follows for (rid, choice). `sampling` is None except in the first delta,
+    where the detokenizer takes its stop strings and flags from it; `input_ids` (first delta only)
+    gives the context that incremental decoding starts from.
+    """
+
+    rid: str
+    choice: int
+    ids: bytes
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    sampling: SamplingParams | None = None
+    input_ids: bytes | None = None
+
+
+class TokenBatch(_Message):
+    """All that one step produced for the clients."""
+
+    deltas: list[TokenDelta]
+
+
+class TextStop(_Message):
+    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the
+    detokenizer has already cut the text."""
+
+    rid: str
+    choice: int
+    n_tokens: int
+    matched: str
+
+
+class TextDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """New text and tokens of one choice, as the client may see them; `completion_tokens` is final
+    when `finish` is set."""
+
+    rid: str
+    choice: int
+    text: str
+    ids: bytes
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+
+class TextBatch(_Message):
+    deltas: list[TextDelta]
+
+
+Message = Union[
+    Generate, Abort, Control, ControlReply, RequestFailed, TokenBatch, TextStop, TextBatch
+]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(frame: bytes) -> Message:
+    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message."""
+    return _decoder.decode(frame)
+
+
+def pack_ids(ids: object) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> np.ndarray:
+    """int32 [n]; read-only view of `data`."""
+    return np.frombuffer(data, dtype="<i4")

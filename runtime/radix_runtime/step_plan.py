@@ -1,0 +1,169 @@
+"""StepPlan: what the scheduler tells every rank about one step, as plain numpy.
+
+One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is
+an index into the request table. `kv_len` is an upper bound once accepted counts are unknown to the
+host (speculative decoding); today it is exact.
+
+    batch index      0 .. num_decode-1        num_decode .. B-1
+    query_len        1                        length of the chunk
+    source[t]        row (>= 0): token is     -1: token comes from `input_ids`
+                     next_token[row]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from .sampling_params import SamplingParams
+
+FROM_PROMPT = -1
+
+
+class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
+    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice
+    as a signed integer. `output_ids` (int32 bytes) is not empty after a retraction; with
+    `prompt_ids` it seeds the penalty counts, so both are empty without penalties.
+    `min_end`: ids of `stop_ids` are masked while the sampled position is below it."""
+
+    row: int
+    seed: int
+    params: SamplingParams
+    min_end: int = 0
+    stop_ids: list[int] = []
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
+    return_logprob: bool = False
+    top_logprobs: int = 0
+
+
+class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
+    """Prompt logprobs wanted from batch entry `index`: the rows [first, first + len(targets)) of
+    its chunk score `targets` (int32 bytes), the token that follows each of them."""
+
+    index: int
+    first: int
+    targets: bytes
+    top_n: int = 0
+
+
+def _i32(n: int = 0) -> np.ndarray:
+    return np.zeros(n, np.int32)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    step_id: int
+    num_decode: int
+    rows: np.ndarray  # int32 [B]
+    query_len: np.ndarray  # int32 [B]
+    kv_len: np.ndarray  # int32 [B], includes the new tokens
+    input_ids: np.ndarray  # int32 [number of FROM_PROMPT entries in source]
+    source: np.ndarray  # int32 [T]
+    page_rows: np.ndarray = field(default_factory=_i32)  # page deltas: table[row, index] = page
+    page_index: np.ndarray = field(default_factory=_i32)
+    page_ids: np.ndarray = field(default_factory=_i32)
+    sample_index: np.ndarray = field(default_factory=_i32)  # batch entries that sample a token
+    new_rows: list[RowSampling] = field(default_factory=list)
+    logprob_spans: list[LogprobSpan] = field(default_factory=list)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.source)
+
+    @property
+    def kind(self) -> str:
+        if self.num_decode == self.batch_size:
+            return "decode"
+        return "mixed" if self.num_decode else "prefill"
+
+
+_ARRAYS = (
+    "rows",
+    "query_len",
+    "kv_len",
+    "input_ids",
+    "source",
+    "page_rows",
+    "page_index",
+    "page_ids",
+    "sample_index",
+)
+
+
+class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    step_id: int
+    num_decode: int
+    arrays: list[bytes]
+    new_rows: list[RowSampling]
+    logprob_spans: list[LogprobSpan]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Wire)
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    arrays = [np.ascontiguousarray(getattr(plan, name), "<i4").tobytes() for name in _ARRAYS]
+    wire = _Wire(plan.step_id, plan.num_decode, arrays, plan.new_rows, plan.logprob_spans)
+    return _encoder.encode(wire)
+
+
+def decode_plan(frame: bytes) -> StepPlan:
+    wire = _decoder.decode(frame)
+    arrays = {n: np.frombuffer(b, "<i4") for n, b in zip(_ARRAYS, wire.arrays, strict=True)}
+    return StepPlan(
+        step_id=wire.step_id,
+        num_decode=wire.num_decode,
+        new_rows=wire.new_rows,
+        logprob_spans=wire.logprob_spans,
+        **arrays,
+    )
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step gave the host. Entry i belongs to `plan.sample_index[i]`.
+
+    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S]
+    (NaN where not asked for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs`
+    runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n], top_logprobs).
+    """
+
+    step_id: int
+    ids: np.ndarray
+    logprobs: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+
+
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """Waits for the step. Raises EngineDeadError when the engine cannot go on."""
+        ...
+
+
+class Executor(Protocol):
+    """The engine as the scheduler sees it: steps are executed in the order of their launch."""
+
+    num_pages: int  # pages that requests may own; the dummy page is beyond them
+    page_size: int
+    max_rows: int  # request-table rows
+    max_context: int  # tokens a request may have in all
+    vocab_size: int
+
+    def launch(self, plan: StepPlan) -> StepHandle: ...
+
+    def close(self) -> None: ...
