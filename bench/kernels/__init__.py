@@ -1,0 +1,1 @@
+"""Kernel microbenchmarks: `python -m bench.kernels FAMILY`."""

@@ -1,0 +1,71 @@
+"""The machine's own limits, measured just before the kernels: every share is of these."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """read_gbs: GB/s of memory bandwidth (CPU: reading; GPU: copy, bytes in plus bytes out).
+    tflops: dense matrix rate by dtype, TFLOP/s, of the best library product seen."""
+
+    device: str
+    read_gbs: float
+    tflops: dict[torch.dtype, float]
+
+
+def measure_limits(device: torch.device) -> Limits:
+    if device.type == "cpu":
+        return Limits(_cpu_name(), _cpu_read_gbs(), _matmul_tflops(device, 1536))
+    name = torch.cuda.get_device_name(device)
+    return Limits(name, _gpu_copy_gbs(device), _matmul_tflops(device, 8192))
+
+
+def _best(run: object, seconds: float = 1.0) -> float:
+    best, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        run()  # type: ignore[operator]
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _cpu_read_gbs() -> float:
+    data = torch.randint(0, 1000, (64 << 20,), dtype=torch.int64)  # 512 MiB
+    return data.numel() * 8 / _best(data.sum) / 1e9
+
+
+def _gpu_copy_gbs(device: torch.device) -> float:
+    src = torch.randn(1 << 30, device=device)
+    dst = torch.empty_like(src)
+
+    def run() -> None:
+        dst.copy_(src)
+        torch.cuda.synchronize()
+
+    return 2 * src.numel() * 4 / _best(run) / 1e9
+
+
+def _matmul_tflops(device: torch.device, n: int) -> dict[torch.dtype, float]:
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+
+        def run(a: torch.Tensor = a, b: torch.Tensor = b) -> None:
+            torch.mm(a, b)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+
+        run()
+        rates[dtype] = 2 * n**3 / _best(run) / 1e12
+    return rates
+
+
+def _cpu_name() -> str:
+    with open("/proc/cpuinfo") as f:
+        names = [line.split(":", 1)[1].strip() for line in f if line.startswith("model name")]
+    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
