@@ -1,0 +1,141 @@
+"""Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
+
+Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through
+shared memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from . import ops
+
+COLLECTIVE_TIMEOUT = 60.0
+_SEGMENT_BYTES = 4 << 20
+
+
+class Communicator(Protocol):
+    """All ranks call the same collectives in the same order with equal shapes and dtypes."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place (contiguous); returns `tensor`."""
+        ...
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[world_size, *tensor.shape], rank order, on every rank."""
+        ...
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """[world_size, *tensor.shape] on rank 0, None elsewhere."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's values, in place; returns `tensor`."""
+        ...
+
+    def barrier(self, timeout: float | None = None) -> None: ...
+
+    def abort(self) -> None:
+        """Every present and later wait of every rank raises RuntimeError. Any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SingleProcess:
+    """The group of one."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.unsqueeze(0)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.unsqueeze(0)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def barrier(self, timeout: float | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SharedMemory:
+    """CPU ranks of one machine. `path` names a fresh file that every rank can map."""
+
+    def __init__(
+        self, path: str, rank: int, world_size: int, timeout: float = COLLECTIVE_TIMEOUT
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._shm = ops.ShmCommunicator(
+            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=timeout
+        )
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._shm.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.contiguous()
+        out = tensor.new_empty((self.world_size, *tensor.shape))
+        self._shm.all_gather(tensor, out)
+        return out
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        tensor = tensor.contiguous()
+        out = None
+        if self.rank == 0:
+            out = tensor.new_empty((self.world_size, *tensor.shape))
+        self._shm.gather(tensor, out, root=0)
+        return out
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._shm.broadcast(tensor, root=0)
+        return tensor
+
+    def barrier(self, timeout: float | None = None) -> None:
+        self._shm.barrier(timeout)
+
+    def abort(self) -> None:
+        self._shm.abort()
+
+    def close(self) -> None:
+        self._shm.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """The CPU threads of a rank; `cores` is the set it is pinned to, None where it is not."""
+
+    threads: int
+    cores: frozenset[int] | None
+
+
+def core_share(rank: int, world_size: int, num_threads: int | None = None) -> CoreShare:
+    """Splits the cores of this process between the ranks: disjoint cores; with too few of them
+    fewer threads; with fewer cores than ranks one thread each and no pinning."""
+    cores = sorted(os.sched_getaffinity(0))
+    threads = min(num_threads or len(cores), len(cores)) // world_size
+    if threads == 0:
+        return CoreShare(1, None)
+    if world_size == 1:
+        return CoreShare(threads, None)
+    return CoreShare(threads, frozenset(cores[rank * threads : (rank + 1) * threads]))
