@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from radix_runtime.engine.step_ring import StepRing, StepRingReader
+from radix_runtime.errors import EngineDeadError
+from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.step_plan import LogprobSpan, RowSampling, StepPlan, decode_plan, encode_plan
+
+
+def collect(ring, index, into, delay=lambda: 0.0):
+    def main():
+        reader = StepRingReader(ring.handle, index)
+        while (frame := reader.receive(0.05)) is not None:
+            into.append(frame)
+            time.sleep(delay())
+
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("slots, slot_bytes", [(1, 64), (2, 8), (16, 1 << 16)])
+def test_every_consumer_gets_every_frame_in_order(slots, slot_bytes):
+    """Frames of none, one, many slots and more than the whole ring; slow and fast consumers."""
+    rng = random.Random(slots)
+    sizes = [0, 1, slot_bytes - 1, slot_bytes, slot_bytes + 1, 5 * slot_bytes + 3]
+    frames = [rng.randbytes(rng.choice(sizes)) for _ in range(60)]
+    ring = StepRing(3, slots=slots, slot_bytes=slot_bytes)
+    got = [[] for _ in range(3)]
+    threads = [
+        collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)
+    ]
+    for frame in frames:
+        ring.publish(frame)
+    deadline = time.monotonic() + 30
+    while any(len(g) < len(frames) for g in got) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ring.close()
+    for t in threads:
+        t.join(10)
+        assert not t.is_alive()
+    ring.release()
+    assert all(g == frames for g in got)
+
+
+def test_a_consumer_that_stops_reading_is_named():
+    ring = StepRing(2, slots=2, slot_bytes=64)
+    reader = StepRingReader(ring.handle, 0)
+    for step in range(2):
+        ring.publish(b"x" * step)
+        assert reader.receive() == b"x" * step
+    with pytest.raises(EngineDeadError, match=r"worker rank 2 \(silent inf s\) took no step"):
+        ring.publish(b"y", timeout=0.1)
+    ring.release()
+
+
+def test_close_ends_readers_and_writer():
+    ring = StepRing(1, slots=2, slot_bytes=64)
+    got = []
+    thread = collect(ring, 0, got)
+    time.sleep(0.1)
+    assert ring.silence(0) < 10
+    ring.close()
+    thread.join(10)
+    assert not thread.is_alive() and got == []
+    with pytest.raises(EngineDeadError, match="closed"):
+        ring.publish(b"z")
+    ring.release()
+
+
+def test_waiting_uses_no_processor():
+    ring = StepRing(1)
+    reader = StepRingReader(ring.handle, 0)
+    threading.Timer(1.0, ring.publish, [b"late"]).start()
+    before = resource.getrusage(resource.RUSAGE_THREAD)
+    assert reader.receive(0.1) == b"late"
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 0.2
+    ring.release()
+
+
+_CHILD = """
+import sys, msgspec
+from radix_runtime.engine.step_ring import RingHandle, StepRingReader
+reader = StepRingReader(msgspec.json.decode(sys.argv[1], type=RingHandle), 0)
+while (frame := reader.receive()) is not None:
+    sys.stdout.write(f"{len(frame)} {sum(frame)}\\n")
+"""
+
+
+def test_a_process_that_inherited_the_descriptors_reads():
+    root = Path(__file__).parents[2]
+    paths = [str(root / "kernel/python"), str(root / "runtime"), *filter(None, sys.path)]
+    ring = StepRing(1, slots=4, slot_bytes=1024)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, msgspec.json.encode(ring.handle)],
+        pass_fds=ring.handle.fds, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    frames = [bytes([i % 251]) * (i * 397) for i in range(20)]
+    for frame in frames:
+        ring.publish(frame)
+    ring.close_when_read()
+    out, _ = child.communicate(timeout=60)
+    assert out.decode().splitlines() == [f"{len(f)} {sum(f)}" for f in frames]
+    ring.release()
+
+
+def test_a_plan_crosses_unchanged():
+    rng = np.random.default_rng(1)
+    plan = StepPlan(
+        step_id=2**40, num_decode=2,
+        rows=rng.integers(0, 9, 5, dtype=np.int32), query_len=np.array([1, 1, 7, 3, 1], np.int32),
+        kv_len=rng.integers(8, 99, 5, dtype=np.int32),
+        input_ids=rng.integers(0, 9999, 11, dtype=np.int32),
+        source=np.array([4, 2] + [-1] * 11, np.int32), sample_index=np.array([0, 1, 4], np.int32),
+        new_rows=[RowSampling(3, -5, SamplingParams(seed=7, logit_bias={3: 1.5}), output_ids=b"abcd")],
+        logprob_spans=[LogprobSpan(2, 0, b"12345678", 2)],
+    )  # fmt: skip
+    ring = StepRing(1, slots=2, slot_bytes=32)
+    got = []
+    thread = collect(ring, 0, got)
+    ring.publish(encode_plan(plan))
+    ring.close_when_read()
+    thread.join(10)
+    back = decode_plan(got[0])
+    for name in StepPlan.__slots__:
+        ours, theirs = getattr(plan, name), getattr(back, name)
+        assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
+    ring.release()
