@@ -1,0 +1,31 @@
+"""Logging of every process: one format on stderr, never a prompt or a generated text.
+
+2026-01-31 12:00:00.123 INFO  scheduler: message
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s: %(message)s"
+_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.access")
+
+
+def setup_logging(process_name: str, level: str = "info") -> None:
+    """Sends the logs of this process to stderr; calling it again replaces the settings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name})
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # A full disk or a closed pipe must not stop serving: lines are dropped, without a traceback.
+    logging.raiseExceptions = False
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def get_logger(name: str) -> logging.Logger:
+    return logging.getLogger(name)

@@ -1,0 +1,1 @@
+"""The processes of `radix serve`: HTTP, scheduler, detokenizer, and the supervisor over them."""

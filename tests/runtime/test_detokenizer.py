@@ -1,0 +1,364 @@
+"""The detokenizer against a slow oracle: decode everything, then look for the stop."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from radix_runtime.hf import Tokenizer
+from radix_runtime.messages import (
+    FinishReason,
+    Logprobs,
+    RequestFailed,
+    TextBatch,
+    TextDelta,
+    TextStop,
+    TokenBatch,
+    TokenDelta,
+    pack_ids,
+    unpack_ids,
+)
+from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.server.detokenizer import Detokenizer
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, and STOP means stop. END",
+    "München liegt an der Isar; naïve façade, Ærøskøbing — “quotes” and …dots…",
+    "人工智能是计算机科学的一个分支。日本語の文章もここにあります。한국어 문장",
+    "emoji 😀😃👩‍👩‍👧‍👦🇩🇪 and math ∀x∈ℝ: ⌈x⌉ = −⌊−x⌋",
+    "def f(x):\n    return x ** 2\t# tab\r\n",
+]
+SPECIAL = ["<|end|>", "<|pad|>"]
+
+
+@lru_cache
+def make_tokenizer(kind: str) -> Tokenizer:
+    if kind == "byte_level":
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    else:
+        backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        backend.decoder = decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=160,
+            special_tokens=[*SPECIAL, "<unk>"],
+            limit_alphabet=40,
+            show_progress=False,
+        )
+    backend.train_from_iterator(CORPUS, trainer)
+    if kind != "byte_level":
+        data = json.loads(backend.to_str())
+        vocab = data["model"]["vocab"]
+        for byte in range(256):
+            vocab[f"<0x{byte:02X}>"] = len(vocab)
+        backend = tokenizers.Tokenizer.from_str(json.dumps(data))
+    return Tokenizer(backend)
+
+
+class Harness:
+    """A detokenizer over two deques."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.queue: deque[Any] = deque()
+        self.sent: list[Any] = []
+        self.detokenizer = Detokenizer(tokenizer, self, self)
+
+    def receive(self) -> list[Any]:
+        messages = list(self.queue)
+        self.queue.clear()
+        return messages
+
+    def wait(self, timeout: float | None) -> bool:
+        return bool(self.queue)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def feed(self, *messages: Any) -> list[Any]:
+        self.queue.extend(messages)
+        self.sent = []
+        self.detokenizer.step()
+        return self.sent
+
+    def text_deltas(self) -> list[TextDelta]:
+        return [d for m in self.sent if isinstance(m, TextBatch) for d in m.deltas]
+
+
+def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
+    borders = sorted({0, len(ids), *(c % (len(ids) + 1) for c in cuts)})
+    return [ids[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+
+
+def run(
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    parts: list[list[int]],
+    sampling: SamplingParams,
+    finish: FinishReason,
+) -> tuple[str, list[int], FinishReason, int, list[TextStop]]:
+    """Streams `parts`; returns text, ids, finish, completion_tokens, stops."""
+    h = Harness(tokenizer)
+    text, ids, stops, last = "", [], [], None
+    for i, part in enumerate(parts or [[]]):
+        final = i == max(len(parts), 1) - 1
+        delta = TokenDelta(
+            rid="r",
+            choice=0,
+            ids=pack_ids(part),
+            finish=finish if final else None,
+            sampling=sampling if i == 0 else None,
+            input_ids=pack_ids(prompt) if i == 0 else None,
+            completion_tokens=sum(map(len, parts[: i + 1])),
+        )
+        h.feed(TokenBatch([delta]))
+        stops += [m for m in h.sent if isinstance(m, TextStop)]
+        for d in h.text_deltas():
+            assert last is None, "something followed the finish"
+            text += d.text
+            ids += unpack_ids(d.ids).tolist()
+            if d.finish is not None:
+                last = d
+    assert last is not None and last.finish is not None
+    assert h.detokenizer.num_choices == 0
+    return text, ids, last.finish, last.completion_tokens, stops
+
+
+def full_text(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: bool = True) -> str:
+    """What `ids` add to the prompt, by the tokenizer's own decode of the whole."""
+    before = tokenizer.decode(prompt, skip_special_tokens=skip)
+    after = tokenizer.decode(prompt + ids, skip_special_tokens=skip)
+    assert after.startswith(before)
+    return after[len(before) :]
+
+
+def oracle(
+    tokenizer: Tokenizer, prompt: list[int], ids: list[int], sampling: SamplingParams
+) -> tuple[str, int, str | None]:
+    """(text, tokens, matched): grows the output token by token and decodes all of it each time."""
+    skip = sampling.skip_special_tokens
+    low = sampling.min_new_tokens
+    whole = full_text(tokenizer, prompt, ids, skip)
+
+    def settled(n: int) -> str:
+        # Text that no later token can change: a trailing U+FFFD may still become a character.
+        text = full_text(tokenizer, prompt, ids[:n], skip)
+        return text if n == len(ids) else text.rstrip("\ufffd")
+
+    ignored = len(settled(min(low, len(ids))))
+    for n in range(low + 1, len(ids) + 1):
+        text = settled(n)
+        hits = [(i + len(s), i, s) for s in sampling.stop if (i := text.find(s, ignored)) >= 0]
+        if hits:
+            end, start, stop = min(hits)
+            return text[: end if sampling.no_stop_trim else start], n, stop
+    return whole, len(ids), None
+
+
+words = st.text(
+    alphabet=st.sampled_from("abcdeST OP.END\n中文字计算机é€😀👩‍👧🇩ß"), min_size=0, max_size=24
+)
+cuts = st.lists(st.integers(0, 200), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(["byte_level", "sentencepiece"]),
+    prompt_text=words,
+    text=words,
+    stops=st.lists(st.text(alphabet="abcSTOP.END 中文é", min_size=1, max_size=4), max_size=3),
+    chopped=st.integers(0, 3),
+    low=st.integers(0, 6),
+    cuts=cuts,
+    keep=st.booleans(),
+)
+def test_stream_equals_oracle(
+    kind: str,
+    prompt_text: str,
+    text: str,
+    stops: list[str],
+    chopped: int,
+    low: int,
+    cuts: list[int],
+    keep: bool,
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    prompt = tokenizer.encode("x" + prompt_text)
+    ids = tokenizer.encode(text)
+    if kind == "byte_level":  # chopping inside a character is well defined there
+        ids = ids[: max(0, len(ids) - chopped)]
+    sampling = SamplingParams(stop=stops, no_stop_trim=keep, min_new_tokens=low)
+    want, count, matched = oracle(tokenizer, prompt, ids, sampling)
+    got = run(tokenizer, prompt, split(ids, cuts), sampling, FinishReason("length"))
+    assert got[0] == want
+    assert got[1] == ids[:count]
+    assert got[3] == count
+    assert got[2] == (FinishReason("stop", matched) if matched else FinishReason("length"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 399), max_size=40),
+    prompt=st.lists(st.integers(2, 399), min_size=1, max_size=6),
+    cuts=cuts,
+    skip=st.booleans(),
+)
+def test_random_ids_with_invalid_bytes(
+    ids: list[int], prompt: list[int], cuts: list[int], skip: bool
+) -> None:
+    """Byte-level: any ids at all, also bytes that are no UTF-8."""
+    tokenizer = make_tokenizer("byte_level")
+    prompt = [*prompt, *tokenizer.encode("x")]
+    sampling = SamplingParams(skip_special_tokens=skip)
+    got = run(tokenizer, prompt, split(ids, cuts), sampling, FinishReason("length"))
+    assert got[0] == full_text(tokenizer, prompt, ids, skip)
+    assert got[1] == ids
+
+
+def test_the_grouping_of_tokens_never_matters() -> None:
+    tokenizer = make_tokenizer("sentencepiece")
+    rng = random.Random(7)
+    for _ in range(100):
+        ids = [rng.randrange(2, tokenizer.vocab_size) for _ in range(30)]
+        sampling = SamplingParams(stop=["e", "\ufffdo", "th"], min_new_tokens=rng.randrange(5))
+        outcomes = {
+            repr(run(tokenizer, [5], split(ids, cuts), sampling, FinishReason("length"))[:4])
+            for cuts in ([], list(range(31)), [rng.randrange(31) for _ in range(6)])
+        }
+        assert len(outcomes) == 1
+
+
+def test_leading_space_of_sentencepiece_survives() -> None:
+    tokenizer = make_tokenizer("sentencepiece")
+    prompt, ids = tokenizer.encode("the"), tokenizer.encode("the quick fox")
+    text = run(tokenizer, prompt, [[i] for i in ids], SamplingParams(), FinishReason("length"))[0]
+    assert text == " the quick fox"
+
+
+def test_prompt_that_ends_inside_a_character() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    of_byte = {tokenizer.id_to_bytes(i): i for i in range(tokenizer.vocab_size)}
+    first, second, third = (of_byte[bytes([b])] for b in "算".encode())
+    finish = FinishReason("length")
+    x = of_byte[b"x"]
+    completed = run(tokenizer, [x, first, second], [[third], [x]], SamplingParams(), finish)
+    assert completed[0] == "算x"
+    broken = run(tokenizer, [x, first, second], [[x], [x]], SamplingParams(), finish)
+    assert broken[0] == "xx"
+
+
+def test_incomplete_character_is_held_and_flushed() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    of_byte = {tokenizer.id_to_bytes(i): i for i in range(tokenizer.vocab_size)}
+    parts = [of_byte[bytes([b])] for b in "😀".encode()]
+    h = Harness(tokenizer)
+    for i, token in enumerate(parts[:3]):
+        first = SamplingParams() if i == 0 else None
+        h.feed(TokenBatch([TokenDelta("r", 0, pack_ids([token]), sampling=first)]))
+        assert [d.text for d in h.text_deltas()] == [""]
+    h.feed(TokenBatch([TokenDelta("r", 0, b"", finish=FinishReason("length"))]))
+    assert [d.text for d in h.text_deltas()] == ["\ufffd"]
+
+
+def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    ids = tokenizer.encode("abcSTOPdef")
+    n = len(ids)
+    top = np.arange(2 * n, dtype="<i4")
+    logprobs = Logprobs(
+        ids=pack_ids(ids),
+        logprobs=np.arange(n, dtype="<f4").tobytes(),
+        top_n=2,
+        top_ids=top.tobytes(),
+        top_logprobs=top.astype("<f4").tobytes(),
+    )
+    h = Harness(tokenizer)
+    sampling = SamplingParams(stop=["STOP"])
+    h.feed(TokenBatch([TokenDelta("r", 3, pack_ids(ids), sampling=sampling, logprobs=logprobs)]))
+    (stop,) = [m for m in h.sent if isinstance(m, TextStop)]
+    (delta,) = h.text_deltas()
+    used = stop.n_tokens
+    assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(
+        ids[: used - 1]
+    )
+    assert (stop.rid, stop.choice, stop.matched) == ("r", 3, "STOP")
+    assert delta.text == "abc" and delta.finish == FinishReason("stop", "STOP")
+    assert delta.completion_tokens == used < n
+    assert unpack_ids(delta.ids).tolist() == ids[:used]
+    assert delta.logprobs is not None
+    assert len(delta.logprobs.logprobs) == 4 * used and len(delta.logprobs.top_ids) == 8 * used
+    assert h.detokenizer.num_choices == 0
+    late = TokenDelta("r", 3, pack_ids([5]), finish=FinishReason("length"))
+    assert h.feed(TokenBatch([late])) == []
+
+
+def test_matched_stop_token_is_counted_but_not_shown() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    ids = tokenizer.encode("abc.")
+    finish = FinishReason("stop", ids[-1])
+    trimmed = run(tokenizer, [5], [ids], SamplingParams(stop_token_ids=[ids[-1]]), finish)
+    assert trimmed[0] == tokenizer.decode(ids[:-1]) and trimmed[1] == ids and trimmed[3] == len(ids)
+    kept = run(tokenizer, [5], [ids], SamplingParams(no_stop_trim=True), finish)
+    assert kept[0] == "abc."
+
+
+def test_held_text_is_flushed_on_abort_and_nothing_stays() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    h = Harness(tokenizer)
+    ids = tokenizer.encode("fooST")
+    sampling = SamplingParams(stop=["STOP"])
+    h.feed(TokenBatch([TokenDelta("r", 0, pack_ids(ids), sampling=sampling)]))
+    assert h.text_deltas()[0].text == "foo"
+    h.feed(TokenBatch([TokenDelta("r", 0, b"", finish=FinishReason("abort", message="gone"))]))
+    assert h.text_deltas()[0].text == "ST" and h.detokenizer.num_choices == 0
+
+
+def test_failure_follows_the_text_and_forgets_all_choices() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    h = Harness(tokenizer)
+    deltas = [TokenDelta("r", c, pack_ids([70]), sampling=SamplingParams()) for c in range(3)]
+    failed = RequestFailed("r", 500, "internal_error", "not finite")
+    sent = h.feed(TokenBatch(deltas), failed, TokenBatch([TokenDelta("r", 0, pack_ids([71]))]))
+    assert [type(m) for m in sent] == [TextBatch, RequestFailed]
+    assert h.detokenizer.num_choices == 0
+
+
+def test_linear_time_on_endless_invalid_bytes() -> None:
+    """A decoder that grows its window would need minutes for this."""
+    tokenizer = make_tokenizer("byte_level")
+    of_byte = {tokenizer.id_to_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids = [of_byte[b"\x80"]] * 100_000
+    text = run(tokenizer, [5], [ids], SamplingParams(stop=["\ufffdx"]), FinishReason("length"))[0]
+    assert text == "\ufffd" * 100_000
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_the_tokenizers_here_split_characters(kind: str) -> None:
+    """Else the tests above would prove little."""
+    tokenizer = make_tokenizer(kind)
+    ids = tokenizer.encode("計")
+    assert len(ids) >= 3 and tokenizer.decode([5, *ids]).endswith("計")
