@@ -1,0 +1,56 @@
+"""AttentionBackend: how attention over the paged KV cache is computed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from ..batch import ForwardBatch
+from ..device import Device
+from ..model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend must know of one attention layer; head counts are this rank's.
+    `window`: tokens that a token sees, itself included; None for all."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class AttentionBackend(ABC):
+    """A backend only reads the KV cache; the attention layer has stored the step's keys and values
+    before. One instance serves all layers of a rank."""
+
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        self.config = config
+        self.device = device
+
+    @classmethod
+    @abstractmethod
+    def supports(
+        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+    ) -> bool:
+        """Whether this backend can run the model there. Must not raise."""
+
+    @abstractmethod
+    def plan(self, batch: ForwardBatch) -> None:
+        """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
+
+    @abstractmethod
+    def forward(
+        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
+        same shape (rows past num_tokens: anything finite). Returns `out`; does not synchronise."""
+
+    @abstractmethod
+    def graph_buffers(self, max_rows: int) -> None:
+        """Allocates what `plan` writes for a captured decode graph of up to `max_rows` rows."""

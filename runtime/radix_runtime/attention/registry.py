@@ -1,0 +1,39 @@
+"""Attention backends by name; other packages add theirs through "radix.attention_backends"."""
+
+from __future__ import annotations
+
+import torch
+
+from ..device import Device
+from ..errors import ConfigError
+from ..model_config import ModelConfig
+from ..registry import Registry
+from .base import AttentionBackend
+from .radix import RadixAttention
+from .torch_native import TorchNativeAttention
+from .triton import TritonAttention
+
+attention_backends: Registry[type[AttentionBackend]] = Registry(
+    "attention backend", "radix.attention_backends"
+)
+# The first that supports the model is the default.
+attention_backends.register("radix")(RadixAttention)
+attention_backends.register("triton")(TritonAttention)
+attention_backends.register("torch_native")(TorchNativeAttention)
+_DEFAULTS = ("radix", "triton", "torch_native")
+
+
+def create_attention_backend(
+    name: str | None, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+) -> AttentionBackend:
+    """The backend called `name`, or the best for None. Raises ConfigError when it is unknown or
+    does not support the model on this device."""
+    candidates = (name,) if name else _DEFAULTS
+    for candidate in candidates:
+        backend = attention_backends.get(candidate)
+        if backend.supports(config, device, kv_dtype, page_size):
+            return backend(config, device)
+    raise ConfigError(
+        f"attention backend {' / '.join(candidates)} does not support {config.architecture} with "
+        f"head_dim {config.head_dim}, {kv_dtype} KV and page size {page_size} on {device.kind}"
+    )

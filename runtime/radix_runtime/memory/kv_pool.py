@@ -1,0 +1,47 @@
+"""KVPool: the device memory of the KV cache."""
+
+from __future__ import annotations
+
+import torch
+
+from ..device import Device
+
+
+class KVPool:
+    """Keys and values of every layer, in pages.
+
+        k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
+
+    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned nor written:
+    padding rows of a batch read it. `num_kv_heads` is this rank's share.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: Device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dummy_page = num_pages
+        shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
+
+        def allocate() -> torch.Tensor:
+            # Written once, so that memory that is not there is missed now and not under load.
+            return torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0)
+
+        self.k = [allocate() for _ in range(num_layers)]
+        self.v = [allocate() for _ in range(num_layers)]
+
+    @staticmethod
+    def page_bytes(
+        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Bytes of one page over all layers, keys and values."""
+        return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize

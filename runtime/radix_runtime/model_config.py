@@ -1,0 +1,317 @@
+"""ModelConfig: a model's config.json, flattened, checked and in one spelling. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import ConfigError
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_DTYPES = ("bfloat16", "float16", "float32")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class _HFConfig(msgspec.Struct):
+    """The keys of config.json that matter; types as the files have them."""
+
+    architectures: list[str]
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    sliding_window: int | None = 4096
+    use_sliding_window: bool = False
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+    eos_token_id: int | list[int] | None = None
+    bos_token_id: int | list[int] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: `scaling` is None for the plain form, else a dict whose "rope_type" is
+    linear, llama3 or yarn, with transformers' keys."""
+
+    theta: float
+    rotary_dim: int
+    scaling: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank.
+
+    `layer_windows[i]`: number of tokens (itself included) that a token of layer i sees, None for
+    all. `dtype` is the type the checkpoint names. `eos_token_ids` end a generation.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    hidden_act: str  # silu, gelu or gelu_tanh
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    layer_windows: tuple[int | None, ...]
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @classmethod
+    def from_dir(
+        cls, path: str | Path, overrides: str | Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """Reads config.json (merged with `overrides`, a dict or JSON text) and
+        generation_config.json. Raises ConfigError, naming the key, on anything not supported."""
+        file = Path(path) / "config.json"
+        raw = {**_read_json(file), **_parse_overrides(overrides)}
+        generation = file.with_name("generation_config.json")
+        return cls.from_dict(raw, _read_json(generation) if generation.is_file() else None)
+
+    @classmethod
+    def from_dict(
+        cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        try:
+            hf = msgspec.convert(dict(raw), _HFConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"config.json: {error}") from None
+        architecture = _architecture(hf)
+        if hf.quantization_config is not None:
+            method = hf.quantization_config.get("quant_method", "unnamed")
+            raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+        _check_sizes(hf)
+        head_dim = _head_dim(hf)
+        qwen2 = architecture == "Qwen2ForCausalLM"
+        bias = hf.attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+        return cls(
+            architecture=architecture,
+            num_layers=hf.num_hidden_layers,
+            hidden_size=hf.hidden_size,
+            intermediate_size=hf.intermediate_size,
+            num_heads=hf.num_attention_heads,
+            num_kv_heads=hf.num_key_value_heads or hf.num_attention_heads,
+            head_dim=head_dim,
+            vocab_size=hf.vocab_size,
+            max_position_embeddings=hf.max_position_embeddings,
+            rms_norm_eps=hf.rms_norm_eps,
+            hidden_act=_activation(hf.hidden_act),
+            rope=_rope(hf, head_dim),
+            tie_word_embeddings=hf.tie_word_embeddings,
+            qkv_bias=qwen2 or bias,
+            o_bias=bias,
+            mlp_bias=hf.mlp_bias and architecture == "LlamaForCausalLM",
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            layer_windows=_windows(hf, architecture),
+            dtype=_dtype(hf),
+            eos_token_ids=_eos(hf, generation or {}),
+            bos_token_id=_first(hf.bos_token_id),
+        )
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence in tokens that the positions of the model reach."""
+        scaling = self.rope.scaling
+        if scaling is None or scaling["rope_type"] != "yarn":
+            return self.max_position_embeddings
+        stretched = int(scaling["factor"] * scaling["original_max_position_embeddings"])
+        return max(self.max_position_embeddings, stretched)
+
+    def kv_heads_per_rank(self, tp_size: int) -> int:
+        """KV heads are split over the ranks, or repeated where there are fewer than ranks."""
+        return max(1, self.num_kv_heads // tp_size)
+
+    def check_tp(self, tp_size: int) -> None:
+        """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
+        for name, value in (("attention heads", self.num_heads), ("MLP", self.intermediate_size)):
+            if value % tp_size:
+                raise ConfigError(f"--tp-size {tp_size} does not divide the {value} {name}")
+        if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
+            raise ConfigError(f"--tp-size {tp_size} does not fit {self.num_kv_heads} KV heads")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} must hold a JSON object")
+    return value
+
+
+def _parse_overrides(overrides: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(overrides, str):
+        try:
+            overrides = json.loads(overrides)
+        except ValueError as error:
+            raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
+        if not isinstance(overrides, dict):
+            raise ConfigError("--json-model-override-args must be a JSON object")
+    return dict(overrides or {})
+
+
+_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+
+
+def _architecture(hf: _HFConfig) -> str:
+    if len(hf.architectures) != 1 or hf.architectures[0] not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise ConfigError(f"architecture {hf.architectures} is not supported; supported: {known}")
+    return hf.architectures[0]
+
+
+def _check_sizes(hf: _HFConfig) -> None:
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "max_position_embeddings",
+    ):
+        if getattr(hf, name) < 1:
+            raise ConfigError(f"config.json: {name} must be positive, got {getattr(hf, name)}")
+    kv_heads = hf.num_key_value_heads
+    if kv_heads is not None and (kv_heads < 1 or hf.num_attention_heads % kv_heads):
+        raise ConfigError(
+            f"config.json: num_key_value_heads {kv_heads} must divide "
+            f"num_attention_heads {hf.num_attention_heads}"
+        )
+
+
+def _head_dim(hf: _HFConfig) -> int:
+    head_dim = hf.head_dim or hf.hidden_size // hf.num_attention_heads
+    if head_dim % 16 or not 16 <= head_dim <= 256:
+        raise ConfigError(f"config.json: head_dim {head_dim} is not a multiple of 16 up to 256")
+    return head_dim
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"config.json: hidden_act {name!r} is not supported")
+    return _ACTIVATIONS[name]
+
+
+def _dtype(hf: _HFConfig) -> str:
+    name = hf.dtype or hf.torch_dtype or "float32"
+    if name not in _DTYPES:
+        raise ConfigError(f"config.json: dtype {name!r} is not supported")
+    return name
+
+
+def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
+    """transformers 5 writes `rope_parameters`, 4 `rope_theta` and `rope_scaling`."""
+    scaling = dict(hf.rope_parameters or hf.rope_scaling or {})
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
+    scaling.pop("type", None)
+    if kind not in _ROPE_TYPES:
+        raise ConfigError(f"config.json: rope type {kind!r} is not supported")
+    theta = scaling.pop("rope_theta", None) or hf.rope_theta or 10000.0
+    partial = scaling.pop("partial_rotary_factor", None) or hf.partial_rotary_factor or 1.0
+    if not isinstance(partial, (int, float)) or not 0 < partial <= 1:
+        raise ConfigError(f"config.json: partial_rotary_factor {partial!r} is not in (0, 1]")
+    rotary_dim = int(head_dim * partial)
+    if kind == "default":
+        return RopeConfig(float(theta), rotary_dim)
+    scaling["rope_type"] = kind
+    _check_scaling(hf, scaling)
+    return RopeConfig(float(theta), rotary_dim, scaling)
+
+
+def _check_scaling(hf: _HFConfig, scaling: dict[str, Any]) -> None:
+    required = ["factor"]
+    if scaling["rope_type"] in ("llama3", "yarn"):
+        scaling.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
+        required.append("original_max_position_embeddings")
+    if scaling["rope_type"] == "llama3":
+        required += ["low_freq_factor", "high_freq_factor"]
+    for key in required:
+        value = scaling.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise ConfigError(
+                f"config.json: rope scaling {scaling['rope_type']!r} needs a positive {key}, "
+                f"got {value!r}"
+            )
+
+
+def _windows(hf: _HFConfig, architecture: str) -> tuple[int | None, ...]:
+    """Llama has no window; Mistral has one on every layer; Qwen has one where it is switched on,
+    from layer `max_window_layers` up or where `layer_types` says so."""
+    layers = hf.num_hidden_layers
+    window = hf.sliding_window
+    if architecture.startswith("Qwen") and not hf.use_sliding_window:
+        window = None
+    if architecture == "LlamaForCausalLM" or window is None:
+        return (None,) * layers
+    if window < 1:
+        raise ConfigError(f"config.json: sliding_window must be positive, got {window}")
+    if architecture == "MistralForCausalLM":
+        if hf.layer_types is not None:
+            raise ConfigError("config.json: layer_types of a Mistral model are not supported")
+        return (window,) * layers
+    if hf.layer_types is None:
+        return tuple(window if i >= hf.max_window_layers else None for i in range(layers))
+    if len(hf.layer_types) != layers or not set(hf.layer_types) <= set(_LAYER_TYPES):
+        raise ConfigError(f"config.json: layer_types must be {layers} of {', '.join(_LAYER_TYPES)}")
+    return tuple(window if t == "sliding_attention" else None for t in hf.layer_types)
+
+
+def _eos(hf: _HFConfig, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    value = generation.get("eos_token_id")
+    source = "generation_config.json" if value is not None else "config.json"
+    value = hf.eos_token_id if value is None else value
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise ConfigError(f"{source}: eos_token_id must be token ids, got {value!r}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _first(value: int | list[int] | None) -> int | None:
+    return value[0] if isinstance(value, list) and value else value if value != [] else None

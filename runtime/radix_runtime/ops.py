@@ -1,0 +1,110 @@
+"""The one door to the kernel wheel. Nothing else in the runtime imports radix_kernels."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+from .errors import ConfigError
+
+WHEEL_FLOOR = (0, 1)  # the first version of the kernel wheel that this runtime works with
+WHEEL_CEILING = (0, 2)  # and the first one that it does not
+_RANGE = ">={}.{},<{}.{}".format(*WHEEL_FLOOR, *WHEEL_CEILING)
+_INSTALL = f"pip install 'radix-kernels-cpu{_RANGE}' (or -cuda, -rocm)"
+
+try:
+    import radix_kernels
+except ModuleNotFoundError as error:
+    if error.name != "radix_kernels":
+        raise
+    raise ConfigError(f"the radix-kernels wheel is not installed; run: {_INSTALL}") from None
+except ImportError as error:  # the wheel says itself why it cannot work here
+    raise ConfigError(str(error)) from None
+
+
+def check_version(version: str) -> None:
+    """Raises ConfigError when a kernel wheel of this version cannot serve this runtime."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    found = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not WHEEL_FLOOR <= found < WHEEL_CEILING:
+        raise ConfigError(
+            f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; "
+            f"run: {_INSTALL}"
+        )
+
+
+check_version(radix_kernels.__version__)
+
+from radix_kernels import (  # noqa: E402  (only after the version is known to be right)
+    PackedWeight,
+    ShmCommunicator,
+    apply_penalties_inplace,
+    apply_rope_inplace,
+    capabilities,
+    count_tokens_inplace,
+    embedding,
+    flash_attn_with_kvcache,
+    fused_add_rmsnorm,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    get_num_threads,
+    linear,
+    pack_weight,
+    rmsnorm,
+    rope_cos_sin_cache,
+    set_num_threads,
+    silu_and_mul,
+    store_kv_cache,
+    token_logprobs,
+    top_k_top_p_sampling,
+)
+
+__all__ = [
+    "PackedWeight",
+    "ShmCommunicator",
+    "apply_penalties_inplace",
+    "apply_rope_inplace",
+    "capabilities",
+    "check_version",
+    "count_tokens_inplace",
+    "embedding",
+    "flash_attn_with_kvcache",
+    "fused_add_rmsnorm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "get_num_threads",
+    "has_native",
+    "linear",
+    "pack_weight",
+    "rmsnorm",
+    "rope_cos_sin_cache",
+    "set_num_threads",
+    "silu_and_mul",
+    "store_kv_cache",
+    "token_logprobs",
+    "top_k_top_p_sampling",
+    "triton_kernels",
+    "use_native",
+]
+
+
+def has_native(op: str, dtype: str, device_kind: str) -> bool:
+    """Whether the wheel has its own kernel of `op` for tensors of `dtype` on cpu, cuda or rocm."""
+    impl = capabilities()["ops"].get(op, {}).get(dtype, {}).get("impl", "reference")
+    return impl.split(":")[0] == device_kind
+
+
+def use_native() -> None:
+    """From now on an op without a kernel is an error, not a slow reference; a source tree without
+    a built library keeps the reference and its one warning."""
+    native = capabilities()["backend"] != "reference"
+    radix_kernels.set_fallback("error" if native else "warn")
+
+
+def triton_kernels() -> ModuleType | None:
+    """`radix_kernels.triton`, or None where Triton is not installed."""
+    try:
+        import radix_kernels.triton as kernels
+    except ImportError:
+        return None
+    return kernels
