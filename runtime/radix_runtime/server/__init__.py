@@ -1,1 +1,1 @@
-"""The processes of `radix serve`: HTTP, scheduler, detokenizer, and the supervisor over them."""
+"""The serving processes: HTTP front end, detokenizer and the supervisor over them. No torch."""
