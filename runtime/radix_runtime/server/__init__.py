@@ -1,1 +1,1 @@
-"""The serving processes: HTTP front end, detokenizer and the supervisor over them. No torch."""
+"""The processes of `radix serve`: HTTP, scheduler, detokenizer, and the supervisor over them."""
