@@ -1,0 +1,11 @@
+# Radix. Every target works from a clean clone; PYTHON names the interpreter (default: the project's .venv).
+PYTHON ?= $(if $(wildcard .venv/bin/python),$(CURDIR)/.venv/bin/python,python3)
+JOBS ?= 2
+BACKEND ?= cpu
+
+.PHONY: dev wheel
+
+# dev: builds the library and the binding and puts them into kernel/python/radix_kernels, so that
+# PYTHONPATH=kernel/python works without installing. ONLY="norm;rope" builds just those families (CPU).
+dev:
+	PYTHON=$(PYTHON) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" tools/dev_build.sh

@@ -1,0 +1,99 @@
+// Attention family: checks once for every backend, then the backend's kernel.
+#include "api/attention.h"
+
+#include "common/check.h"
+
+using namespace radix;
+
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+
+void check_options(const char* op, const rk_attention_options& o) {
+  if (o.window_left < -1) fail(RK_INVALID, "%s: window_size[0] is %d, expected -1 or more", op, o.window_left);
+  if (o.window_right != -1 && o.window_right != 0)
+    fail(RK_INVALID, "%s: window_size[1] is %d, expected -1 or 0", op, o.window_right);
+  if (!(o.softcap >= 0)) fail(RK_INVALID, "%s: softcap is %g, expected 0 (off) or more", op, o.softcap);
+}
+
+// k and v: the last two dimensions are [Hkv, D].
+void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
+  q.backend_device().dtype(kFloats).ndim(3).last_contiguous();
+  k.same_device(q).same_dtype(q).last_contiguous();
+  v.same_device(q).same_dtype(q).same_shape(k).last_contiguous();
+  const int64_t heads = q.size(1), kv_heads = k.size(-2), dim = q.size(2);
+  if (dim < 16 || dim % 16 != 0 || dim > kMaxHeadDim)
+    q.reject(RK_UNSUPPORTED, "has head dimension %lld, supported are multiples of 16 up to %lld", (long long)dim,
+             (long long)kMaxHeadDim);
+  if (k.size(-1) != dim)
+    k.reject(RK_INVALID, "has head dimension %lld, expected %lld (head dimension of q)", (long long)k.size(-1),
+             (long long)dim);
+  if (kv_heads < 1 || heads % kv_heads != 0)
+    k.reject(RK_INVALID, "has %lld heads, expected a divisor of q's %lld", (long long)kv_heads, (long long)heads);
+}
+
+void check_outputs(const char* op, const Arg& q, const rk_tensor* sinks, const Arg& out, const rk_tensor* lse) {
+  out.same_device(q).same_dtype(q).same_shape(q).last_contiguous().writable();
+  if (sinks) {
+    const Arg a(op, "sinks", sinks);
+    a.same_device(q).dtype({DType::f32}).shape({q.size(1)}, "heads of q").contiguous();
+  }
+  if (lse) {
+    const Arg a(op, "lse", lse);
+    a.same_device(q).dtype({DType::f32}).shape({q.size(0), q.size(1)}, "tokens and heads of q").writable();
+  }
+}
+
+}  // namespace
+
+rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "flash_attn_with_kvcache";
+    const auto a = read_args(op, args);
+    const Arg q(op, "q", a.q), k(op, "k_cache", a.k_cache), v(op, "v_cache", a.v_cache), out(op, "out", a.out);
+    const Arg table(op, "page_table", a.page_table), lens(op, "kv_lens", a.kv_lens),
+        cu(op, "cu_seqlens_q", a.cu_seqlens_q);
+    check_options(op, a.options);
+    k.ndim(4);
+    check_qkv(q, k, v);
+    if (k.size(1) < 1) k.reject(RK_INVALID, "has page size 0");
+    table.same_device(q).dtype({DType::i32}).ndim(2).last_contiguous();
+    lens.same_device(q).dtype({DType::i32}).shape({table.size(0)}, "rows of page_table").contiguous();
+    cu.same_device(q).dtype({DType::i32}).shape({table.size(0) + 1}, "rows of page_table, plus 1").contiguous();
+    check_outputs(op, q, a.sinks, out, a.lse);
+    if (q.numel() > 0) backend::flash_attn_with_kvcache(a, stream);
+  });
+}
+
+rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "flash_attn_varlen";
+    const auto a = read_args(op, args);
+    const Arg q(op, "q", a.q), k(op, "k", a.k), v(op, "v", a.v), out(op, "out", a.out);
+    const Arg cu_q(op, "cu_seqlens_q", a.cu_seqlens_q), cu_k(op, "cu_seqlens_k", a.cu_seqlens_k);
+    check_options(op, a.options);
+    k.ndim(3);
+    check_qkv(q, k, v);
+    cu_q.same_device(q).dtype({DType::i32}).ndim(1).contiguous();
+    if (cu_q.size(0) < 1) cu_q.reject(RK_INVALID, "is empty, expected [batch + 1]");
+    cu_k.same_device(q).dtype({DType::i32}).same_shape(cu_q).contiguous();
+    check_outputs(op, q, a.sinks, out, a.lse);
+    if (q.numel() > 0) backend::flash_attn_varlen(a, stream);
+  });
+}
+
+rk_status rk_merge_state(const rk_merge_state_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "merge_state";
+    const auto a = read_args(op, args);
+    const Arg out_a(op, "out_a", a.out_a), lse_a(op, "lse_a", a.lse_a), out_b(op, "out_b", a.out_b),
+        lse_b(op, "lse_b", a.lse_b), out(op, "out", a.out), lse(op, "lse", a.lse);
+    out_a.backend_device().dtype(kFloats).ndim(3).last_contiguous();
+    out_b.same_device(out_a).same_dtype(out_a).same_shape(out_a).last_contiguous();
+    out.same_device(out_a).same_dtype(out_a).same_shape(out_a).last_contiguous().writable();
+    for (const Arg* l : {&lse_a, &lse_b, &lse})
+      l->same_device(out_a).dtype({DType::f32}).shape({out_a.size(0), out_a.size(1)}, "tokens and heads of out_a");
+    lse.writable();
+    if (out_a.numel() > 0) backend::merge_state(a, stream);
+  });
+}

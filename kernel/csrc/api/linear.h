@@ -1,0 +1,15 @@
+// What a backend implements for the linear family. Arguments were checked by api/linear.cpp.
+#pragma once
+
+#include "radix_kernels/linear.h"
+
+namespace radix::backend {
+
+// Fills desc.layout; the bytes of the packed storage.
+int64_t packed_weight_info(rk_packed_desc& desc);
+void pack_weight(const rk_pack_weight_args& args, rk_stream stream);
+void unpack_weight(const rk_unpack_weight_args& args, rk_stream stream);
+void linear(const rk_linear_args& args, rk_stream stream);
+void embedding(const rk_embedding_args& args, rk_stream stream);
+
+}  // namespace radix::backend

@@ -1,0 +1,115 @@
+// Packing, unpacking and gathering rows: moves of whole elements, the same at every ISA level.
+#include <algorithm>
+#include <cstring>
+
+#include "api/linear.h"
+#include "common/tensor.h"
+#include "cpu/linear/kernels.h"
+#include "cpu/linear/layout.h"
+#include "cpu/thread_pool.h"
+
+namespace radix {
+namespace {
+
+using namespace cpu;
+using namespace cpu::linear_layout;
+
+constexpr int64_t kGrainElements = 1 << 15;
+
+DType weight_type(const rk_packed_desc& desc) {
+  return static_cast<DType>(uint32_t{desc.dtype.code} << 8 | desc.dtype.bits);
+}
+
+// Calls fn(first output, last output) over ranges of packed blocks in parallel.
+template <class Fn>
+void for_blocks(const rk_packed_desc& desc, const Fn& fn) {
+  const int64_t grain = kGrainElements / (kBlockN * padded_k(desc.k)) + 1;
+  parallel_for(num_blocks(desc.n), grain, [&](int64_t begin, int64_t end) noexcept {
+    for (int64_t block = begin; block < end; block++) fn(block * kBlockN, std::min(desc.n, (block + 1) * kBlockN));
+  });
+}
+
+// Calls fn(n, k, packed offset) for every weight element of outputs [n0, n1).
+template <class Fn>
+void for_elements(const rk_packed_desc& desc, int64_t n0, int64_t n1, const Fn& fn) {
+  const int64_t kp = padded_k(desc.k);
+  const bool pairs = desc.layout == RK_LAYOUT_PAIRS16;
+  for (int64_t n = n0; n < n1; n++)
+    for (int64_t k = 0; k < desc.k; k++) fn(n, k, pairs ? pairs16_offset(n, k, kp) : lanes16_offset(n, k, kp));
+}
+
+template <class T>
+void pack(const rk_pack_weight_args& a) {
+  const rk_packed_desc& desc = *a.desc;
+  const T* weight = data_ptr<T>(*a.weight);
+  T* packed = data_ptr<T>(*a.packed);
+  const int64_t row = a.weight->strides[0], col = a.weight->strides[1];
+  for_blocks(desc, [&](int64_t n0, int64_t n1) {
+    std::memset(packed + n0 * padded_k(desc.k), 0, kBlockN * padded_k(desc.k) * sizeof(T));
+    for_elements(desc, n0, n1,
+                 [&](int64_t n, int64_t k, int64_t at) { packed[at] = weight[n * row + k * col]; });
+  });
+}
+
+template <class T>
+void unpack(const rk_unpack_weight_args& a) {
+  const T* packed = data_ptr<T>(*a.packed);
+  T* weight = data_ptr<T>(*a.weight);
+  const int64_t row = a.weight->strides[0], col = a.weight->strides[1];
+  for_blocks(*a.desc, [&](int64_t n0, int64_t n1) {
+    for_elements(*a.desc, n0, n1,
+                 [&](int64_t n, int64_t k, int64_t at) { weight[n * row + k * col] = packed[at]; });
+  });
+}
+
+int64_t id_at(const rk_tensor& ids, int64_t i) {
+  const int64_t at = i * ids.strides[0];
+  return dtype_of(ids) == DType::i32 ? data_ptr<int32_t>(ids)[at] : data_ptr<int64_t>(ids)[at];
+}
+
+template <class T>
+void gather(const rk_embedding_args& a) {
+  const rk_packed_desc& desc = *a.desc;
+  const T* packed = data_ptr<T>(*a.packed);
+  const Rows out(*a.out);
+  parallel_for(out.count, kGrainElements / desc.k + 1, [&](int64_t begin, int64_t end) noexcept {
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t id = id_at(*a.ids, t);
+      T* row = out.at<T>(t);
+      for_elements(desc, id, id + 1, [&](int64_t, int64_t k, int64_t at) { row[k] = packed[at]; });
+    }
+  });
+}
+
+}  // namespace
+
+namespace backend {
+
+int64_t packed_weight_info(rk_packed_desc& desc) {
+  desc.layout = weight_type(desc) == DType::bf16 ? RK_LAYOUT_PAIRS16 : RK_LAYOUT_LANES16;
+  return elements(desc.n, desc.k) * (desc.dtype.bits / 8);
+}
+
+void pack_weight(const rk_pack_weight_args& args, rk_stream) {
+  dispatch_float(weight_type(*args.desc), [&](auto type) { pack<typename decltype(type)::type>(args); });
+}
+
+void unpack_weight(const rk_unpack_weight_args& args, rk_stream) {
+  dispatch_float(weight_type(*args.desc), [&](auto type) { unpack<typename decltype(type)::type>(args); });
+}
+
+void linear(const rk_linear_args& args, rk_stream) { linear_kernels().linear(args); }
+
+void embedding(const rk_embedding_args& args, rk_stream) {
+  const int64_t tokens = args.ids->shape[0];
+  for (int64_t t = 0; t < tokens; t++) {
+    const int64_t id = id_at(*args.ids, t);
+    if (id < 0 || id >= args.desc->n)
+      fail(RK_INVALID, "embedding: ids[%lld] is %lld, expected 0 to %lld (rows of the weight)", (long long)t,
+           (long long)id, (long long)args.desc->n - 1);
+  }
+  dispatch_float(weight_type(*args.desc), [&](auto type) { gather<typename decltype(type)::type>(args); });
+}
+
+}  // namespace backend
+}  // namespace radix

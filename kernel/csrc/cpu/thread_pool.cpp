@@ -1,0 +1,238 @@
+// Workers own a mailbox each; the caller posts a job to as many as it needs, works on part 0 itself and waits for the
+// rest. Both sides spin for at most 50 us and then sleep on a futex. The job is written before the mailboxes are, and
+// is not touched again until every worker that got it has counted down.
+#include "cpu/thread_pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "common/error.h"
+
+namespace radix::cpu {
+namespace {
+
+using Word = std::atomic<uint32_t>;
+constexpr int kMaxThreads = 1024;
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void futex_wait(Word& word, uint32_t value) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void futex_wake(Word& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// Polls `ready` for the spin time; false when it never came true.
+template <class Ready>
+bool spin_until(const Ready& ready, bool spin) {
+  if (ready()) return true;
+  if (!spin) return false;
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; i++) {
+      if (ready()) return true;
+      __builtin_ia32_pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+std::vector<int> affinity_cpus() {
+  cpu_set_t sets[8];  // 8192 CPUs
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof sets, sets) == 0)
+    for (int cpu = 0; cpu < 8 * CPU_SETSIZE; cpu++)
+      if (CPU_ISSET_S(cpu, sizeof sets, sets)) cpus.push_back(cpu);
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+// CPUs' worth of time the cgroup grants, rounded up; a huge number when there is no limit.
+int cgroup_quota() {
+  long quota = 0, period = 0;
+  FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r");
+  if (!file) return kMaxThreads;
+  const int fields = std::fscanf(file, "%ld %ld", &quota, &period);
+  std::fclose(file);
+  if (fields != 2 || quota <= 0 || period <= 0) return kMaxThreads;
+  return static_cast<int>(std::min<long>((quota + period - 1) / period, kMaxThreads));
+}
+
+struct Config {
+  const std::vector<int> cpus = affinity_cpus();
+  std::atomic<int> threads{std::min({static_cast<int>(cpus.size()), cgroup_quota(), kMaxThreads})};
+  std::atomic<bool> pin{false};
+};
+
+Config& config() {
+  static Config* c = new Config;  // outlives static destructors: workers may still run then
+  return *c;
+}
+
+thread_local bool inside_pool = false;  // this thread is working on a part right now
+
+class Pool {
+ public:
+  // false: the pool is busy, nothing was run.
+  bool try_run(int64_t n, int threads, RangeFn fn, const void* context) {
+    if (busy_.exchange(true, std::memory_order_acquire)) return false;
+    threads = std::min(threads, grow(threads));
+    job_ = {fn, context, n, threads};
+    pending_.store(threads - 1, std::memory_order_relaxed);
+    for (int t = 1; t < threads; t++) workers_[t - 1]->post(Worker::kWork);
+    work(0);
+    wait_for_workers();
+    busy_.store(false, std::memory_order_release);
+    return true;
+  }
+
+  // Ends all workers; the next op starts them anew under the new configuration.
+  void reconfigure(int threads, bool pin) {
+    while (busy_.exchange(true, std::memory_order_acquire)) sched_yield();
+    for (auto& worker : workers_) worker->post(Worker::kStop);
+    for (auto& worker : workers_) pthread_join(worker->thread, nullptr);
+    workers_.clear();
+    config().threads = threads;
+    config().pin = pin;
+    busy_.store(false, std::memory_order_release);
+  }
+
+ private:
+  struct Job {
+    RangeFn fn;
+    const void* context;
+    int64_t n;
+    int threads;
+  };
+
+  struct alignas(64) Worker {
+    enum : uint32_t { kIdle, kWork, kStop, kAsleep };
+    Word mail{kIdle};
+    Pool* pool = nullptr;
+    int index = 0;
+    pthread_t thread{};
+
+    void post(uint32_t what) {
+      if (mail.exchange(what, std::memory_order_acq_rel) == kAsleep) futex_wake(mail);
+    }
+
+    uint32_t receive(bool spin) {
+      const auto has_mail = [&] { return mail.load(std::memory_order_acquire) != kIdle; };
+      if (!spin_until(has_mail, spin)) {
+        uint32_t idle = kIdle;
+        if (mail.compare_exchange_strong(idle, kAsleep, std::memory_order_acq_rel))
+          while (mail.load(std::memory_order_acquire) == kAsleep) futex_wait(mail, kAsleep);
+      }
+      return mail.exchange(kIdle, std::memory_order_acq_rel);
+    }
+  };
+
+  static constexpr uint32_t kCallerAsleep = 1u << 31;
+
+  static bool spinning() { return config().threads <= static_cast<int>(config().cpus.size()); }
+
+  void work(int part) {
+    const Job& job = job_;
+    inside_pool = true;
+    job.fn(job.context, job.n * part / job.threads, job.n * (part + 1) / job.threads);
+    inside_pool = false;
+  }
+
+  void wait_for_workers() {
+    const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+    if (spin_until(done, spinning())) return;
+    uint32_t left = pending_.fetch_or(kCallerAsleep, std::memory_order_acq_rel) | kCallerAsleep;
+    while (left != kCallerAsleep) {
+      futex_wait(pending_, left);
+      left = pending_.load(std::memory_order_acquire);
+    }
+  }
+
+  static void* worker_main(void* self) {
+    auto& worker = *static_cast<Worker*>(self);
+    Pool& pool = *worker.pool;
+    while (worker.receive(spinning()) == Worker::kWork) {
+      pool.work(worker.index);
+      if (pool.pending_.fetch_sub(1, std::memory_order_acq_rel) == (kCallerAsleep | 1)) futex_wake(pool.pending_);
+    }
+    return nullptr;
+  }
+
+  // Starts workers until `threads` (the caller included) can run; returns how many can, fewer when the system refuses.
+  int grow(int threads) {
+    sigset_t all, before;
+    sigfillset(&all);
+    while (static_cast<int>(workers_.size()) < threads - 1) {
+      auto worker = std::make_unique<Worker>();
+      worker->pool = this;
+      worker->index = static_cast<int>(workers_.size()) + 1;
+      pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the caller's threads
+      const int error = pthread_create(&worker->thread, nullptr, worker_main, worker.get());
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      if (error) break;
+      if (config().pin && spinning()) bind(worker->thread, config().cpus[worker->index]);
+      workers_.push_back(std::move(worker));
+    }
+    return static_cast<int>(workers_.size()) + 1;
+  }
+
+  static void bind(pthread_t thread, int cpu) {
+    cpu_set_t sets[8];
+    CPU_ZERO_S(sizeof sets, sets);
+    CPU_SET_S(cpu, sizeof sets, sets);
+    pthread_setaffinity_np(thread, sizeof sets, sets);
+  }
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Job job_{};
+  std::atomic<bool> busy_{false};
+  alignas(64) Word pending_{0};
+};
+
+std::atomic<Pool*> the_pool{nullptr};
+
+// Made at first use, never destroyed. A forked child has no workers: it forgets its parent's pool and makes its own.
+Pool& pool() {
+  Pool* p = the_pool.load(std::memory_order_acquire);
+  if (p) return *p;
+  static const int hook = pthread_atfork(nullptr, nullptr, [] {
+    the_pool = nullptr;
+    inside_pool = false;
+  });
+  (void)hook;
+  auto made = std::make_unique<Pool>();
+  if (the_pool.compare_exchange_strong(p, made.get())) p = made.release();
+  return *p;
+}
+
+}  // namespace
+
+int num_threads() {
+  return config().threads;
+}
+
+void set_num_threads(int n, bool pin) {
+  if (n < 1 || n > kMaxThreads) fail(RK_INVALID, "set_num_threads: n is %d, expected 1 to %d", n, kMaxThreads);
+  pool().reconfigure(n, pin);
+}
+
+void run_ranges(int64_t n, int64_t grain, RangeFn fn, const void* context) {
+  if (n <= 0) return;
+  const int64_t parts = (n + grain - 1) / std::max<int64_t>(grain, 1);
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), parts));
+  if (threads <= 1 || inside_pool || !pool().try_run(n, threads, fn, context)) fn(context, 0, n);
+}
+
+}  // namespace radix::cpu

@@ -1,0 +1,10 @@
+/* The whole C ABI of libradix_kernels.so. */
+#ifndef RADIX_KERNELS_H
+#define RADIX_KERNELS_H
+
+#include "radix_kernels/library.h"
+#include "radix_kernels/norm.h"
+#include "radix_kernels/threads.h"
+#include "radix_kernels/types.h"
+
+#endif
