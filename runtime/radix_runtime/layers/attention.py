@@ -1,0 +1,56 @@
+"""The attention layer: q/k norm, RoPE, KV store, then the backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..attention.base import AttentionSpec
+from ..batch import ForwardBatch
+from ..model_config import ModelConfig
+from .base import BuildContext
+from .linear import QKVLinear, RowParallelLinear
+from .norm import RMSNorm
+from .rotary import RotaryEmbedding
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped KV heads over the paged cache."""
+
+    def __init__(
+        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: RotaryEmbedding
+    ) -> None:
+        super().__init__()
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv_proj = QKVLinear(
+            ctx, config.hidden_size, dim, heads, kv_heads, bias=config.qkv_bias
+        )
+        self.o_proj = RowParallelLinear(ctx, heads * dim, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
+        self._rotary = rotary
+        self._backend = ctx.backend
+        self._spec = AttentionSpec(
+            layer_id=layer_id,
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            head_dim=dim,
+            scale=dim**-0.5,
+            window=config.layer_windows[layer_id],
+        )
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size]; stores the tokens' keys and values."""
+        spec, pool = self._spec, batch.kv_pool
+        parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        self._rotary.apply(batch.positions, q, k)
+        ops.store_kv_cache(
+            k, v, pool.k[spec.layer_id], pool.v[spec.layer_id], batch.slot_mapping
+        )
+        out = q.new_empty(q.shape)
+        self._backend.forward(spec, q, batch, out)
+        return self.o_proj(out.flatten(1))

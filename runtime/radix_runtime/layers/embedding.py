@@ -1,0 +1,53 @@
+"""Token embedding and output head, split over the ranks by vocabulary."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import ops
+from ..quantization.dense import DenseMethod, weight_of
+from .base import BuildContext, Layer, Part, TensorSource, check_shape
+
+
+class VocabParallel(Layer):
+    """A [vocab, hidden] matrix, as embedding, as output head or (tied) as both from one copy.
+
+    Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero. It is
+    packed for matrix products only when it is a head.
+    """
+
+    def __init__(
+        self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool
+    ) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self._communicator = ctx.communicator
+        self._is_head = is_head
+        self._size = -(-vocab_size // ctx.tp_size)
+        self._first = ctx.rank * self._size
+        self._method = DenseMethod()
+        self._method.create(self, hidden_size, self._size, ctx.dtype)
+
+    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
+        check_shape(source, (self.vocab_size, param.shape[1]))
+        count = max(0, min(self._size, self.vocab_size - self._first))
+        if count:
+            param[:count].copy_(source[self._first : self._first + count])
+        param[count:].zero_()
+
+    def finalize(self, name: str) -> None:
+        if self._is_head:
+            self._method.finalize(self, name)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids int32 [T] -> [T, hidden], the same on every rank."""
+        if self._communicator.world_size == 1:
+            return ops.embedding(ids, weight_of(self))
+        local = ids - self._first
+        elsewhere = (local < 0) | (local >= self._size)
+        out = ops.embedding(local.masked_fill_(elsewhere, 0), weight_of(self))
+        return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, hidden] -> this rank's [S, ceil(vocab / ranks)]."""
+        return self._method.apply(self, hidden, None)

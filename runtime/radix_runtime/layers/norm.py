@@ -1,0 +1,24 @@
+"""RMSNorm."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import ops
+from .base import BuildContext, Layer, meta_parameter
+
+
+class RMSNorm(Layer):
+    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = meta_parameter(size, dtype=ctx.dtype)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size]; the result is a new tensor."""
+        return ops.rmsnorm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """In place: residual += x, x = norm(residual). Returns x."""
+        ops.fused_add_rmsnorm(x, residual, self.weight, self.eps)
+        return x

@@ -1,0 +1,105 @@
+"""Llama, Mistral, Qwen2 and Qwen3: one decoder; ModelConfig's flags are the differences."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..batch import ForwardBatch
+from ..layers.activation import gated_activation
+from ..layers.attention import Attention
+from ..layers.base import BuildContext
+from ..layers.embedding import VocabParallel
+from ..layers.linear import ColumnParallelLinear, RowParallelLinear
+from ..layers.logits import compute_logits
+from ..layers.norm import RMSNorm
+from ..layers.rotary import RotaryEmbedding
+from ..model_config import ModelConfig
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = ColumnParallelLinear(
+            ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias
+        )
+        self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
+        self._activation = gated_activation(config.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self._activation(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(
+        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: RotaryEmbedding
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(ctx, config, layer_id, rotary)
+        self.post_attention_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(ctx, config)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream is `hidden + residual`; only the norms add the two."""
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden = self.input_layernorm.add(hidden, residual)
+        hidden = self.self_attn(hidden, batch)
+        hidden = self.post_attention_layernorm.add(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class Decoder(nn.Module):
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallel(
+            ctx, config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
+        )
+        rotary = RotaryEmbedding(ctx, config.rope, config.head_dim)
+        self.layers = nn.ModuleList(
+            DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers)
+        )
+        self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        hidden, residual = self.embed_tokens(batch.input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, batch)
+        return self.norm.add(hidden, residual)
+
+
+class LlamaForCausalLM(nn.Module):
+    """Parameters carry the checkpoint's names; `stacked` maps a checkpoint module to the merged
+    one that holds it and the part it is there."""
+
+    stacked = {
+        "q_proj": ("qkv_proj", "q"),
+        "k_proj": ("qkv_proj", "k"),
+        "v_proj": ("qkv_proj", "v"),
+        "gate_proj": ("gate_up_proj", "gate"),
+        "up_proj": ("gate_up_proj", "up"),
+    }
+
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+        config.check_tp(ctx.tp_size)
+        self._communicator = ctx.communicator
+        self.model = Decoder(ctx, config)
+        if not config.tie_word_embeddings:
+            self.lm_head = VocabParallel(ctx, config.vocab_size, config.hidden_size, is_head=True)
+        self._tied = config.tie_word_embeddings
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """The last hidden states, [padded_tokens, hidden_size]."""
+        return self.model(batch)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0;
+        None on other ranks, which must call it too."""
+        head = self.model.embed_tokens if self._tied else self.lm_head
+        return compute_logits(head, hidden, self._communicator)
