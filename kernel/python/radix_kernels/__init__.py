@@ -1,0 +1,76 @@
+"""Kernels for language-model inference: one set of functions on every platform.
+
+Tensors are torch tensors or any other DLPack type. Importing this package imports no framework.
+`radix_kernels.reference` holds the definitions (plain torch), `capabilities()` says what runs
+here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import _loader
+from ._dispatch import get_fallback, set_fallback
+from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
+from .capabilities import capabilities
+from .kv_cache import store_kv_cache
+from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
+from .norm import fused_add_rmsnorm, rmsnorm
+from .rope import apply_rope_inplace, rope_cos_sin_cache
+from .sampling import (
+    apply_penalties_inplace,
+    count_tokens_inplace,
+    token_logprobs,
+    top_k_top_p_sampling,
+)
+from .threads import get_num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from .comm import ShmCommunicator
+
+__version__: str = _loader.version
+abi_version: int | None = _loader.abi_version
+
+# Loaded on first use: they import a framework.
+_LAZY = {"ShmCommunicator": "comm", "reference": "reference", "torch_ops": "torch_ops"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'radix_kernels' has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_LAZY[name]}")
+    return module if name == _LAZY[name] else getattr(module, name)
+
+
+__all__ = [
+    "PackedWeight",
+    "ShmCommunicator",
+    "__version__",
+    "abi_version",
+    "apply_penalties_inplace",
+    "apply_rope_inplace",
+    "capabilities",
+    "count_tokens_inplace",
+    "embedding",
+    "flash_attn_varlen",
+    "flash_attn_with_kvcache",
+    "fused_add_rmsnorm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "get_fallback",
+    "get_num_threads",
+    "linear",
+    "merge_state",
+    "pack_weight",
+    "rmsnorm",
+    "rope_cos_sin_cache",
+    "set_fallback",
+    "set_num_threads",
+    "silu_and_mul",
+    "store_kv_cache",
+    "token_logprobs",
+    "top_k_top_p_sampling",
+    "unpack_weight",
+]

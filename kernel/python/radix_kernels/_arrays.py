@@ -1,0 +1,65 @@
+"""Arrays of any framework: device names, allocation, and zero-copy views as torch tensors.
+
+Importing this module does not import torch; the functions that need it import it on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+# A tensor of any DLPack framework. Nothing better can be said without importing a framework.
+Array = Any
+
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
+
+
+def is_torch(x: Array) -> bool:
+    """True for a torch tensor (never imports torch)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def device_type(x: Array) -> str:
+    """`cpu`, `cuda`, `rocm` or the framework's own name. TypeError when x is no tensor."""
+    if is_torch(x):
+        return str(x.device.type)
+    if not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"expected a tensor (torch or any DLPack type), got {type(x).__name__}")
+    code = int(x.__dlpack_device__()[0])
+    return _DLPACK_DEVICES.get(code, f"dlpack:{code}")
+
+
+def empty_like(x: Array) -> Array:
+    """An uninitialised contiguous array with the shape, dtype, device and framework of x."""
+    return empty(x, tuple(x.shape))
+
+
+def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
+    """An uninitialised array on x's device, of x's framework; dtype by name (default x's)."""
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        return torch.empty(
+            tuple(shape), dtype=getattr(torch, dtype) if dtype else x.dtype, device=x.device
+        )
+    framework = import_module(type(x).__module__.partition(".")[0])
+    if not hasattr(framework, "empty"):
+        raise TypeError(
+            f"cannot allocate an output for {type(x).__module__}.{type(x).__name__}: pass out="
+        )
+    return framework.empty(tuple(shape), dtype=dtype or x.dtype)
+
+
+def as_torch(x: Array) -> Any:
+    """A torch tensor that shares x's memory, outside autograd. None stays None."""
+    if x is None:
+        return None
+    torch = import_module("torch")
+    return x.detach() if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+
+
+def dtype_name(x: Array) -> str:
+    """The dtype's bare name in any framework: `bfloat16`, `float32`, `int64`."""
+    return str(x.dtype).rpartition(".")[2]

@@ -1,0 +1,81 @@
+# The binding as the Python layer calls it: positional, in the order of the public function, then
+# its outputs; optional tensors are None. An op whose function is missing runs the reference.
+
+from typing import Any
+
+abi_version: int
+version: str
+backend: str
+
+def isa() -> str: ...
+def set_num_threads(n: int, pin: bool) -> None: ...
+def get_num_threads() -> int: ...
+def rmsnorm(input: Any, weight: Any, eps: float, out: Any) -> None: ...
+def fused_add_rmsnorm(input: Any, residual: Any, weight: Any, eps: float) -> None: ...
+def apply_rope_inplace(
+    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox: bool
+) -> None: ...
+def silu_and_mul(input: Any, out: Any) -> None: ...
+def gelu_and_mul(input: Any, out: Any) -> None: ...
+def gelu_tanh_and_mul(input: Any, out: Any) -> None: ...
+def store_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> None: ...
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    page_table: Any,
+    kv_lens: Any,
+    cu_seqlens_q: Any,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    sinks: Any,
+    out: Any,
+    lse: Any,
+) -> None: ...
+def flash_attn_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    sinks: Any,
+    out: Any,
+    lse: Any,
+) -> None: ...
+def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
+
+# Packed weights: n and k are the weight's sizes, dtype its element type's name; the library
+# checks that data is uint8 of packed_weight_size bytes. Element type of linear_packed: x's; of
+# embedding_packed and unpack_weight: out's.
+def packed_weight_size(n: int, k: int, dtype: str) -> int: ...
+def packed_weight_layout(dtype: str) -> str: ...
+def pack_weight(w: Any, data: Any) -> None: ...
+def unpack_weight(data: Any, out: Any) -> None: ...
+def linear_packed(x: Any, data: Any, n: int, k: int, bias: Any, out: Any) -> None: ...
+def embedding_packed(ids: Any, data: Any, n: int, k: int, out: Any) -> None: ...
+def apply_penalties_inplace(
+    logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
+) -> None: ...
+def count_tokens_inplace(counts: Any, slots: Any, ids: Any) -> None: ...
+def top_k_top_p_sampling(
+    logits: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    position: Any,
+    stream: int,
+    out: Any,
+) -> None: ...
+def token_logprobs(
+    logits: Any, ids: Any, top_n: int, logprob: Any, top_logprobs: Any, top_ids: Any
+) -> None: ...

@@ -1,0 +1,120 @@
+"""Which implementation runs an op: native, Triton, or the reference.
+
+An op's native function is the attribute of that name in the binding; ops light up as the binding
+gains them. The choice is made once for each (op, device type) and cached. Without a native kernel
+the reference runs, after one warning, or `RuntimeError` is raised (`set_fallback`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from . import _loader
+from ._arrays import Array, device_type
+
+Native = Callable[..., Any]
+
+_MODES = ("reference", "warn", "error")
+_SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
+_TRITON_OPS = frozenset({"flash_attn_with_kvcache"})
+
+_mode = "warn"
+_warned: set[str] = set()
+_cache: dict[tuple[str, str], Native | None] = {}
+
+
+def set_fallback(mode: str) -> None:
+    """Say what happens where no kernel exists for an op and device.
+
+    `reference`: run the reference silently; `warn` (the default): the same after one warning;
+    `error`: raise RuntimeError. ValueError for any other mode.
+    """
+    global _mode
+    if mode not in _MODES:
+        raise ValueError(f"set_fallback: mode is {mode!r}, expected one of {', '.join(_MODES)}")
+    _mode = mode
+    _cache.clear()
+
+
+def get_fallback() -> str:
+    """The mode given to `set_fallback`."""
+    return _mode
+
+
+def native(op: str, x: Array) -> Native | None:
+    """The kernel for op on x's device; None: the caller runs the reference.
+
+    RuntimeError when there is none and the mode is `error`; TypeError when x is no tensor.
+    """
+    try:
+        key = (op, x.device.type)
+    except AttributeError:
+        key = (op, device_type(x))
+    try:
+        return _cache[key]
+    except KeyError:
+        return _choose(*key)
+
+
+def describe(op: str, device: str) -> tuple[str, str]:
+    """(implementation, why) for op on a device type, in the words of `capabilities()`."""
+    found = _native(op, device)
+    if found is not None:
+        return f"{_loader.backend}:{isa()}" if isa() else str(_loader.backend), "native kernel"
+    if _has_triton(op, device):
+        return "triton", f"{_why_not_native(op, device)}; Triton is installed"
+    return "reference", _why_not_native(op, device)
+
+
+def isa() -> str:
+    """The instruction set level or architecture that native kernels use here; '' without any."""
+    level = getattr(_loader.bind, "isa", None)
+    return str(level() if callable(level) else level) if level is not None else ""
+
+
+def triton_installed() -> bool:
+    """True when the triton package can be imported (it is not imported here)."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _native(op: str, device: str) -> Native | None:
+    if _loader.bind is None or device not in _SERVES.get(str(_loader.backend), ()):
+        return None
+    found: Native | None = getattr(_loader.bind, op, None)
+    return found
+
+
+def _has_triton(op: str, device: str) -> bool:
+    return op in _TRITON_OPS and device in ("cuda", "rocm") and triton_installed()
+
+
+def _why_not_native(op: str, device: str) -> str:
+    if _loader.bind is None:
+        return _loader.reason
+    if device not in _SERVES.get(str(_loader.backend), ()):
+        return f"the {_loader.backend} kernels do not serve {device} tensors"
+    return f"the {_loader.backend} library has no {op}"
+
+
+def _choose(op: str, device: str) -> Native | None:
+    found = _native(op, device)
+    if found is None and _has_triton(op, device):
+        found = getattr(importlib.import_module("radix_kernels.triton"), op)
+    if found is None:
+        _report(op, device)
+    _cache[op, device] = found
+    return found
+
+
+def _report(op: str, device: str) -> None:
+    why = _why_not_native(op, device)
+    if _mode == "error":
+        raise RuntimeError(f"{op} on {device}: no kernel ({why}) and set_fallback is 'error'")
+    # One warning for a missing library, not one for each of its ops.
+    text = f"radix_kernels runs its reference: {why}"
+    if _mode == "warn" and text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

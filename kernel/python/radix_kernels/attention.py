@@ -1,0 +1,219 @@
+"""Attention over a paged or ragged KV cache, and the merge of partial results.
+
+Online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867; FlashAttention: Dao et al., 2022,
+arXiv:2205.14135; paging: Kwon et al., 2023, arXiv:2309.06180.
+
+Common to both attention ops
+    softmax_scale   default D ** -0.5
+    causal          the q tokens of a row are the last of its k tokens: q token i (of n) sees k
+                    tokens 0 .. kv_len - n + i
+    window_size     (left, right): at most `left` earlier tokens are seen besides the token at the
+                    query's own position (-1: all); right is -1, or 0, which is the same as causal
+    softcap         scores become `softcap * tanh(score / softcap)` where it is above 0
+    sinks           float32 [Hq]: a logit for each head that joins the softmax with no value
+    lse             float32 [T, Hq]: natural log of the sum of exp(scores), sinks included
+    empty rows      a query that sees nothing gets out 0 and lse -inf (lse is the sink's logit
+                    with sinks)
+
+Scores and the softmax are float32; probabilities may be rounded to the value dtype before they
+meet the values; the output is rounded once. A row's result depends on no other row of the batch.
+"""
+
+from __future__ import annotations
+
+from . import _arrays, _checks, _dispatch
+from ._arrays import Array
+
+
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    page_table: Array,
+    kv_lens: Array,
+    cu_seqlens_q: Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    return_softmax_lse: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Attention of ragged queries over a paged cache: prefill, decode, or both in one batch.
+
+    q: [T, Hq, D]; k_cache, v_cache: [pages, page_size, Hkv, D], all of one dtype (bfloat16,
+    float16, float32), last dimension contiguous, other strides free; Hq a multiple of Hkv; D a
+    multiple of 16 up to 256. page_table: int32 [B, max_pages]; kv_lens: int32 [B], the new tokens
+    included; cu_seqlens_q: int32 [B + 1] from 0 to T. Entries of page_table past
+    ceil(kv_len / page_size) and cache slots past kv_len are never read.
+
+    Returns out [T, Hq, D] of q's dtype, or (out, lse float32 [T, Hq]). See the module for the
+    keywords and for rows that see nothing. Tolerances: docs/numerics.md.
+    Errors: TypeError (dtype), ValueError (shape, stride, head counts, window).
+    """
+    op = "flash_attn_with_kvcache"
+    left, right = window_size
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    out, lse = _outputs(q, out, return_softmax_lse)
+    run = _dispatch.native(op, q)
+    if run is not None:
+        run(
+            q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q,
+            scale, causal, left, right, softcap, sinks, out, lse,
+        )  # fmt: skip
+        return (out, lse) if return_softmax_lse else out
+    from . import reference
+
+    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out)
+    tq, tk, tv, table, lens, cu, sink, o = (_arrays.as_torch(x) for x in inputs)
+    _check_qkv(op, tq, tk, tv, 4, ("k_cache", "v_cache"))
+    _check_options(op, tq, left, right, softcap, sink, o)
+    for name, x in (("page_table", table), ("kv_lens", lens), ("cu_seqlens_q", cu)):
+        _checks.dtype(op, name, x, ("int32",))
+    _checks.rank(op, "page_table", table, 2)
+    _checks.shape(op, "kv_lens", lens, table.shape[:1], "rows of page_table")
+    _checks.shape(op, "cu_seqlens_q", cu, (table.shape[0] + 1,), "rows of page_table, plus 1")
+    _, result_lse = reference.flash_attn_with_kvcache(
+        tq, tk, tv, table, lens, cu,
+        softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
+        sinks=sink, return_softmax_lse=True, out=o, compute_dtype=reference.float32(),
+    )  # fmt: skip
+    if lse is not None:
+        _arrays.as_torch(lse).copy_(result_lse)
+    return (out, lse) if return_softmax_lse else out
+
+
+def flash_attn_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    return_softmax_lse: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Attention over ragged contiguous keys and values.
+
+    q: [T, Hq, D]; k, v: [Tk, Hkv, D]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1]. Everything else
+    as `flash_attn_with_kvcache`.
+    """
+    op = "flash_attn_varlen"
+    left, right = window_size
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    out, lse = _outputs(q, out, return_softmax_lse)
+    run = _dispatch.native(op, q)
+    if run is not None:
+        run(
+            q, k, v, cu_seqlens_q, cu_seqlens_k,
+            scale, causal, left, right, softcap, sinks, out, lse,
+        )  # fmt: skip
+        return (out, lse) if return_softmax_lse else out
+    from . import reference
+
+    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out)
+    tq, tk, tv, cu_q, cu_k, sink, o = (_arrays.as_torch(x) for x in inputs)
+    _check_qkv(op, tq, tk, tv, 3, ("k", "v"))
+    _check_options(op, tq, left, right, softcap, sink, o)
+    _checks.dtype(op, "cu_seqlens_q", cu_q, ("int32",))
+    _checks.dtype(op, "cu_seqlens_k", cu_k, ("int32",))
+    _checks.shape(op, "cu_seqlens_k", cu_k, cu_q.shape, "as cu_seqlens_q")
+    _, result_lse = reference.flash_attn_varlen(
+        tq, tk, tv, cu_q, cu_k,
+        softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
+        sinks=sink, return_softmax_lse=True, out=o, compute_dtype=reference.float32(),
+    )  # fmt: skip
+    if lse is not None:
+        _arrays.as_torch(lse).copy_(result_lse)
+    return (out, lse) if return_softmax_lse else out
+
+
+def merge_state(
+    out_a: Array,
+    lse_a: Array,
+    out_b: Array,
+    lse_b: Array,
+    *,
+    out: Array | None = None,
+    lse: Array | None = None,
+) -> tuple[Array, Array]:
+    """Join the attention of one query over two disjoint sets of keys.
+
+    out_a, out_b: [T, H, D] of one dtype; lse_a, lse_b: float32 [T, H], natural log, -inf for a
+    side that saw nothing (its out is not used). Returns (out, lse); out and lse may be side a's.
+    At most one side may include sinks. Errors: TypeError, ValueError.
+    """
+    op = "merge_state"
+    out = _arrays.empty_like(out_a) if out is None else out
+    lse = _arrays.empty_like(lse_a) if lse is None else lse
+    run = _dispatch.native(op, out_a)
+    if run is not None:
+        run(out_a, lse_a, out_b, lse_b, out, lse)
+        return out, lse
+    from . import reference
+
+    arrays = (out_a, lse_a, out_b, lse_b, out, lse)
+    ta, la, tb, lb, to, tl = (_arrays.as_torch(x) for x in arrays)
+    _checks.rank(op, "out_a", ta, 3)
+    for name, x in (("out_a", ta), ("out_b", tb), ("out", to)):
+        _checks.dtype(op, name, x, _checks.FLOATS)
+        _checks.shape(op, name, x, ta.shape, "as out_a")
+        _checks.same_dtype(op, name, x, "out_a", ta)
+    for name, x in (("lse_a", la), ("lse_b", lb), ("lse", tl)):
+        _checks.dtype(op, name, x, ("float32",))
+        _checks.shape(op, name, x, ta.shape[:2], "tokens and heads of out_a")
+    reference.merge_state(ta, la, tb, lb, out=to, lse=tl, compute_dtype=reference.float32())
+    return out, lse
+
+
+def _outputs(q: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
+    lse = _arrays.empty(q, tuple(q.shape)[:-1], "float32") if with_lse else None
+    return (_arrays.empty_like(q) if out is None else out), lse
+
+
+def _check_qkv(op: str, q: Array, k: Array, v: Array, ndim: int, names: tuple[str, str]) -> None:
+    _checks.dtype(op, "q", q, _checks.FLOATS)
+    _checks.rank(op, "q", q, 3)
+    _checks.contiguous_last(op, "q", q)
+    for name, x in zip(names, (k, v), strict=True):
+        _checks.rank(op, name, x, ndim)
+        _checks.same_dtype(op, name, x, "q", q)
+        _checks.contiguous_last(op, name, x)
+        _checks.shape(op, name, x, k.shape, f"as {names[0]}")
+    heads, kv_heads, dim = q.shape[1], k.shape[-2], q.shape[2]
+    _checks.require(
+        op,
+        kv_heads > 0 and heads % kv_heads == 0,
+        f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
+    )
+    _checks.require(
+        op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
+    )
+    _checks.require(
+        op,
+        dim % 16 == 0 and 0 < dim <= 256,
+        f"q has head dimension {dim}, expected a multiple of 16 up to 256",
+    )
+
+
+def _check_options(
+    op: str, q: Array, left: int, right: int, softcap: float, sinks: Array | None, out: Array
+) -> None:
+    _checks.require(
+        op,
+        left >= -1 and right in (-1, 0),
+        f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0",
+    )
+    _checks.require(op, softcap >= 0, f"softcap is {softcap}, expected at least 0")
+    if sinks is not None:
+        _checks.dtype(op, "sinks", sinks, ("float32",))
+        _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
+    _checks.shape(op, "out", out, q.shape, "as q")
+    _checks.same_dtype(op, "out", out, "q", q)

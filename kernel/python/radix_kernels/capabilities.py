@@ -1,0 +1,62 @@
+"""What runs here, op by op."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from . import _dispatch, _loader
+
+_FLOATS = ("bfloat16", "float16", "float32")
+OP_DTYPES: dict[str, tuple[str, ...]] = {
+    "rmsnorm": _FLOATS,
+    "fused_add_rmsnorm": _FLOATS,
+    "apply_rope_inplace": _FLOATS,
+    "silu_and_mul": _FLOATS,
+    "gelu_and_mul": _FLOATS,
+    "gelu_tanh_and_mul": _FLOATS,
+    "store_kv_cache": _FLOATS,
+    "flash_attn_with_kvcache": _FLOATS,
+    "flash_attn_varlen": _FLOATS,
+    "merge_state": _FLOATS,
+    "linear": _FLOATS,
+    "embedding": _FLOATS,
+    "apply_penalties_inplace": ("float32",),
+    "count_tokens_inplace": ("int32",),
+    "top_k_top_p_sampling": ("float32",),
+    "token_logprobs": ("float32",),
+}
+# Public ops whose binding function has another name.
+_NATIVE_NAMES = {"linear": "linear_packed", "embedding": "embedding_packed"}
+
+
+def capabilities() -> dict[str, Any]:
+    """The implementation of each op and dtype on this installation, and why.
+
+    Keys: `backend` (cpu, cuda, rocm, or None without a native library), `version`, `abi_version`,
+    `isa`, `devices` (device types the backend serves here), `python`, and `ops`: op -> dtype ->
+    {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the
+    backend's device; without a backend, for the CPU.
+    """
+    device = {"cuda": "cuda", "rocm": "rocm"}.get(str(_loader.backend), "cpu")
+    ops: dict[str, dict[str, dict[str, str]]] = {}
+    for op, dtypes in OP_DTYPES.items():
+        impl, why = _dispatch.describe(_NATIVE_NAMES.get(op, op), device)
+        ops[op] = {name: {"impl": impl, "why": why} for name in dtypes}
+    return {
+        "backend": _loader.backend,
+        "version": _loader.version,
+        "abi_version": _loader.abi_version,
+        "isa": _dispatch.isa(),
+        "devices": _devices(device),
+        "python": platform.python_version(),
+        "ops": ops,
+    }
+
+
+def _devices(device: str) -> list[str]:
+    """The CPU, and the GPU's device type when torch is loaded and sees one."""
+    torch = sys.modules.get("torch")
+    found = device != "cpu" and torch is not None and torch.cuda.is_available()
+    return ["cpu", device] if found else ["cpu"]

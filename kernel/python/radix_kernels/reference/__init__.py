@@ -1,0 +1,55 @@
+"""Every op in plain torch: the definition, the oracle of the tests, and the fallback.
+
+Arguments are torch tensors of any floating dtype (float64 inputs give results that nothing has
+rounded). `compute_dtype` is the dtype in which everything between inputs and outputs is computed;
+outputs and in-place buffers are rounded once, to their own dtype. Nothing is checked here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
+from .kv_cache import store_kv_cache
+from .linear import embedding, linear
+from .norm import fused_add_rmsnorm, rmsnorm
+from .philox import philox4x32, uniform
+from .rope import apply_rope_inplace, rope_cos_sin_cache
+from .sampling import (
+    apply_penalties_inplace,
+    count_tokens_inplace,
+    kept_ids,
+    token_logprobs,
+    top_k_top_p_sampling,
+)
+
+
+def float32() -> torch.dtype:
+    """The compute dtype of the fallback, for callers that do not import torch."""
+    return torch.float32
+
+
+__all__ = [
+    "apply_penalties_inplace",
+    "apply_rope_inplace",
+    "count_tokens_inplace",
+    "embedding",
+    "flash_attn_varlen",
+    "flash_attn_with_kvcache",
+    "float32",
+    "fused_add_rmsnorm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "kept_ids",
+    "linear",
+    "merge_state",
+    "philox4x32",
+    "rmsnorm",
+    "rope_cos_sin_cache",
+    "silu_and_mul",
+    "store_kv_cache",
+    "token_logprobs",
+    "top_k_top_p_sampling",
+    "uniform",
+]

@@ -1,0 +1,28 @@
+"""Writing keys and values into the paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+
+def store_kv_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """See `radix_kernels.store_kv_cache`. Bits are copied, so there is no compute dtype."""
+    pages, page_size = k_cache.shape[:2]
+    if slot_mapping.device.type == "cpu" and slot_mapping.numel():
+        low, high = int(slot_mapping.min()), int(slot_mapping.max())
+        if low < -1 or high >= pages * page_size:
+            raise ValueError(
+                f"store_kv_cache: slot_mapping holds {low if low < -1 else high}, expected -1 .. "
+                f"{pages * page_size - 1}"
+            )
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    slots = slot_mapping[rows]
+    where = (slots // page_size, slots % page_size) if page_size else (slots, slots)
+    k_cache[where] = k[rows]
+    v_cache[where] = v[rows]

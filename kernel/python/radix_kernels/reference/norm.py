@@ -1,0 +1,34 @@
+"""RMS normalisation."""
+
+from __future__ import annotations
+
+import torch
+
+from ._out import finish
+
+
+def rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """See `radix_kernels.rmsnorm`."""
+    x = input.to(compute_dtype)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return finish(x * scale * weight.to(compute_dtype), out, input.dtype)
+
+
+def fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    compute_dtype: torch.dtype = torch.float64,
+) -> None:
+    """See `radix_kernels.fused_add_rmsnorm`."""
+    residual.copy_(input.to(compute_dtype) + residual.to(compute_dtype))
+    rmsnorm(residual, weight, eps, out=input, compute_dtype=compute_dtype)
