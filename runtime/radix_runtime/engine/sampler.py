@@ -1,0 +1,244 @@
+"""Logits to token ids, with per-row state that outlives the step.
+
+Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask, temperature,
+top-k, top-p, min-p, draw. Log-probabilities come from the logits as the model gave them. The draw is
+keyed by (seed of the row, absolute position of the token), so it depends on neither batch nor rank.
+
+State is kept by request-table row and replaced when the row is (re)admitted; the host arrays are
+gathered for a batch once and kept while the batch stays the same, as it mostly does in decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .. import ops
+from ..messages import unpack_ids
+from ..step_plan import RowSampling
+
+PROMPT_LOGPROB_ROWS = 1024  # logits of so many positions exist at once
+_IN_PROMPT = 1 << 30
+_FIRST_COUNT_SLOTS = 4
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the
+    rest is None when no row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """State of the rows of one batch, on the device."""
+
+    key: bytes
+    greedy: bool
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    slots: torch.Tensor  # int32 [S], -1: no counts
+    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None  # batch index, id, value
+    min_end: np.ndarray | None  # int64 [S]
+    stop_ids: list[list[int]]
+    scored: torch.Tensor | None  # batch indices that want logprobs
+    top_n: int
+
+
+class Sampler:
+    """Sampling state of `max_rows` rows. Used by one thread, on the engine's stream."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_k = np.full(max_rows, -1, np.int32)
+        self._top_p = np.ones(max_rows, np.float32)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seed = np.zeros(max_rows, np.int64)
+        self._repetition = np.ones(max_rows, np.float32)
+        self._frequency = np.zeros(max_rows, np.float32)
+        self._presence = np.zeros(max_rows, np.float32)
+        self._slot = np.full(max_rows, -1, np.int32)
+        self._min_end = np.zeros(max_rows, np.int64)
+        self._stop_ids: list[list[int]] = [[] for _ in range(max_rows)]
+        self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
+        self._scored = np.zeros(max_rows, bool)
+        self._top_n = np.zeros(max_rows, np.int32)
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._free_slots: list[int] = []
+        self._batch: _Batch | None = None
+
+    def admit(self, state: RowSampling) -> None:
+        """Replaces all state of `state.row`."""
+        row, params = state.row, state.params
+        self._temperature[row] = params.temperature
+        self._top_k[row] = params.top_k
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = state.seed
+        self._repetition[row] = params.repetition_penalty
+        self._frequency[row] = params.frequency_penalty
+        self._presence[row] = params.presence_penalty
+        self._min_end[row] = state.min_end if state.stop_ids else 0
+        self._stop_ids[row] = state.stop_ids
+        self._bias[row] = params.logit_bias
+        self._scored[row] = state.return_logprob
+        self._top_n[row] = state.top_logprobs if state.return_logprob else 0
+        self._batch = None
+        if self._slot[row] >= 0:
+            self._free_slots.append(int(self._slot[row]))
+            self._slot[row] = -1
+        if params.has_penalties:
+            self._slot[row] = self._fill_counts(state)
+
+    def _fill_counts(self, state: RowSampling) -> int:
+        """A slot of the counts with the row's prompt bits and generated counts."""
+        if not self._free_slots:
+            old = self._counts
+            more = max(_FIRST_COUNT_SLOTS, len(old))
+            self._counts = torch.cat([old, old.new_zeros((more, self._vocab_size))])
+            self._free_slots = list(range(len(old), len(old) + more))
+        slot = self._free_slots.pop()
+        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size)
+        words = words.astype(np.int32)
+        words[unpack_ids(state.prompt_ids)] |= _IN_PROMPT
+        self._counts[slot] = torch.from_numpy(words)
+        return slot
+
+    def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
+        """One token for each row. `logits` float32 [S, V] may be overwritten; `positions` [S] is
+        where each token will stand in its sequence."""
+        batch = self._gather(rows)
+        masked = self._masked_ids(batch, positions)
+        raw = None
+        if batch.scored is not None:
+            # index_select copies, so the raw values survive the edits below.
+            raw = logits.index_select(0, batch.scored)
+        if batch.bias is not None:
+            index, ids, values = batch.bias
+            logits.index_put_((index, ids), values, accumulate=True)
+        if batch.penalties is not None:
+            ops.apply_penalties_inplace(logits, self._counts, batch.slots, *batch.penalties)
+        if masked is not None:
+            logits[masked] = -torch.inf
+        sampled = Sampled(self._draw(batch, logits, positions))
+        if batch.penalties is not None:
+            ops.count_tokens_inplace(self._counts, batch.slots, sampled.ids)
+        if raw is not None:
+            self._score(batch, raw, sampled)
+        return sampled
+
+    def _draw(self, batch: _Batch, logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
+        if batch.greedy:
+            best, ids = logits.max(dim=-1)  # the first of equals; NaN wins over everything
+            return torch.where(torch.isfinite(best), ids, -1).int()
+        return ops.top_k_top_p_sampling(
+            logits,
+            batch.temperature,
+            batch.top_k,
+            batch.top_p,
+            batch.min_p,
+            batch.seed,
+            self._upload(np.asarray(positions, np.int64)),
+        )
+
+    def _score(self, batch: _Batch, raw: torch.Tensor, sampled: Sampled) -> None:
+        ids = sampled.ids.index_select(0, batch.scored).clamp_min(0)
+        logprobs, top, top_ids = ops.token_logprobs(raw, ids, batch.top_n)
+        size = len(sampled.ids)
+        sampled.logprobs = raw.new_full((size,), torch.nan).index_copy_(0, batch.scored, logprobs)
+        if batch.top_n:
+            empty = raw.new_full((size, batch.top_n), torch.nan)
+            sampled.top_logprobs = empty.index_copy_(0, batch.scored, top)
+            empty_ids = top_ids.new_full((size, batch.top_n), -1)
+            sampled.top_ids = empty_ids.index_copy_(0, batch.scored, top_ids)
+
+    def _masked_ids(
+        self, batch: _Batch, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(batch index, id) of what min_new_tokens forbids at these positions."""
+        if batch.min_end is None:
+            return None
+        early = np.flatnonzero(positions < batch.min_end).tolist()
+        if not early:
+            return None
+        index = [i for i in early for _ in batch.stop_ids[i]]
+        ids = [token for i in early for token in batch.stop_ids[i]]
+        return self._upload(np.array(index, np.int64)), self._upload(np.array(ids, np.int64))
+
+    def _gather(self, rows: np.ndarray) -> _Batch:
+        key = rows.tobytes()
+        if self._batch is not None and self._batch.key == key:
+            return self._batch
+        slots = self._slot[rows]
+        penalties = None
+        if (slots >= 0).any():
+            tables = (self._repetition, self._frequency, self._presence)
+            first, second, third = (self._upload(table[rows]) for table in tables)
+            penalties = (first, second, third)
+        min_end = self._min_end[rows]
+        scored = np.flatnonzero(self._scored[rows])
+        self._batch = _Batch(
+            key=key,
+            greedy=not self._temperature[rows].any(),
+            temperature=self._upload(self._temperature[rows]),
+            top_k=self._upload(self._top_k[rows]),
+            top_p=self._upload(self._top_p[rows]),
+            min_p=self._upload(self._min_p[rows]),
+            seed=self._upload(self._seed[rows]),
+            penalties=penalties,
+            slots=self._upload(slots),
+            bias=self._gather_bias(rows),
+            min_end=min_end if min_end.any() else None,
+            stop_ids=[self._stop_ids[row] for row in rows.tolist()],
+            scored=self._upload(scored) if len(scored) else None,
+            top_n=int(self._top_n[rows].max(initial=0)),
+        )
+        return self._batch
+
+    def _gather_bias(
+        self, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        entries = [(i, t, b) for i, r in enumerate(rows.tolist()) for t, b in self._bias[r].items()]
+        if not entries:
+            return None
+        index, ids, values = zip(*entries, strict=True)
+        return (
+            self._upload(np.array(index, np.int64)),
+            self._upload(np.array(ids, np.int64)),
+            self._upload(np.array(values, np.float32)),
+        )
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def score_in_blocks(
+    hidden: torch.Tensor,
+    targets: torch.Tensor | None,
+    top_n: int,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor | None],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Log-probabilities of `targets` int32 [n] after `hidden` [n, H], in blocks of at most
+    PROMPT_LOGPROB_ROWS rows: (logprobs [b], top_ids [b, top_n], top_logprobs [b, top_n]).
+
+    `compute_logits` is a collective; it gives None on ranks that do not score, where nothing is
+    yielded."""
+    for start in range(0, len(hidden), PROMPT_LOGPROB_ROWS):
+        block = slice(start, start + PROMPT_LOGPROB_ROWS)
+        logits = compute_logits(hidden[block])
+        if logits is not None:
+            logprobs, top, top_ids = ops.token_logprobs(logits, targets[block], top_n)
+            yield logprobs, top_ids, top
