@@ -112,7 +112,9 @@ class ModelConfig:
         cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
     ) -> ModelConfig:
         try:
-            hf = msgspec.convert(dict(raw), _HFConfig)
+            # null means "absent" except where it switches a default off
+            given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}
+            hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
         architecture = _architecture(hf)
@@ -248,7 +250,11 @@ def _dtype(hf: _HFConfig) -> str:
 
 def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
     """transformers 5 writes `rope_parameters`, 4 `rope_theta` and `rope_scaling`."""
-    scaling = dict(hf.rope_parameters or hf.rope_scaling or {})
+    scaling = {
+        k: v for k, v in (hf.rope_parameters or hf.rope_scaling or {}).items() if v is not None
+    }
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise ConfigError("config.json: rope_parameters that differ by layer are not supported")
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
     if kind not in _ROPE_TYPES:
@@ -314,4 +320,5 @@ def _eos(hf: _HFConfig, generation: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _first(value: int | list[int] | None) -> int | None:
-    return value[0] if isinstance(value, list) and value else value if value != [] else None
+    ids = value if isinstance(value, list) else [value]
+    return ids[0] if ids else None

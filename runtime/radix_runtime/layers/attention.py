@@ -48,9 +48,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         self._rotary.apply(batch.positions, q, k)
-        ops.store_kv_cache(
-            k, v, pool.k[spec.layer_id], pool.v[spec.layer_id], batch.slot_mapping
-        )
-        out = q.new_empty(q.shape)
-        self._backend.forward(spec, q, batch, out)
-        return self.o_proj(out.flatten(1))
+        q, k, v = (x.to(pool.dtype) for x in (q, k, v))  # themselves unless the cache is narrower
+        ops.store_kv_cache(k, v, pool.k[spec.layer_id], pool.v[spec.layer_id], batch.slot_mapping)
+        out = self._backend.forward(spec, q, batch, torch.empty_like(q))
+        return self.o_proj(out.flatten(1).to(hidden.dtype))

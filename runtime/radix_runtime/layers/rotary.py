@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import ops
+from ..errors import ConfigError
 from ..model_config import RopeConfig
 from .base import BuildContext
 
@@ -14,9 +15,12 @@ class RotaryEmbedding:
 
     def __init__(self, ctx: BuildContext, rope: RopeConfig, head_dim: int) -> None:
         self._head_dim = head_dim
-        table = ops.rope_cos_sin_cache(
-            rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling
-        )
+        try:
+            table = ops.rope_cos_sin_cache(
+                rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling
+            )
+        except ValueError as error:
+            raise ConfigError(f"config.json: {error}") from None
         self._table = table.to(ctx.device)
 
     def apply(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:

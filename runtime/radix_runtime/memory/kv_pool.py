@@ -27,6 +27,7 @@ class KVPool:
         dtype: torch.dtype,
         device: Device,
     ) -> None:
+        self.dtype = dtype
         self.num_pages = num_pages
         self.page_size = page_size
         self.dummy_page = num_pages

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from ..batch import ForwardBatch
 from ..layers.activation import gated_activation
 from ..layers.attention import Attention
-from ..layers.base import BuildContext
+from ..layers.base import BuildContext, Part
 from ..layers.embedding import VocabParallel
 from ..layers.linear import ColumnParallelLinear, RowParallelLinear
 from ..layers.logits import compute_logits
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..model_config import ModelConfig
+from .base import CausalLM
 
 
 class GatedMLP(nn.Module):
@@ -67,17 +70,16 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        hidden, residual = self.embed_tokens(batch.input_ids), None
+        hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
+        residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, batch)
+        assert residual is not None
         return self.norm.add(hidden, residual)
 
 
-class LlamaForCausalLM(nn.Module):
-    """Parameters carry the checkpoint's names; `stacked` maps a checkpoint module to the merged
-    one that holds it and the part it is there."""
-
-    stacked = {
+class LlamaForCausalLM(CausalLM):
+    stacked: ClassVar[dict[str, tuple[str, Part]]] = {
         "q_proj": ("qkv_proj", "q"),
         "k_proj": ("qkv_proj", "k"),
         "v_proj": ("qkv_proj", "v"),
@@ -86,7 +88,7 @@ class LlamaForCausalLM(nn.Module):
     }
 
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(ctx, config)
         config.check_tp(ctx.tp_size)
         self._communicator = ctx.communicator
         self.model = Decoder(ctx, config)
@@ -95,11 +97,8 @@ class LlamaForCausalLM(nn.Module):
         self._tied = config.tie_word_embeddings
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """The last hidden states, [padded_tokens, hidden_size]."""
         return self.model(batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0;
-        None on other ranks, which must call it too."""
         head = self.model.embed_tokens if self._tied else self.lm_head
         return compute_logits(head, hidden, self._communicator)

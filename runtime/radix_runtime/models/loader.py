@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .. import ops
 from ..attention.base import AttentionBackend
@@ -27,7 +27,8 @@ from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, Part, TensorSource
 from ..model_config import ModelConfig
 from ..quantization.registry import create_linear_method
-from .registry import CausalLM, get_model_class
+from .base import CausalLM
+from .registry import get_model_class
 
 _DUMMY_STD = 0.02
 
@@ -57,7 +58,7 @@ def load_model(
         max_positions=max_positions or config.max_context,
     )
     model = get_model_class(config.architecture)(ctx, config)
-    filler = _Filler(cast(nn.Module, model), model.stacked, device.torch_device)
+    filler = _Filler(model, device.torch_device)
     if args.load_format == "dummy":
         filler.fill_random(args.random_seed, communicator.rank)
     else:
@@ -70,10 +71,8 @@ def load_model(
 class _Filler:
     """Knows every parameter that wants loading and which of its parts have come."""
 
-    def __init__(
-        self, model: nn.Module, stacked: dict[str, tuple[str, Part]], device: torch.device
-    ) -> None:
-        self._stacked = stacked
+    def __init__(self, model: CausalLM, device: torch.device) -> None:
+        self._stacked = model.stacked
         self._device = device
         self._owners: dict[str, tuple[Layer, str]] = {}
         self._missing: dict[str, set[Part]] = {}

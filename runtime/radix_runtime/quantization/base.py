@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
-from torch import nn
 
 from ..registry import Registry
 
 
 class LinearMethod(ABC):
-    """The layer slices checkpoints for its rank and merges parts; the method owns what the
-    parameters look like before and after loading."""
+    """The layer (an nn.Module) slices checkpoints for its rank and merges parts; the method owns
+    the parameters other than the bias: what they are before and after loading."""
 
     @abstractmethod
-    def create(
-        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
-    ) -> None:
+    def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         """Registers the parameters (of this rank's sizes, on the meta device) on `layer`."""
 
     @abstractmethod
-    def apply(
-        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features]."""
 
     @abstractmethod
-    def finalize(self, layer: nn.Module, name: str) -> None:
+    def finalize(self, layer: Any, name: str) -> None:
         """Called once when every part of parameter `name` is loaded: repack it, free the source."""
 
 

@@ -1,0 +1,33 @@
+"""CausalLM: what the engine and the loader use of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ..batch import ForwardBatch
+from ..layers.base import BuildContext, Part
+from ..model_config import ModelConfig
+
+
+class CausalLM(nn.Module, ABC):
+    """Built on the meta device from (ctx, config); its parameters carry the checkpoint's names.
+    All of them belong to modules of class `Layer`."""
+
+    # checkpoint module -> the merged module that holds it, and the part it is there
+    stacked: ClassVar[dict[str, tuple[str, Part]]] = {}
+
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """The last hidden states, [padded_tokens, hidden_size]. Does not synchronise."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0;
+        None on the other ranks, which must call it too."""
