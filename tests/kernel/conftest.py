@@ -1,0 +1,48 @@
+"""Seeds, threads and the table of measured errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.kernel import helpers
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
+    parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    """Fresh random numbers; the seed is in the captured output of a failing test."""
+    given = request.config.getoption("--kernel-seed")
+    seed = int.from_bytes(os.urandom(4), "little") if given is None else given
+    print(f"inputs: --kernel-seed {seed}")
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _seed_of_noise(rng: torch.Generator) -> None:
+    """Every test has a seed, those that only build index tensors too."""
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not config.getoption("--numerics"):
+        return
+    terminalreporter.section("largest errors against float64 (norm, worst element)")
+    for (op, dtype), (norm, worst) in sorted(helpers.measured.items()):
+        terminalreporter.write_line(f"| `{op}` | {dtype} | {norm:.1e} | {worst:.1e} |")

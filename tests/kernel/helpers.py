@@ -1,0 +1,111 @@
+"""What the op tests share: one comparator, poisoned buffers, random inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+# (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second
+# is half a unit in the last place, with a little room for values next to a rounding border.
+ROUNDED_ONCE = {
+    torch.float32: (1e-6, 4e-6),
+    torch.float16: (4e-4, 5.2e-4),
+    torch.bfloat16: (3e-3, 4.1e-3),
+}
+# Attention may round probabilities to the dtype of the values before they meet.
+ATTENTION = {
+    torch.float32: (2e-6, 2e-5),
+    torch.float16: (6e-4, 4e-3),
+    torch.bfloat16: (5e-3, 3e-2),
+}
+
+# (op, dtype) -> largest errors that any test saw, for `pytest --numerics`.
+measured: dict[tuple[str, str], tuple[float, float]] = {}
+
+
+def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """(||d|| / ||e||, max |d| / (|e| + rms(e))) over the finite elements, in float64."""
+    finite = torch.isfinite(expected)
+    e, d = expected[finite], (got - expected)[finite]
+    if not e.numel():
+        return 0.0, 0.0
+    norm, rms = e.norm(), e.square().mean().sqrt()
+    if norm == 0:
+        zero = float(d.abs().max())
+        return (0.0, 0.0) if zero == 0 else (math.inf, math.inf)
+    return float(d.norm() / norm), float((d.abs() / (e.abs() + rms)).max())
+
+
+def assert_close(
+    op: str, got: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]
+) -> None:
+    """Compare with the unrounded float64 result: shape, NaN and infinity positions, both errors."""
+    assert expected.dtype == torch.float64, "the oracle must not be rounded"
+    assert got.shape == expected.shape, f"{op}: shape {got.shape}, expected {expected.shape}"
+    wide = got.double().cpu()
+    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        wrong = test(wide) != test(expected)
+        assert not wrong.any(), f"{op}: {name} at other places, first {wrong.nonzero()[0].tolist()}"
+    norm, worst = errors(wide, expected)
+    key = op, str(got.dtype).removeprefix("torch.")
+    before = measured.get(key, (0.0, 0.0))
+    measured[key] = max(before[0], norm), max(before[1], worst)
+    assert norm <= tolerance[0], f"{op}: norm error {norm:.3g}, allowed {tolerance[0]:.3g}"
+    assert worst <= tolerance[1], f"{op}: worst element {worst:.3g}, allowed {tolerance[1]:.3g}"
+
+
+def assert_same_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal bit for bit; NaNs count as equal to themselves."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    assert torch.equal(got.contiguous().view(word), expected.contiguous().view(word))
+
+
+@dataclass
+class Guarded:
+    """A view into a NaN-filled buffer, and the means to see that nothing else was written."""
+
+    view: torch.Tensor
+    _buffer: torch.Tensor
+    _inside: torch.Tensor
+
+    def check(self) -> None:
+        """Fail when an element outside of the view is no longer NaN."""
+        assert torch.isnan(self._buffer[~self._inside]).all(), "wrote outside of the view"
+
+
+def guarded(shape: Sequence[int], dtype: torch.dtype, *, gap: int = 0) -> Guarded:
+    """A NaN-filled tensor with `gap` foreign elements after each row, a guard before and after."""
+    *rows, width = shape
+    count, step, guard = math.prod(rows), width + gap, 32
+    buffer = torch.full((count * step + 2 * guard,), math.nan, dtype=dtype)
+    strides, stride = [1], step
+    for size in reversed(rows):
+        strides.insert(0, stride)
+        stride *= size
+    view = buffer.as_strided(tuple(shape), strides, guard)
+    inside = torch.zeros(buffer.shape, dtype=torch.bool)
+    inside.as_strided(tuple(shape), strides, guard).fill_(True)
+    return Guarded(view, buffer, inside)
+
+
+def spread(
+    shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator, *, gap: int = 0
+) -> torch.Tensor:
+    """Normal numbers with a random scale, in rows that `gap` NaN elements keep apart."""
+    values = torch.randn(tuple(shape), generator=rng, dtype=torch.float64)
+    values *= 2.0 ** float(torch.randint(-2, 3, (), generator=rng))
+    if not gap:
+        return values.to(dtype)
+    holder = guarded(shape, dtype, gap=gap)
+    return holder.view.copy_(values)
+
+
+def integers(low: int, high: int, size: Sequence[int], rng: torch.Generator) -> torch.Tensor:
+    """int64 integers in low .. high - 1."""
+    return torch.randint(low, high, tuple(size), generator=rng)

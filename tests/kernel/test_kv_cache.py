@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import radix_kernels as rk
+import torch
+
+from tests.kernel.helpers import FLOATS, assert_same_bits, spread
+
+
+def layouts(pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype):
+    """Both caches as plain tensors, as HND views, and interleaved in one pool."""
+
+    def poison(*shape: int) -> torch.Tensor:
+        return torch.full(shape, math.nan, dtype=dtype)
+
+    yield poison(pages, page_size, heads, dim), poison(pages, page_size, heads, dim)
+    hnd = [poison(pages, heads, page_size, dim).transpose(1, 2) for _ in range(2)]
+    yield hnd[0], hnd[1]
+    pool = poison(pages, page_size, 2, heads, dim + 16)[..., :dim]
+    yield pool[:, :, 0], pool[:, :, 1]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("page_size", [1, 5, 16, 64])
+@pytest.mark.parametrize("tokens", [0, 1, 23])
+def test_store(dtype, page_size, tokens, rng):
+    pages, heads, dim = 40, 3, 48
+    for k_cache, v_cache in layouts(pages, page_size, heads, dim, dtype):
+        qkv = spread((tokens, 2 * heads + 4, dim), dtype, rng)
+        k, v = qkv[:, 1 : 1 + heads], qkv[:, heads + 2 : 2 * heads + 2]
+        slots = torch.randperm(pages * page_size, generator=rng)[:tokens]
+        if tokens > 3:
+            slots[[0, 3]] = -1
+        rk.store_kv_cache(k, v, k_cache, v_cache, slots)
+        for source, cache in ((k, k_cache), (v, v_cache)):
+            expected = torch.full((pages * page_size, heads, dim), math.nan, dtype=dtype)
+            for token, slot in enumerate(slots.tolist()):
+                if slot >= 0:
+                    expected[slot] = source[token]
+            got = cache.reshape(pages * page_size, heads, dim)
+            assert torch.equal(torch.isnan(got), torch.isnan(expected))
+            assert_same_bits(got.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_bits_are_copied():
+    """Signalling values, infinities and negative zero arrive as they left."""
+    k = torch.tensor([-0.0, math.inf, -math.inf, 1e-40]).repeat(4).view(1, 1, 16)
+    caches = [torch.zeros(2, 4, 1, 16) for _ in range(2)]
+    rk.store_kv_cache(k, -k, *caches, torch.tensor([6]))
+    assert_same_bits(caches[0][1, 2], k[0])
+    assert_same_bits(caches[1][1, 2], -k[0])
+
+
+def test_all_skipped():
+    caches = [torch.full((2, 4, 1, 16), math.nan) for _ in range(2)]
+    rk.store_kv_cache(
+        torch.ones(3, 1, 16), torch.ones(3, 1, 16), *caches, torch.full((3,), -1)
+    )
+    assert all(torch.isnan(cache).all() for cache in caches)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("slot_mapping", torch.zeros(2, dtype=torch.int32), TypeError),
+        ("slot_mapping", torch.zeros(3, dtype=torch.int64), ValueError),
+        ("slot_mapping", torch.tensor([0, 8]), ValueError),
+        ("slot_mapping", torch.tensor([0, -2]), ValueError),
+        ("k_cache", torch.zeros(2, 4, 1, 16, dtype=torch.float16), TypeError),
+        ("v_cache", torch.zeros(2, 4, 2, 16), ValueError),
+        ("v", torch.zeros(2, 1, 32), ValueError),
+    ],
+)
+def test_errors_name_the_argument(name, value, error):
+    args = {
+        "k": torch.ones(2, 1, 16),
+        "v": torch.ones(2, 1, 16),
+        "k_cache": torch.zeros(2, 4, 1, 16),
+        "v_cache": torch.zeros(2, 4, 1, 16),
+        "slot_mapping": torch.tensor([0, 1]),
+    } | {name: value}
+    with pytest.raises(error):
+        rk.store_kv_cache(*args.values())
+    if args["k_cache"].dtype == torch.float32:
+        assert not args["k_cache"].any(), "an invalid call wrote something"
