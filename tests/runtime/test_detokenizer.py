@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import deque
@@ -13,8 +14,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
 from radix_runtime.hf import Tokenizer
 from radix_runtime.messages import (
     FinishReason,
@@ -30,6 +29,7 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.detokenizer import Detokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and STOP means stop. END",
@@ -111,7 +111,7 @@ class Harness:
 
 def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     borders = sorted({0, len(ids), *(c % (len(ids) + 1) for c in cuts)})
-    return [ids[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [ids[a:b] for a, b in itertools.pairwise(borders)]
 
 
 def run(

@@ -8,12 +8,10 @@ is what the engine had still computed after a stop string ended it, and is dropp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ..messages import (
     FinishReason,
     Logprobs,
-    Message,
     RequestFailed,
     TextBatch,
     TextDelta,
@@ -22,19 +20,10 @@ from ..messages import (
     TokenDelta,
     unpack_ids,
 )
+from ..scheduler.channel import Inbox, Outbox
 from .text_stream import TextStream, TokenSource
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
-
-
-class Inbox(Protocol):
-    def receive(self) -> list[Message]: ...
-
-    def wait(self, timeout: float | None) -> bool: ...
-
-
-class Outbox(Protocol):
-    def send(self, message: Message) -> None: ...
 
 
 class Detokenizer:

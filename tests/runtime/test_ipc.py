@@ -1,0 +1,245 @@
+"""Links between processes: order, gaps, foreign frames, full queues, the asyncio side."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from radix_runtime.errors import RequestError
+from radix_runtime.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    Generate,
+    RequestFailed,
+    TextBatch,
+    TextDelta,
+    TextStop,
+    TokenBatch,
+    encode,
+    pack_ids,
+)
+from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.server import ipc
+from radix_runtime.server.ipc import API, DETOKENIZER, SCHEDULER
+
+TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
+
+
+class Net:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.open: list[ipc.Receiver | ipc.Sender] = []
+
+    def receiver(self, name: str) -> ipc.Receiver:
+        self.open.append(ipc.Receiver(self.context, self.directory, name, TOKEN))
+        return self.open[-1]  # type: ignore[return-value]
+
+    def sender(self, name: str, token: bytes = TOKEN) -> ipc.Sender:
+        self.open.append(ipc.Sender(self.context, self.directory, name, token))
+        return self.open[-1]  # type: ignore[return-value]
+
+    def raw(self, target: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.PUSH)
+        socket.linger = 0
+        socket.connect(ipc.endpoint(self.directory, target))
+        return socket
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    directory = Path(tempfile.mkdtemp(prefix="radix-test-"))
+    net = Net(directory)
+    yield net
+    for end in net.open:
+        end.close()
+    net.context.destroy(linger=0)
+    shutil.rmtree(directory)
+
+
+def generate(i: int, n: int = 3) -> Generate:
+    return Generate(f"r{i}", pack_ids(range(n)), SamplingParams(stop=["é"], seed=i))
+
+
+def take(receiver: ipc.Receiver, count: int) -> list[object]:
+    got: list[object] = []
+    while len(got) < count:
+        assert receiver.wait(5.0), f"only {len(got)} of {count} messages came"
+        got += receiver.receive()
+    return got
+
+
+def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
+    inbox = net.receiver(SCHEDULER)
+    api, detokenizer = net.sender(API), net.sender(DETOKENIZER)
+    sent = [generate(i) for i in range(500)] + [Abort("r1"), Control(7, "stats")]
+    for message in sent:
+        api.send(message)
+    assert take(inbox, len(sent)) == sent
+    detokenizer.send(TextStop("r", 0, 3, "é"))
+    assert take(inbox, 1) == [TextStop("r", 0, 3, "é")]
+    assert inbox.receive() == [] and not inbox.wait(0)
+
+
+def test_routes_by_type(net: Net) -> None:
+    at_api, at_detokenizer = net.receiver(API), net.receiver(DETOKENIZER)
+    net.receiver(SCHEDULER)
+    scheduler, detokenizer = net.sender(SCHEDULER), net.sender(DETOKENIZER)
+    failed = RequestFailed("r", 500, "internal_error", "x")
+    scheduler.send(TokenBatch([]))
+    scheduler.send(failed)
+    scheduler.send(ControlReply(1, True))
+    assert take(at_detokenizer, 2) == [TokenBatch([]), failed]
+    assert take(at_api, 1) == [ControlReply(1, True)]
+    detokenizer.send(TextBatch([TextDelta("r", 0, "x", b"")]))
+    detokenizer.send(failed)
+    assert take(at_api, 2)[1] == failed
+    with pytest.raises(KeyError):
+        scheduler.send(generate(0))
+
+
+def test_foreign_frames_are_ignored_and_counted(net: Net) -> None:
+    inbox = net.receiver(SCHEDULER)
+    stranger = net.raw(SCHEDULER)
+    net.sender(API, secrets.token_bytes(ipc.TOKEN_BYTES)).send(generate(0))
+    stranger.send(b"")
+    stranger.send(b"\xdd\xff\xff\xff\xff" * 20)
+    api = net.sender(API)
+    api.wait_connected(5)
+    api.send(generate(1))
+    deadline = time.monotonic() + 5
+    got: list[object] = []
+    while inbox.ignored_frames < 3 or not got:
+        assert time.monotonic() < deadline
+        inbox.wait(0.2)
+        got += inbox.receive()
+    assert got == [generate(1)]
+    stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("sequence", "body"),
+    [(1, encode(Abort("r"))), (0, b"\xc1"), (0, encode(Abort("r"))[:-1]), (0, b"")],
+)
+def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -> None:
+    inbox = net.receiver(SCHEDULER)
+    socket = net.raw(SCHEDULER)
+    socket.send(struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), sequence) + body)
+    assert inbox.wait(5)
+    with pytest.raises(ipc.LinkError):
+        inbox.receive()
+    socket.close()
+
+
+def test_a_replayed_message_is_fatal(net: Net) -> None:
+    inbox = net.receiver(SCHEDULER)
+    socket = net.raw(SCHEDULER)
+    frame = struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), 0) + encode(Abort("r"))
+    socket.send(frame)
+    assert take(inbox, 1) == [Abort("r")]
+    socket.send(frame)
+    assert inbox.wait(5)
+    with pytest.raises(ipc.LinkError):
+        inbox.receive()
+    socket.close()
+
+
+def test_too_large_a_message_is_refused_before_it_is_sent(net: Net) -> None:
+    inbox = net.receiver(SCHEDULER)
+    api = net.sender(API)
+    with pytest.raises(ipc.LinkError, match="limit"):
+        api.send(generate(0, ipc.MAX_BODY // 4))
+    largest = generate(0, ipc.MAX_BODY // 4 - 200)
+    api.send(largest)
+    assert take(inbox, 1) == [largest]
+
+
+def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "_HIGH_WATER", 10)
+    api = net.sender(API)
+    assert not api.try_send(Abort("r"))
+    with pytest.raises(ipc.LinkError):
+        api.wait_connected(0.05)
+    inbox = net.receiver(SCHEDULER)
+    api.wait_connected(5)
+    sent = 0
+    deadline = time.monotonic() + 5
+    while api.try_send(generate(sent, 10_000)):
+        sent += 1
+        assert time.monotonic() < deadline, "the queue has no bound"
+    assert take(inbox, sent)[-1] == generate(sent - 1, 10_000)
+    api.send(Abort("later"))
+    assert take(inbox, 1) == [Abort("later")]
+
+
+def test_wait_wakes_at_once(net: Net) -> None:
+    inbox = net.receiver(SCHEDULER)
+    api = net.sender(API)
+    api.wait_connected(5)
+    threading.Timer(0.1, lambda: api.send(Abort("r"))).start()
+    start = time.monotonic()
+    assert inbox.wait(30)
+    assert time.monotonic() - start < 20
+
+
+def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_scheduler, at_api = net.receiver(SCHEDULER), net.receiver(API)
+    link = ipc.AsyncLink(at_api, net.sender(API))
+    detokenizer = net.sender(DETOKENIZER)
+    count = 2000
+
+    def flood() -> None:
+        for i in range(count):
+            detokenizer.send(TextBatch([TextDelta(str(i), 0, "x", b"")]))
+            if i % 500 == 0:
+                time.sleep(0.02)
+
+    async def main() -> None:
+        thread = threading.Thread(target=flood)
+        thread.start()
+        got: list[str] = []
+        while len(got) < count:
+            for message in await asyncio.wait_for(link.receive(), 10):
+                assert isinstance(message, TextBatch)
+                got += [d.rid for d in message.deltas]
+        assert got == [str(i) for i in range(count)]
+        thread.join()
+        before = time.process_time()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(link.receive(), 0.5)
+        assert time.process_time() - before < 0.1, "waiting spins"
+        link.send(generate(0))
+        assert await asyncio.to_thread(take, at_scheduler, 1) == [generate(0)]
+
+    asyncio.run(main())
+
+
+def test_async_link_keeps_aborts_when_full(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "_HIGH_WATER", 5)
+    at_api = net.receiver(API)
+    link = ipc.AsyncLink(at_api, net.sender(API))
+
+    async def main() -> None:
+        with pytest.raises(RequestError) as refused:  # nobody listens yet
+            link.send(generate(0))
+        assert (refused.value.status, refused.value.code) == (503, "engine_overloaded")
+        for i in range(20):
+            link.send(Abort(f"r{i}"))
+        inbox = net.receiver(SCHEDULER)
+        got: list[object] = []
+        while len(got) < 20:
+            await asyncio.sleep(0.02)
+            got += inbox.receive()
+        assert got == [Abort(f"r{i}") for i in range(20)]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
