@@ -1,0 +1,82 @@
+"""A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
+
+Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays
+open as long as rank 0 lives. It decides nothing and samples nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+
+from ..device import Device
+from ..distributed import SharedMemory
+from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
+from ..log import setup_logging
+from ..model_config import ModelConfig
+from ..step_plan import decode_plan
+from .executor import build_rank
+from .step_ring import StepRingReader
+from .worker_group import WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
+    _die_with_parent(spec)
+    setup_logging(f"rank {spec.rank}", spec.args.log_level)
+    communicator = SharedMemory(f"/proc/self/fd/{spec.memory_fd}", spec.rank, spec.args.tp_size)
+    try:
+        _run(spec, communicator)
+    except ConfigError as error:
+        logger.error("%s", error)
+        communicator.abort()
+        return EXIT_CONFIG
+    except EngineDeadError as error:
+        logger.error("%s", error)
+        communicator.abort()
+        return EXIT_INTERNAL
+    except RuntimeError as error:
+        logger.error("a step failed: %s", error)
+        communicator.abort()
+        return EXIT_INTERNAL
+    return EXIT_CLEAN
+
+
+def _run(spec: WorkerSpec, communicator: SharedMemory) -> None:
+    args = spec.args
+    config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
+    ring = StepRingReader(spec.ring, spec.rank - 1)
+    runner = build_rank(args, config, Device.resolve(args.device), communicator)
+    while (frame := ring.receive()) is not None:
+        runner.run(decode_plan(frame))
+
+
+def _die_with_parent(spec: WorkerSpec) -> None:
+    """No worker outlives rank 0, however that one ends."""
+    if spec.main_thread:
+        # The signal comes with the end of the *thread* that started us, hence only for the main one.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != spec.parent_pid:
+        os._exit(EXIT_INTERNAL)
+    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(EXIT_INTERNAL)  # rank 0 is gone: it closes its end only after our own
+
+
+if __name__ == "__main__":
+    sys.exit(main())
