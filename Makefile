@@ -6,6 +6,7 @@ BACKEND ?= cpu
 .PHONY: dev wheel
 
 # dev: builds the library and the binding and puts them into kernel/python/radix_kernels, so that
-# PYTHONPATH=kernel/python works without installing. ONLY="norm;rope" builds just those families (CPU).
+# PYTHONPATH=kernel/python works without installing. ONLY="norm;rope" builds just those families (CPU) into a folder of
+# their own and prints the PYTHONPATH to use.
 dev:
 	PYTHON=$(PYTHON) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" tools/dev_build.sh

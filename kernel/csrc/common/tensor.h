@@ -14,6 +14,24 @@ inline int element_size(const rk_tensor& t) {
   return t.dtype.bits / 8;
 }
 
+// A checked int32 or int64 tensor of one dimension (positions, slots, ids), read as int64.
+class Indices {
+ public:
+  explicit Indices(const rk_tensor& t)
+      : data_(data_ptr<char>(t)), count_(t.shape[0]), step_(t.strides[0] * element_size(t)), wide_(t.dtype.bits == 64) {}
+
+  int64_t count() const { return count_; }
+  int64_t operator[](int64_t i) const {
+    const char* p = data_ + i * step_;
+    return wide_ ? *reinterpret_cast<const int64_t*>(p) : *reinterpret_cast<const int32_t*>(p);
+  }
+
+ private:
+  const char* data_;
+  int64_t count_, step_;
+  bool wide_;
+};
+
 // The rows of a tensor: everything but its last `inner` dimensions, in row-major order, with free strides.
 // Neighbouring dimensions that step evenly are merged, so the common case is a single multiplication a row.
 struct Rows {

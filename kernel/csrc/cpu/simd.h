@@ -7,6 +7,7 @@
 //   + - * /  fma(a,b,c) = a*b+c  fnma(a,b,c) = c-a*b      (portable rounds twice in fma: bits differ between levels)
 //   max(a,b) min(a,b)               b when either is NaN, on every level
 //   abs copysign round_nearest scale2(v, n) = v * 2^n (n integral)
+//   swap_pairs(v)                   lanes 2i and 2i + 1
 //   lt(a,b) -> Mask; select(mask, a, b) = mask ? a : b
 //   reduce_sum(v) reduce_max(v)     in one fixed order a level
 //

@@ -119,6 +119,10 @@ inline Vec scale2(Vec a, Vec n) {
   const __m256i k = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(k, 1);
   return {_mm256_mul_ps(_mm256_mul_ps(a.v, power2(half)), power2(_mm256_sub_epi32(k, half)))};
 }
+// Swaps lanes 2i and 2i + 1.
+inline Vec swap_pairs(Vec a) {
+  return {_mm256_permute_ps(a.v, 0xB1)};
+}
 inline Mask lt(Vec a, Vec b) {
   return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)};
 }

@@ -109,6 +109,10 @@ inline Vec round_nearest(Vec a) {
 inline Vec scale2(Vec a, Vec n) {
   return {_mm512_scalef_ps(a.v, n.v)};
 }
+// Swaps lanes 2i and 2i + 1.
+inline Vec swap_pairs(Vec a) {
+  return {_mm512_permute_ps(a.v, 0xB1)};
+}
 inline Mask lt(Vec a, Vec b) {
   return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)};
 }

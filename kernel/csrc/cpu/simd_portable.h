@@ -87,6 +87,10 @@ inline Vec scale2(Vec a, Vec n) {
            float_of(static_cast<uint32_t>(k - half + 127) << 23);
   });
 }
+// Swaps lanes 2i and 2i + 1.
+inline Vec swap_pairs(Vec a) {
+  return each([&](int i) { return a.v[i ^ 1]; });
+}
 inline Mask lt(Vec a, Vec b) {
   Mask r;
   for (int i = 0; i < Vec::width; i++) r.m[i] = a.v[i] < b.v[i];

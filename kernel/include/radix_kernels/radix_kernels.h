@@ -2,8 +2,11 @@
 #ifndef RADIX_KERNELS_H
 #define RADIX_KERNELS_H
 
+#include "radix_kernels/activation.h"
+#include "radix_kernels/kv_cache.h"
 #include "radix_kernels/library.h"
 #include "radix_kernels/norm.h"
+#include "radix_kernels/rope.h"
 #include "radix_kernels/threads.h"
 #include "radix_kernels/types.h"
 

@@ -1,0 +1,1 @@
+radix_cpu_family(activation BACKEND activation.cpp KERNELS gated.cpp)

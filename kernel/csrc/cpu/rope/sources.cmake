@@ -1,0 +1,1 @@
+radix_cpu_family(rope BACKEND rope.cpp KERNELS rotate.cpp)

@@ -1,0 +1,21 @@
+/* The paged KV cache. */
+#ifndef RADIX_KERNELS_KV_CACHE_H
+#define RADIX_KERNELS_KV_CACHE_H
+
+#include "radix_kernels/types.h"
+
+/* Copies row t of k and v to slot slot_mapping[t] of the caches: page s / page_size, offset s % page_size; -1 skips.
+ * k [T, H, D], v [T, H, Dv], k_cache [pages, page_size, H, D], v_cache [pages, page_size, H, Dv]: bf16, fp16 or fp32,
+ * cache and rows of one dtype, last dim contiguous, other strides free. slot_mapping [T]: int64.
+ * A slot outside of -1 .. pages * page_size - 1 is RK_INVALID on the CPU, before anything is written. */
+typedef struct rk_store_kv_cache_args {
+  uint32_t struct_size;
+  const rk_tensor* k;
+  const rk_tensor* v;
+  const rk_tensor* k_cache;
+  const rk_tensor* v_cache;
+  const rk_tensor* slot_mapping;
+} rk_store_kv_cache_args;
+RK_API rk_status rk_store_kv_cache(const rk_store_kv_cache_args* args, rk_stream stream);
+
+#endif
