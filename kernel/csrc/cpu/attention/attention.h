@@ -1,0 +1,57 @@
+// CPU attention family: what the backend (attention.cpp, compiled once) hands to the kernels (once per ISA level).
+#pragma once
+
+#include "common/tensor.h"
+#include "cpu/isa.h"
+#include "radix_kernels/attention.h"
+
+namespace radix::cpu {
+
+// KV is cut at multiples of this many tokens, whatever the batch, so that a row's sums have one order.
+constexpr int kSplitTokens = 512;
+constexpr int kMaxHeadDim = 256;
+// Query rows (tokens x heads of one KV head) that a task works on at once.
+constexpr int kMaxTaskRows = 32;
+
+// A [.., heads, head_dim] tensor by byte strides.
+struct HeadsView {
+  char* data;
+  int64_t token_stride, head_stride;
+};
+
+// K or V: paged (a page table row names the pages) or contiguous (page_stride unused).
+struct KvView {
+  char* data;
+  int64_t page_stride, token_stride, head_stride;
+};
+
+// Everything a task needs. All pointers are borrowed for the time of the op.
+struct AttentionTask {
+  HeadsView q, out;
+  KvView k, v;
+  const int32_t* page_table;  // NULL: contiguous, and cu_seqlens_k says where a row begins
+  int64_t page_table_stride;
+  int64_t page_size;
+  const int32_t* kv_lens;  // paged
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;  // contiguous
+  const float* sinks;           // [Hq] or NULL
+  float* lse;                   // or NULL
+  int64_t lse_token_stride, lse_head_stride;
+  int64_t heads, kv_heads, head_dim;
+  DType dtype;
+  rk_attention_options options;
+};
+
+// The rows of one task: q tokens [token, token + tokens) of batch row b, heads [head, head + group) of kv_head.
+struct AttentionTile {
+  int64_t batch, token, tokens, kv_head, head, group;
+};
+
+struct AttentionKernels {
+  void (*tile)(const AttentionTask& task, const AttentionTile& tile);
+  void (*merge_state)(const rk_merge_state_args& args, int64_t begin, int64_t end);
+};
+RK_CPU_TABLE(AttentionKernels, attention)
+
+}  // namespace radix::cpu
