@@ -24,9 +24,9 @@ from radix_runtime.step_plan import FROM_PROMPT, StepPlan
 CPU = Device.resolve("cpu")
 
 _COMMON = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -45,12 +45,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_YARN_SIZES = {"max_position_embeddings": 128, "attention_bias": True, "mlp_bias": True}
 # name -> (transformers' config class, changes)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama_linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
     "llama_llama3": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
-    "llama_yarn": ("Llama", {"rope_parameters": _YARN, "attention_bias": True, "mlp_bias": True}),
+    "llama_yarn": ("Llama", {"rope_parameters": _YARN, **_YARN_SIZES}),
     "mistral_window": ("Mistral", {"sliding_window": 7}),
     "qwen2_bias": ("Qwen2", {"num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
     "qwen2_window": (
@@ -136,7 +137,12 @@ class Driver:
             dtype=dtype,
         )
         self.batch = ForwardBatch(
-            CPU, self.pool, max_tokens=300, max_batch=max_rows, max_rows=max_rows, max_context=256
+            CPU,
+            self.pool,
+            max_tokens=300,
+            max_batch=max_rows,
+            max_rows=max_rows,
+            max_context=self.config.max_context,
         )
         self.next_token = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
