@@ -1,0 +1,212 @@
+"""A scheduler on the fake engine, with a client that knows what must come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.runtime.fake_engine import FakeEngine, check_content, oracle
+from radix_runtime.config import ServerArgs
+from radix_runtime.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    FinishReason,
+    Generate,
+    Logprobs,
+    RequestFailed,
+    TextStop,
+    TokenBatch,
+    TokenDelta,
+    pack_ids,
+    unpack_ids,
+)
+from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.scheduler.channel import LocalChannel
+from radix_runtime.scheduler.request import Request
+from radix_runtime.scheduler.scheduler import Scheduler
+
+EOS = frozenset({1, 2})
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Stream:
+    """What the client of one choice saw."""
+
+    ids: list[int] = field(default_factory=list)
+    deltas: int = 0
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    cut: int | None = None  # the detokenizer stopped it after so many tokens
+
+
+class Rig:
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        rows: int = 8,
+        context: int = 256,
+        chunk: int = 32,
+        overlap: bool = True,
+        lazy: bool = True,
+        poison: bool = True,
+        check: str = "step",
+        eos: frozenset[int] = EOS,
+        **settings: object,
+    ) -> None:
+        self.engine = FakeEngine(pages, page_size, rows, context, lazy=lazy)
+        self.args = ServerArgs(
+            page_size=page_size,
+            chunked_prefill_size=chunk,
+            disable_overlap_schedule=not overlap,
+            check_invariants=check,
+            **settings,
+        )
+        self.args.validate()
+        self.eos = eos
+        self.clock = Clock()
+        self.inbox, self.outbox = LocalChannel(), LocalChannel()
+        self.scheduler = Scheduler(
+            self.args, self.engine, self.inbox, self.outbox, eos_ids=sorted(eos), clock=self.clock
+        )
+        self.life = self.scheduler.life
+        self.messages: dict[str, Generate] = {}
+        self.streams: dict[tuple[str, int], Stream] = {}
+        self.failed: dict[str, RequestFailed] = {}
+        self.replies: list[ControlReply] = []
+        if poison:
+            self._poison_freed_pages()
+
+    def _poison_freed_pages(self) -> None:
+        free = self.life.allocator.free
+
+        def free_and_poison(pages: np.ndarray) -> None:
+            free(pages)
+            self.engine.poison(pages)
+
+        self.life.allocator.free = free_and_poison  # type: ignore[method-assign]
+
+    # The client ---------------------------------------------------------------------------
+
+    def submit(self, rid: str, ids: object, *, stream: bool = True, **fields: object) -> Generate:
+        names = set(SamplingParams.__struct_fields__)
+        params = {k: v for k, v in fields.items() if k in names}
+        rest = {k: v for k, v in fields.items() if k not in names}
+        params.setdefault("temperature", 0.0)
+        message = Generate(rid, pack_ids(ids), SamplingParams(**params), stream, **rest)
+        self.messages[rid] = message
+        self.inbox.send(message)
+        return message
+
+    def abort(self, rid: str) -> None:
+        self.inbox.send(Abort(rid))
+
+    def text_stop(self, rid: str, choice: int, n_tokens: int) -> None:
+        """As the detokenizer does: it cuts first and tells the scheduler later."""
+        stream = self.streams[rid, choice]
+        assert stream.finish is None and n_tokens <= len(stream.ids)
+        stream.cut = n_tokens
+        stream.finish = FinishReason("stop", matched="text")
+        self.inbox.send(TextStop(rid, choice, n_tokens, "text"))
+
+    def control(self, op: str) -> ControlReply:
+        self.inbox.send(Control(len(self.replies), op))
+        self.step()
+        return self.replies[-1]
+
+    def step(self) -> bool:
+        happened = self.scheduler.step()
+        for message in self.outbox.receive():
+            if isinstance(message, TokenBatch):
+                for delta in message.deltas:
+                    self._receive(delta)
+            elif isinstance(message, RequestFailed):
+                assert message.rid not in self.failed, "two terminal messages"
+                self.failed[message.rid] = message
+            else:
+                assert isinstance(message, ControlReply)
+                self.replies.append(message)
+        return happened
+
+    def run(self, limit: int = 100_000) -> None:
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    def _receive(self, delta: TokenDelta) -> None:
+        key = (delta.rid, delta.choice)
+        if delta.rid in self.failed:
+            finish = delta.finish
+            assert finish is None or finish.type == "abort" or key not in self.streams
+            return
+        first = key not in self.streams
+        stream = self.streams.setdefault(key, Stream())
+        assert (delta.sampling is not None) == first == (delta.input_ids is not None)
+        if stream.cut is not None:
+            return  # the detokenizer ignores what was on its way
+        assert stream.finish is None, f"{key}: a delta after the last one"
+        stream.ids += unpack_ids(delta.ids).tolist()
+        stream.deltas += 1
+        stream.finish = delta.finish
+        stream.prompt_tokens, stream.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        assert delta.completion_tokens == len(stream.ids)
+        stream.logprobs += [delta.logprobs] if delta.logprobs else []
+        stream.prompt_logprobs += [delta.prompt_logprobs] if delta.prompt_logprobs else []
+
+    # What must hold -----------------------------------------------------------------------
+
+    def request(self, rid: str, choice: int = 0) -> Request:
+        return next(r for r in self.scheduler.live[rid] if r.choice == choice)
+
+    def verify(self, rid: str) -> None:
+        """Every choice of `rid` ended once and gave what the oracle says, or a prefix of it when
+        it was aborted."""
+        message = self.messages[rid]
+        if rid in self.failed:
+            assert rid not in self.scheduler.live
+            return
+        for choice in range(message.sampling.n):
+            stream = self.streams[rid, choice]
+            assert stream.finish is not None, f"{rid}/{choice} never ended"
+            limit = min(self.engine.max_context, self.engine.num_pages * self.engine.page_size)
+            want = oracle(message, choice, eos=self.eos, limit=limit)
+            if stream.cut is not None or stream.finish.type == "abort":
+                assert stream.ids == want.ids[: len(stream.ids)], f"{rid}/{choice}"
+                continue
+            assert stream.ids == want.ids, f"{rid}/{choice}"
+            assert stream.finish == FinishReason(want.finish, matched=want.matched)
+            assert stream.prompt_tokens == len(message.input_ids) // 4
+
+    def verify_all(self) -> None:
+        for rid in self.messages:
+            self.verify(rid)
+        self.verify_rest()
+
+    def verify_rest(self) -> None:
+        """Nothing is left over: no page, row, lock or map entry."""
+        scheduler = self.scheduler
+        assert scheduler.is_idle and scheduler.step_in_flight_since is None
+        scheduler.check()
+        check_content(self.engine, self.life.cache)
+        life = self.life
+        assert not life.pending and not life.draining and not scheduler.live
+        assert life.table.num_free == life.table.max_rows
+        assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
+        life.cache.reset()
+        assert life.allocator.num_free == life.allocator.num_pages

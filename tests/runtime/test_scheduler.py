@@ -1,0 +1,649 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from tests.runtime.fake_engine import fake_logprob, fold, kv_of, oracle
+from radix_runtime.errors import EngineDeadError
+from radix_runtime.messages import unpack_ids
+from radix_runtime.scheduler.request import State
+from tests.runtime.scheduler_rig import Rig
+
+RNG = np.random.default_rng()
+
+
+def prompt(n: int, low: int = 3, high: int = 97) -> np.ndarray:
+    return RNG.integers(low, high, n)
+
+
+BOTH = pytest.mark.parametrize("overlap", [True, False])
+PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
+
+
+def greedy(rig: Rig, rid: str) -> list[int]:
+    return oracle(rig.messages[rid], eos=rig.eos, limit=rig.engine.max_context).ids
+
+
+# Acceptance: shared prefixes ------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_equal_prompts_in_one_step_then_a_stranger(page_size: int, overlap: bool) -> None:
+    rig = Rig(page_size=page_size, pages=256 // page_size, overlap=overlap)
+    ids = prompt(21)
+    for rid in "ab":
+        rig.submit(rid, ids, max_new_tokens=12)
+    rig.step()
+    rig.submit("c", prompt(40), max_new_tokens=12)
+    rig.run()
+    rig.verify_all()
+
+
+@BOTH
+def test_duplicates_computed_side_by_side_become_one_copy(overlap: bool) -> None:
+    """Both prompts begin computing before either is in the tree: the second is told apart only by
+    its first page, then continues into the same pages as the first."""
+    rig = Rig(page_size=4, pages=64, overlap=overlap, chunk=8)
+    life = rig.life
+    ids = prompt(24)
+    rig.submit("a", ids, max_new_tokens=8)
+    rig.step()
+    # Hide the first request's progress from deduplication: what an older race would do.
+    request = rig.request("a")
+    request.prefill_end, kept = 0, request.prefill_end
+    rig.submit("b", ids, max_new_tokens=8)
+    rig.step()
+    request.prefill_end = kept
+    rig.run()
+    assert rig.scheduler.counters.prefill_tokens_total > 24  # it was computed twice
+    assert life.cache.total_pages == (24 + 7) // 4
+    rig.verify_all()
+
+
+@PAGES
+@BOTH
+def test_sixty_four_requests_share_a_prefix(page_size: int, overlap: bool) -> None:
+    rig = Rig(
+        page_size=page_size, pages=64 * 1024 // page_size, rows=64, context=1024, overlap=overlap,
+        chunk=2048,
+    )  # fmt: skip
+    shared = prompt(512)
+    for i in range(64):
+        rig.submit(str(i), np.concatenate([shared, [10 + i], prompt(7)]), max_new_tokens=4)
+    rig.run()
+    assert rig.scheduler.counters.prefill_tokens_total == 512 + 64 * 8
+    assert sum(s.cached_tokens for s in rig.streams.values()) == 63 * 512
+    rig.verify_all()
+
+
+def test_a_chunked_prompt_is_followed_page_by_page() -> None:
+    rig = Rig(chunk=8, pages=256)
+    ids = prompt(64)
+    rig.submit("a", ids, max_new_tokens=2)
+    rig.submit("b", np.concatenate([ids, [5]]), max_new_tokens=2)
+    rig.run()
+    assert rig.scheduler.counters.prefill_tokens_total == 64 + 1
+    assert rig.scheduler.counters.dedup_waits_total > 0
+    rig.verify_all()
+
+
+def test_a_waiter_goes_on_alone_when_its_leader_is_aborted() -> None:
+    rig = Rig(chunk=8)
+    ids = prompt(40)
+    rig.submit("a", ids, max_new_tokens=2)
+    rig.submit("b", ids, max_new_tokens=5)
+    rig.step()
+    rig.abort("a")
+    rig.run()
+    rig.verify_all()
+    assert rig.streams["a", 0].finish.type == "abort"
+
+
+def test_extra_key_keeps_tenants_apart() -> None:
+    rig = Rig()
+    ids = prompt(30)
+    for rid, key in (("a", None), ("b", "x"), ("c", "y"), ("d", "x")):
+        rig.submit(rid, ids, max_new_tokens=3, extra_key=key)
+        rig.run()
+    assert [rig.streams[r, 0].cached_tokens for r in "abcd"] == [0, 0, 0, 28]
+    rig.verify_all()
+
+
+@BOTH
+def test_choices_start_from_the_tree(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.submit("a", prompt(30), n=4, seed=5, temperature=1.0, max_new_tokens=10)
+    rig.run()
+    assert rig.scheduler.counters.prefill_tokens_total == 30 + 3 * 2  # the tail of a page of 4
+    assert rig.scheduler.counters.prompt_tokens_total == 30
+    assert len({tuple(rig.streams["a", c].ids) for c in range(4)}) > 1
+    rig.verify_all()
+
+
+def test_without_radix_cache_nothing_is_shared() -> None:
+    rig = Rig(disable_radix_cache=True, pages=128)
+    ids = prompt(30)
+    for rid in "abc":
+        rig.submit(rid, ids, max_new_tokens=6)
+    rig.run()
+    assert rig.scheduler.counters.prefill_tokens_total == 90
+    rig.verify_all()
+
+
+# Acceptance: abort everywhere -----------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_abort_at_every_step(page_size: int, cached: bool, overlap: bool) -> None:
+    ids = prompt(21)
+    for at in itertools.count():
+        rig = Rig(page_size=page_size, chunk=8, overlap=overlap)
+        if cached:
+            rig.submit("before", ids, max_new_tokens=1)
+            rig.run()
+        rig.submit("a", np.concatenate([ids, ids[:9]]), max_new_tokens=8, ignore_eos=True)
+        rig.submit("other", prompt(9), max_new_tokens=12)
+        for _ in range(at):
+            rig.step()
+        ended = rig.streams.get(("a", 0)) and rig.streams["a", 0].finish
+        rig.abort("a")
+        rig.abort("a")  # idempotent, in the same batch and later
+        rig.step()
+        rig.abort("a")
+        rig.abort("nobody")
+        rig.run()
+        rig.verify_all()
+        if ended:
+            assert at > 8
+            return
+        assert rig.streams["a", 0].finish.type == "abort"
+
+
+def test_abort_all_reaches_waiting_running_and_draining() -> None:
+    rig = Rig(rows=2)
+    for i in range(6):
+        rig.submit(str(i), prompt(20), max_new_tokens=20, n=2, seed=1)
+    for _ in range(3):
+        rig.step()
+    rig.abort("")
+    rig.run()
+    assert all(s.finish.type == "abort" for s in rig.streams.values())
+    assert len(rig.streams) == 12
+    rig.verify_all()
+
+
+def test_pages_of_an_aborted_stream_are_back_within_two_steps() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(40), max_new_tokens=100, ignore_eos=True)
+    for _ in range(6):
+        rig.step()
+    rig.abort("a")
+    rig.step()
+    rig.step()
+    assert rig.life.table.num_free == rig.life.table.max_rows
+    assert rig.scheduler.stats()["num_used_tokens"] == 0
+
+
+# Acceptance: the end of a stream --------------------------------------------------------------
+
+
+def test_eos_under_overlap_gives_one_last_message() -> None:
+    while True:  # a prompt whose answer ends by EOS before its length
+        rig = Rig()
+        rig.submit("a", prompt(9), max_new_tokens=200)
+        rig.run()
+        if rig.streams["a", 0].finish.type == "stop":
+            break
+    assert rig.streams["a", 0].ids[-1] in rig.eos
+    assert rig.scheduler.counters.dropped_tokens_total == 1
+    assert not rig.scheduler.live
+    rig.verify_all()
+
+
+@BOTH
+def test_stop_ids_min_tokens_and_ignore_eos(overlap: bool) -> None:
+    rig = Rig(overlap=overlap, rows=32, pages=512)
+    stop = list(range(30, 60))
+    for i in range(16):
+        rig.submit(f"s{i}", prompt(7), max_new_tokens=40, stop_token_ids=stop)
+        rig.submit(f"m{i}", prompt(7), max_new_tokens=40, stop_token_ids=stop, min_new_tokens=9)
+        rig.submit(f"i{i}", prompt(7), max_new_tokens=40, ignore_eos=True)
+    rig.run()
+    rig.verify_all()
+    assert all(len(rig.streams[f"m{i}", 0].ids) > 9 for i in range(16))
+    assert all(len(rig.streams[f"i{i}", 0].ids) == 40 for i in range(16))
+    ended = [rig.streams[f"s{i}", 0].finish for i in range(16)]
+    assert any(reason.matched in stop for reason in ended)
+
+
+def test_the_same_tokens_and_usage_over_every_setting() -> None:
+    prompts = [prompt(int(n)) for n in RNG.integers(1, 60, 12)]
+    prompts += [np.concatenate([prompts[0], p[:20]]) for p in prompts[:6]]
+    seen: dict[int, list[list[int]]] = {}
+    for page, chunk, overlap, cache, lazy in itertools.product(
+        (1, 4, 64), (7, -1), (True, False), (True, False), (True, False)
+    ):
+        rig = Rig(
+            page_size=page, pages=1024 // page, chunk=chunk, overlap=overlap, lazy=lazy,
+            disable_radix_cache=not cache,
+        )  # fmt: skip
+        for i, ids in enumerate(prompts):
+            rig.submit(str(i), ids, max_new_tokens=15, stream=bool(i % 2))
+        rig.run()
+        rig.verify_all()
+        outputs = [rig.streams[str(i), 0].ids for i in range(len(prompts))]
+        assert seen.setdefault(0, outputs) == outputs
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_cached_tokens_do_not_depend_on_overlap(page_size: int) -> None:
+    ids = prompt(19)
+    counts = []
+    for overlap in (True, False):
+        rig = Rig(page_size=page_size, overlap=overlap, pages=256)
+        for turn in range(4):  # each turn takes the whole answer of the one before as its prefix
+            rig.submit(str(turn), ids, max_new_tokens=30)
+            rig.run()
+            ids = np.concatenate([ids, rig.streams[str(turn), 0].ids, [7]])
+        ids = ids[:19]
+        counts.append([rig.streams[str(t), 0].cached_tokens for t in range(4)])
+        rig.verify_all()
+    assert counts[0] == counts[1] and counts[0][-1] > 19
+
+
+@BOTH
+def test_text_stop_saves_work_and_sends_nothing_more(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.submit("a", prompt(10), max_new_tokens=100, ignore_eos=True, stop=["x"], n=2, seed=3)
+    while ("a", 0) not in rig.streams or len(rig.streams["a", 0].ids) < 6:
+        rig.step()
+    rig.text_stop("a", 0, 5)
+    rig.run()
+    rig.verify_all()
+    assert len(rig.streams["a", 0].ids) < 10 and len(rig.streams["a", 1].ids) == 100
+    assert rig.scheduler.counters.num_finished_requests_total == 2
+
+
+def test_tokens_without_a_reader_travel_in_blocks() -> None:
+    rig = Rig(page_size=16)
+    rig.submit("a", prompt(5), max_new_tokens=150, ignore_eos=True, stream=False)
+    rig.submit("b", prompt(5), max_new_tokens=150, ignore_eos=True, stream=False, stop=["x"])
+    rig.run()
+    assert rig.streams["a", 0].deltas == 4  # the first token, 64, 64, the rest
+    assert rig.streams["b", 0].deltas == 150
+    rig.verify_all()
+
+
+def test_prefill_only_and_open_end() -> None:
+    rig = Rig(pages=16, context=256, chunk=8)  # 64 tokens of KV
+    rig.submit("none", prompt(20), max_new_tokens=0)
+    rig.submit("open", prompt(20), max_new_tokens=None, ignore_eos=True)
+    rig.run()
+    assert rig.streams["none", 0].ids == [] and rig.streams["none", 0].finish.type == "length"
+    assert len(rig.streams["open", 0].ids) == 44
+    rig.verify_all()
+
+
+# Refusals, deadlines, overload ----------------------------------------------------------------
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    rig = Rig(pages=16, context=100)  # 64 tokens of KV
+    cases = [
+        ("long", prompt(90), {"max_new_tokens": 11}, "context_length_exceeded"),
+        ("full", prompt(100), {"max_new_tokens": None}, "context_length_exceeded"),
+        ("pool", prompt(60), {"max_new_tokens": 5}, "kv_capacity_exceeded"),
+        ("open", prompt(64), {"max_new_tokens": None}, "kv_capacity_exceeded"),
+        ("empty", prompt(0), {}, "empty_input"),
+        ("low", [3, -1], {}, "invalid_token_id"),
+        ("high", [3, 97], {}, "invalid_token_id"),
+        ("top_p", [3], {"top_p": 0.0}, "invalid_value"),
+        ("nan", [3], {"temperature": float("nan")}, "invalid_value"),
+        ("n", [3], {"n": 17}, "invalid_value"),
+        ("start", [3], {"logprob_start": 2}, "invalid_value"),
+        ("top", [3], {"top_logprobs": -1}, "invalid_value"),
+    ]
+    for rid, ids, fields, code in cases:
+        rig.submit(rid, ids, **fields)
+        rig.step()
+        assert (rig.failed[rid].status, rig.failed[rid].code) == (400, code)
+    assert "65" not in rig.failed["long"].message and "100" in rig.failed["long"].message
+    rig.submit("good", prompt(60), max_new_tokens=4)
+    rig.run()
+    rig.verify_all()
+
+
+def test_the_queue_is_bounded() -> None:
+    rig = Rig(rows=2, max_running_requests=2, max_queued_requests=3)
+    for i in range(9):
+        rig.submit(str(i), prompt(10), max_new_tokens=5)
+    rig.step()
+    refused = [str(i) for i in range(5, 9)]
+    assert sorted(rig.failed) == refused
+    for failure in rig.failed.values():
+        assert (failure.status, failure.code) == (503, "engine_overloaded")
+        assert 1 <= failure.retry_after <= 30
+    rig.run()
+    rig.verify_all()
+
+
+def test_a_reused_id_ends_both_requests() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(10), max_new_tokens=50)
+    rig.step()
+    rig.submit("a", prompt(10), max_new_tokens=50)
+    rig.run()
+    assert rig.failed["a"].code == "invalid_value"
+    rig.verify_rest()
+
+
+def test_deadlines_in_the_queue_and_while_running() -> None:
+    rig = Rig(rows=1)
+    rig.submit("runs", prompt(10), max_new_tokens=200, ignore_eos=True, deadline=105.0)
+    rig.submit("waits", prompt(10), max_new_tokens=5, deadline=101.0)
+    rig.submit("later", prompt(10), max_new_tokens=5, deadline=1000.0)
+    for _ in range(4):
+        rig.step()
+    rig.clock.now = 102.0
+    rig.step()
+    assert rig.failed["waits"].status == 503 and "runs" not in rig.failed
+    rig.clock.now = 106.0
+    rig.run()
+    assert rig.failed["runs"].status == 504
+    assert {f.code for f in rig.failed.values()} == {"deadline_exceeded"}
+    rig.verify("later")
+    rig.verify_rest()
+
+
+def test_flush_cache_only_when_nothing_runs() -> None:
+    rig = Rig()
+    ids = prompt(20)
+    rig.submit("a", ids, max_new_tokens=3)
+    assert rig.control("flush_cache").message == "busy"
+    rig.run()
+    assert rig.life.cache.total_pages > 0
+    assert rig.control("check").ok and rig.control("flush_cache").ok
+    assert rig.life.allocator.num_free == rig.life.allocator.num_pages
+    rig.submit("b", ids, max_new_tokens=3)
+    rig.run()
+    assert rig.streams["b", 0].cached_tokens == 0
+    stats = rig.control("stats").stats
+    assert stats["num_requests_total"] == 2 and stats["num_running_reqs"] == 0
+    rig.verify_all()
+
+
+# Memory pressure ------------------------------------------------------------------------------
+
+
+@BOTH
+@PAGES
+def test_random_load_never_overcommits(page_size: int, overlap: bool) -> None:
+    rig = Rig(
+        page_size=page_size, pages=256 // page_size, rows=8, overlap=overlap, chunk=24,
+        schedule_conservativeness=0.0,
+    )  # fmt: skip
+    for i in range(40):
+        room = int(RNG.integers(2, 200))
+        ids = prompt(int(RNG.integers(1, room)))
+        rig.submit(str(i), ids, max_new_tokens=room - len(ids), ignore_eos=bool(i % 3))
+    rig.run()
+    assert not rig.failed
+    rig.verify_all()
+
+
+@BOTH
+def test_retraction_resumes_where_it_stopped(overlap: bool) -> None:
+    rig = Rig(pages=24, page_size=4, overlap=overlap, schedule_conservativeness=0.0)
+    for i in range(4):
+        rig.submit(
+            str(i), prompt(12), max_new_tokens=60, ignore_eos=True, temperature=1.0, seed=i,
+            return_logprob=True,
+        )  # fmt: skip
+    rig.run()
+    assert rig.scheduler.counters.num_retractions_total > 0
+    assert all(s.cached_tokens == 0 for s in rig.streams.values())
+    for i in range(4):
+        ids = np.concatenate([lp_ids(lp) for lp in rig.streams[str(i), 0].logprobs])
+        assert ids.tolist() == rig.streams[str(i), 0].ids  # each scored once
+    rig.verify_all()
+
+
+def lp_ids(logprobs: object) -> np.ndarray:
+    return unpack_ids(logprobs.ids)
+
+
+def test_unseeded_requests_keep_their_seed_over_retraction() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(12), max_new_tokens=30, ignore_eos=True, temperature=1.0)
+    for _ in range(8):
+        rig.step()
+    seed = rig.request("a").seed
+    rig.scheduler.retract_youngest()
+    assert rig.request("a").state is State.WAITING and rig.request("a").num_output > 0
+    rig.run()
+    assert rig.engine.sampling[0].seed % 2**64 == seed
+    assert len(rig.streams["a", 0].ids) == 30
+    rig.verify_rest()
+
+
+@BOTH
+def test_forced_retraction_at_every_step(overlap: bool) -> None:
+    for every in (1, 2, 3, 7):
+        rig = Rig(overlap=overlap, chunk=16)
+        for i in range(5):
+            rig.submit(str(i), prompt(20), max_new_tokens=12, seed=i, temperature=1.0, n=2)
+        for at in range(2000):
+            if every > 1 and at % every == 0 or every == 1 and at % 2:
+                rig.scheduler.retract_youngest()
+            if not rig.step() and not rig.scheduler.live:
+                break
+        rig.verify_all()
+
+
+# Long prompts beside streams ------------------------------------------------------------------
+
+
+@BOTH
+def test_a_long_prompt_does_not_stop_the_streams(overlap: bool) -> None:
+    rig = Rig(rows=8, pages=1024, context=2048, chunk=32, overlap=overlap)
+    for i in range(4):
+        rig.submit(f"s{i}", prompt(8), max_new_tokens=120, ignore_eos=True)
+    for _ in range(8):
+        rig.step()
+    rig.submit("long", prompt(1500), max_new_tokens=1)
+    lengths = [len(rig.streams[f"s{i}", 0].ids) for i in range(4)]
+    while ("long", 0) not in rig.streams:
+        rig.step()
+        now = [len(rig.streams[f"s{i}", 0].ids) for i in range(4)]
+        if rig.scheduler.live.keys() >= {"s0", "s1", "s2", "s3"}:
+            assert all(b - a == 1 for a, b in zip(lengths, now, strict=True))
+        lengths = now
+    assert max(tokens for _, _, tokens in rig.engine.steps) <= 32
+    assert any(0 < decode < rows for decode, rows, _ in rig.engine.steps)  # mixed steps
+    rig.run()
+    rig.verify_all()
+
+
+# Logprobs -------------------------------------------------------------------------------------
+
+
+def expected_prompt_logprobs(ids: np.ndarray, start: int) -> list[float]:
+    kv = kv_of(ids)
+    scores = [fake_logprob(fold(kv[:p]), int(ids[p])) for p in range(max(start, 1), len(ids))]
+    return ([float("nan")] if start == 0 else []) + scores
+
+
+@BOTH
+@pytest.mark.parametrize("chunk", [7, -1])
+@pytest.mark.parametrize("start", [0, 1, 13, 39, 40])
+def test_prompt_logprobs_over_chunks_and_cached_prefixes(
+    start: int, chunk: int, overlap: bool
+) -> None:
+    rig = Rig(overlap=overlap, chunk=chunk)
+    ids = prompt(40)
+    rig.submit("warm", ids, max_new_tokens=1)
+    rig.run()
+    rig.submit(
+        "a", ids, max_new_tokens=5, n=2, seed=1, temperature=1.0, ignore_eos=True,
+        logprob_start=start, top_logprobs=3, return_logprob=True,
+    )  # fmt: skip
+    if chunk > 0:
+        rig.step()
+        rig.step()
+        rig.scheduler.retract_youngest()  # scored once all the same
+        rig.scheduler.retract_youngest()
+    rig.run()
+    stream = rig.streams["a", 0]
+    if start == 40:
+        assert stream.prompt_logprobs == []
+    else:
+        (got,) = stream.prompt_logprobs
+        assert unpack_ids(got.ids).tolist() == ids[start:].tolist()
+        values = np.frombuffer(got.logprobs, "<f4")
+        np.testing.assert_array_equal(values, np.float32(expected_prompt_logprobs(ids, start)))
+        assert got.top_n == 3 and len(got.top_ids) == 4 * 3 * len(values)
+    assert rig.streams["a", 1].prompt_logprobs == []  # the prompt counts once
+    assert stream.cached_tokens <= max(start - 1, 0)
+    values = np.concatenate([np.frombuffer(lp.logprobs, "<f4") for lp in stream.logprobs])
+    kv = kv_of(np.concatenate([ids, stream.ids]))
+    want = [fake_logprob(fold(kv[: 40 + i]), t) for i, t in enumerate(stream.ids)]
+    np.testing.assert_array_equal(values, np.float32(want))
+    rig.verify_all()
+
+
+def test_prompt_logprobs_come_in_blocks() -> None:
+    rig = Rig(pages=700, context=2700, chunk=-1)
+    spans = []
+    launch = rig.engine.launch
+    rig.engine.launch = lambda plan: (spans.extend(plan.logprob_spans), launch(plan))[1]
+    ids = prompt(2500)
+    rig.submit("a", ids, max_new_tokens=0, logprob_start=0)
+    rig.run()
+    assert [len(s.targets) // 4 for s in spans] == [1024, 1024, 451]
+    (got,) = rig.streams["a", 0].prompt_logprobs
+    assert len(got.ids) == 4 * 2500
+    values = np.frombuffer(got.logprobs, "<f4")
+    np.testing.assert_array_equal(values, np.float32(expected_prompt_logprobs(ids, 0)))
+
+
+# Faults ---------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_row_of_nan_fails_alone_and_is_not_shared(overlap: bool) -> None:
+    rig = Rig(overlap=overlap, chunk=8)
+    ids = prompt(20)
+    bad: list[int] = []
+    rig.engine.nan_rows = lambda step, row: row in bad
+    rig.submit("bad", ids, max_new_tokens=50, ignore_eos=True)
+    rig.submit("good", prompt(20), max_new_tokens=30)
+    for _ in range(12):
+        rig.step()
+    assert len(rig.streams["bad", 0].ids) > 2
+    bad.append(rig.request("bad").row)
+    while "bad" not in rig.failed:
+        rig.step()
+    bad.clear()
+    failure = rig.failed["bad"]
+    assert (failure.status, failure.code) == (500, "numerical_error")
+    rig.run()
+    assert rig.life.cache.match_length(ids.astype(np.int32)) == 0
+    rig.verify("good")
+    rig.verify_rest()
+
+
+def test_nan_on_the_first_token_fails_every_choice() -> None:
+    rig = Rig()
+    rig.engine.nan_rows = lambda step, row: True
+    rig.submit("a", prompt(20), max_new_tokens=5, n=3, seed=1)
+    rig.run()
+    assert rig.failed["a"].status == 500 and rig.life.cache.total_pages == 0
+    assert rig.scheduler.counters.num_failed_requests_total == 3
+    rig.verify_rest()
+
+
+def test_a_dead_engine_ends_the_loop() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(20), max_new_tokens=5)
+    rig.engine.run_until = lambda step: (_ for _ in ()).throw(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError):
+        rig.scheduler.run(lambda: False)
+
+
+# The loop -------------------------------------------------------------------------------------
+
+
+def test_an_idle_scheduler_sleeps_and_checks_itself_once() -> None:
+    rig = Rig(check="idle")
+    rig.submit("a", prompt(20), max_new_tokens=5)
+    waits: list[float | None] = []
+    checks, beats = [], []
+    rig.inbox.wait = lambda timeout: (waits.append(timeout), False)[1]
+    rig.scheduler.heartbeat = lambda: beats.append(1)
+    check = rig.scheduler.check
+    rig.scheduler.check = lambda: (checks.append(1), check())[1]
+    rig.scheduler.run(lambda: len(waits) >= 5)
+    assert waits == [0.1, 1.0, 1.0, 1.0, 1.0] and len(checks) == 1
+    assert len(beats) > 5
+    assert rig.scheduler.step_in_flight_since is None
+
+
+def test_the_age_of_a_step_in_flight_is_visible() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(20), max_new_tokens=5)
+    rig.step()
+    assert rig.scheduler.step_in_flight_since == 100.0
+
+
+def test_overlap_launches_before_it_waits() -> None:
+    rig = Rig(overlap=True)
+    rig.submit("a", prompt(5), max_new_tokens=10, ignore_eos=True)
+    rig.step()
+    assert len(rig.scheduler.in_flight) == 1 and not rig.engine.results
+    rig.step()
+    assert len(rig.scheduler.in_flight) == 1
+    assert rig.request("a").total_len == rig.request("a").num_ids + 1
+    rig = Rig(overlap=False)
+    rig.submit("a", prompt(5), max_new_tokens=10, ignore_eos=True)
+    rig.step()
+    assert not rig.scheduler.in_flight and len(rig.streams["a", 0].ids) == 1
+
+
+# Order ----------------------------------------------------------------------------------------
+
+
+def test_lpm_prefers_the_cached_and_never_starves_the_rest() -> None:
+    rig = Rig(rows=1, schedule_policy="lpm", schedule_age_bound=5.0, max_queued_requests=1000)
+    hot = prompt(40)
+    rig.submit("warm", hot, max_new_tokens=1)
+    rig.run()
+    rig.submit("first", np.concatenate([hot, prompt(1)]), max_new_tokens=4, ignore_eos=True)
+    rig.step()
+    rig.submit("cold", prompt(40), max_new_tokens=4, ignore_eos=True)
+    born, count = rig.clock.now, 0
+    while ("cold", 0) not in rig.streams:
+        rig.submit(f"hot{count}", np.concatenate([hot, prompt(2)]), max_new_tokens=4)
+        rig.step()
+        rig.clock.now += 0.1
+        count += 1
+        assert count < 1000
+    waited = rig.clock.now - born
+    assert 5.0 <= waited < 6.5  # the bound and what was running then
+    assert ("hot0", 0) in rig.streams
+    rig.abort("")
+    rig.run()
+    rig.verify_rest()
+
+
+def test_fcfs_keeps_the_order() -> None:
+    rig = Rig(rows=1)
+    order: list[str] = []
+    for i in range(5):
+        rig.submit(str(i), prompt(10), max_new_tokens=2, ignore_eos=True)
+    while rig.step():
+        order += [rid for rid, _ in rig.streams if rid not in order]
+    assert order == list("01234")
