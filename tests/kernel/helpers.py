@@ -19,7 +19,7 @@ ROUNDED_ONCE = {
 }
 # Attention may round probabilities to the dtype of the values before they meet.
 ATTENTION = {
-    torch.float32: (2e-6, 2e-5),
+    torch.float32: (1e-5, 9e-5),
     torch.float16: (6e-4, 4e-3),
     torch.bfloat16: (5e-3, 3e-2),
 }
@@ -52,9 +52,10 @@ def assert_close(
         wrong = test(wide) != test(expected)
         assert not wrong.any(), f"{op}: {name} at other places, first {wrong.nonzero()[0].tolist()}"
     norm, worst = errors(wide, expected)
-    key = op, str(got.dtype).removeprefix("torch.")
-    before = measured.get(key, (0.0, 0.0))
-    measured[key] = max(before[0], norm), max(before[1], worst)
+    if tolerance[1] < 0.01 or got.element_size() == 2:  # not the tests of ill-conditioned inputs
+        key = op, str(got.dtype).removeprefix("torch.")
+        before = measured.get(key, (0.0, 0.0))
+        measured[key] = max(before[0], norm), max(before[1], worst)
     assert norm <= tolerance[0], f"{op}: norm error {norm:.3g}, allowed {tolerance[0]:.3g}"
     assert worst <= tolerance[1], f"{op}: worst element {worst:.3g}, allowed {tolerance[1]:.3g}"
 

@@ -45,8 +45,7 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
     """Lay out w for `linear` and `embedding` on its device.
 
     w: [N, K] bfloat16, float16 or float32, last dimension contiguous. kind: None or `dense` keeps
-    w's dtype; scales must be None then. w may be freed afterwards; in the `reference` layout of a
-    contiguous torch w the result shares its memory.
+    w's dtype; scales must be None then. The result holds a copy: w may be freed afterwards.
     Errors: TypeError (dtype), ValueError (shape, stride), NotImplementedError (another kind).
     """
     if kind not in (None, "dense"):
@@ -62,7 +61,8 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
     if run is None:
         import torch
 
-        data = _arrays.as_torch(w).contiguous().view(-1).view(torch.uint8)
+        rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
+        data = rows.view(-1).view(torch.uint8)
         return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
     bind: Any = _loader.bind
     data = _arrays.empty(w, (bind.packed_weight_size(n, k, name),), "uint8")

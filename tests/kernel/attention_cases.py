@@ -1,0 +1,115 @@
+"""Paged attention problems and an oracle in numpy, shared by the native and the Triton tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.kernel.helpers import integers, spread
+
+
+@dataclass
+class Case:
+    """A batch of (q_len, kv_len) rows over a paged cache that is NaN wherever nothing may read."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    page_table: torch.Tensor
+    kv_lens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    keys: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def args(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.page_table,
+            self.kv_lens,
+            self.cu_seqlens_q,
+        )
+
+
+def make_case(
+    rows: list[tuple[int, int]],
+    rng: torch.Generator,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dim: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    hnd: bool = False,
+    gap: int = 0,
+) -> Case:
+    """Random rows; pages are scattered, page ids past a row's end point far outside the cache."""
+    needed = [-(-kv // page_size) for _, kv in rows]
+    pages, width = sum(needed) + 3, max([*needed, 0]) + 2
+    shape = (pages, heads[1], page_size, dim) if hnd else (pages, page_size, heads[1], dim)
+    caches = [torch.full(shape, math.nan, dtype=dtype) for _ in range(2)]
+    if hnd:
+        caches = [cache.transpose(1, 2) for cache in caches]
+    free = torch.randperm(pages, generator=rng)
+    table = torch.full((len(rows), width), 2**30, dtype=torch.int32)
+    case = Case(
+        spread((sum(n for n, _ in rows), heads[0], dim), dtype, rng, gap=gap),
+        *caches,
+        table,
+        torch.tensor([kv for _, kv in rows], dtype=torch.int32),
+        torch.tensor([0, *np.cumsum([n for n, _ in rows])], dtype=torch.int32),
+    )
+    for row, (_, kv) in enumerate(rows):
+        mine, free = free[: needed[row]], free[needed[row] :]
+        table[row, : needed[row]] = mine.to(torch.int32)
+        for cache, kept in ((case.k_cache, case.keys), (case.v_cache, case.values)):
+            kept.append(spread((kv, heads[1], dim), dtype, rng))
+            for token in range(kv):
+                cache[mine[token // page_size], token % page_size] = kept[-1][token]
+    return case
+
+
+def random_rows(count: int, rng: torch.Generator, longest: int = 150) -> list[tuple[int, int]]:
+    """Decode rows, prefills, chunks behind a cached prefix, and rows with nothing to do."""
+    rows = []
+    for kind in integers(0, 4, (count,), rng).tolist():
+        kv = int(integers(1, longest, (), rng))
+        n = [1, kv, int(integers(1, kv + 1, (), rng)), 0][kind]
+        rows.append((n, kv))
+    return rows
+
+
+def oracle(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse in float64, one query and head at a time, straight from the definition."""
+    scale = options.get("softmax_scale") or case.q.shape[-1] ** -0.5
+    left, right = options.get("window_size", (-1, -1))
+    causal = options.get("causal", True) or right == 0
+    sinks, softcap = options.get("sinks"), options.get("softcap", 0.0)
+    q = case.q.double().numpy()
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    starts = case.cu_seqlens_q.tolist()
+    for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        k, v = keys.double().numpy(), values.double().numpy()
+        n, m = starts[row + 1] - starts[row], k.shape[0]
+        for i in range(n):
+            position = m - n + i
+            first = max(0, position - left) if left >= 0 else 0
+            last = min(position + 1, m) if causal else m
+            for h in range(q.shape[1]):
+                g = h // (q.shape[1] // k.shape[1])
+                s = k[first : max(last, first), g] @ q[starts[row] + i, h] * scale
+                s = softcap * np.tanh(s / softcap) if softcap else s
+                full = s if sinks is None else np.append(s, float(sinks[h]))
+                if not full.size:
+                    continue
+                top = full.max()
+                total = np.exp(full - top).sum()
+                lse[starts[row] + i, h] = top + np.log(total)
+                weights = np.exp(s - top) / total
+                out[starts[row] + i, h] = weights @ v[first : max(last, first), g]
+    return torch.from_numpy(out), torch.from_numpy(lse)

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import radix_kernels as rk
+import torch
+import torch.nn.functional as F
+
+from tests.kernel.attention_cases import Case, make_case, oracle, random_rows
+from tests.kernel.helpers import (
+    ATTENTION,
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    guarded,
+    spread,
+)
+
+OPTIONS = {
+    "plain": {},
+    "not causal": {"causal": False},
+    "window": {"window_size": (7, 0)},
+    "window of one": {"window_size": (0, 0)},
+    "window without causal": {"window_size": (33, -1), "causal": False},
+    "right 0 is causal": {"window_size": (-1, 0), "causal": False},
+    "softcap": {"softcap": 5.0},
+    "scale": {"softmax_scale": 0.31},
+    "sinks": {"sinks": True},
+    "all": {"sinks": True, "softcap": 20.0, "window_size": (21, 0), "softmax_scale": 0.2},
+}
+
+
+def run(
+    case: Case,
+    op_options: dict,
+    rng: torch.Generator,
+    tolerance: tuple[float, float] | None = None,
+) -> None:
+    """Check out, lse, the reference, and that out is written fully and nothing beside it."""
+    options = dict(op_options)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
+    dtype = case.q.dtype
+    expected, expected_lse = oracle(case, **options)
+    out = guarded(tuple(case.q.shape), dtype, gap=8)
+    got, lse = rk.flash_attn_with_kvcache(
+        *case.args, **options, return_softmax_lse=True, out=out.view
+    )
+    assert got is out.view and lse.dtype == torch.float32
+    out.check()
+    assert_close("flash_attn_with_kvcache", got, expected, tolerance or ATTENTION[dtype])
+    assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
+    wide = Case(case.q.double(), case.k_cache.double(), case.v_cache.double(), *case.args[3:])
+    exact, exact_lse = rk.reference.flash_attn_with_kvcache(
+        *wide.args, **options, return_softmax_lse=True
+    )
+    assert_close("reference.flash_attn_with_kvcache", exact, expected, (1e-12, 1e-10))
+    assert_close("reference.flash_attn_with_kvcache lse", exact_lse, expected_lse, (1e-12, 1e-10))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_options(options, dtype, rng):
+    rows = [(1, 90), (3, 3), (5, 70), (1, 1), (0, 20), (40, 45)]
+    run(make_case(rows, rng, dtype=dtype), options, rng)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("hnd", [False, True])
+def test_page_sizes(page_size, hnd, rng):
+    case = make_case(random_rows(5, rng), rng, page_size=page_size, hnd=hnd, gap=16)
+    run(case, {}, rng)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (8, 8), (8, 1), (6, 2), (5, 1), (14, 2)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS[::2], ids=str)
+def test_head_groups(heads, dtype, rng):
+    run(make_case([(1, 40), (9, 30)], rng, heads=heads, dtype=dtype), {}, rng)
+
+
+@pytest.mark.parametrize("dim", [16, 48, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_head_dims(dim, dtype, rng):
+    run(make_case([(1, 33), (17, 20)], rng, dim=dim, dtype=dtype), {}, rng)
+
+
+@pytest.mark.parametrize("kv_len", [511, 512, 513, 1024, 1300])
+@pytest.mark.parametrize("options", [{}, {"window_size": (600, 0), "sinks": True}], ids=str)
+def test_around_the_split_borders(kv_len, options, rng):
+    case = make_case([(1, kv_len), (2, kv_len)], rng, heads=(2, 1), dim=32)
+    run(case, options, rng)
+
+
+def test_nothing_to_do(rng):
+    run(make_case([(0, 0), (0, 5)], rng), {}, rng)
+    empty = make_case([], rng)
+    out, lse = rk.flash_attn_with_kvcache(*empty.args, return_softmax_lse=True)
+    assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_queries_that_see_nothing(sinks, rng):
+    """kv_len 0, and more queries than keys: out 0; lse -inf, or the sink's logit."""
+    run(make_case([(2, 0), (5, 3), (1, 4)], rng), {"sinks": True} if sinks else {}, rng)
+
+
+def test_large_scores_do_not_overflow(rng):
+    case = make_case([(4, 40)], rng)
+    case.q *= 200
+    # Scores of thousands carry errors of 1e-4 in float32, and exp hands them on.
+    run(case, {}, rng, tolerance=(2e-3, 2e-2))
+
+
+def test_rows_do_not_depend_on_the_batch(rng):
+    rows = [(1, 600), (7, 90), (1, 33), (30, 31)]
+    case = make_case(rows, rng, dtype=torch.bfloat16)
+    whole = rk.flash_attn_with_kvcache(*case.args)
+    for row, (n, _) in enumerate(rows):
+        begin = int(case.cu_seqlens_q[row])
+        alone = rk.flash_attn_with_kvcache(
+            case.q[begin : begin + n],
+            case.k_cache,
+            case.v_cache,
+            case.page_table[row : row + 1],
+            case.kv_lens[row : row + 1],
+            torch.tensor([0, n], dtype=torch.int32),
+        )
+        expected = whole[begin : begin + n]
+        if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"] == "reference":
+            continue  # torch's einsum promises nothing about bits
+        assert_same_bits(alone, expected)
+
+
+def test_paged_equals_scaled_dot_product_attention(rng):
+    """A third witness, torch's own."""
+    case = make_case([(20, 20)], rng, heads=(4, 4))
+    q, k, v = (x.double().transpose(0, 1)[None] for x in (case.q, case.keys[0], case.values[0]))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
+    assert_close(
+        "flash_attn_with_kvcache",
+        rk.flash_attn_with_kvcache(*case.args),
+        expected,
+        ATTENTION[torch.float32],
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_varlen(options, dtype, rng):
+    options = dict(options)
+    case = make_case([(1, 50), (6, 6), (0, 9), (3, 0), (25, 70)], rng, dtype=dtype)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(4, generator=rng)
+    k, v = torch.cat(case.keys), torch.cat(case.values)
+    lens = [key.shape[0] for key in case.keys]
+    cu_k = torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
+    expected, expected_lse = oracle(case, **options)
+    out = guarded(tuple(case.q.shape), dtype)
+    _, lse = rk.flash_attn_varlen(
+        case.q, k, v, case.cu_seqlens_q, cu_k, **options, return_softmax_lse=True, out=out.view
+    )
+    out.check()
+    assert_close("flash_attn_varlen", out.view, expected, ATTENTION[dtype])
+    assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_merge_state(dtype, rng):
+    """Attention over all keys is the merge of attention over two parts of them."""
+    n, heads, dim = 9, 3, 48
+    q = spread((n, heads, dim), dtype, rng)
+    k, v = (spread((50, heads, dim), dtype, rng) for _ in range(2))
+    cu = torch.tensor([0, n], dtype=torch.int32)
+    parts = []
+    for keys in (slice(0, 17), slice(17, 50), slice(0, 50)):
+        length = torch.tensor([0, keys.stop - keys.start], dtype=torch.int32)
+        parts.append(
+            rk.reference.flash_attn_varlen(
+                q.double(), k[keys].double(), v[keys].double(), cu, length,
+                causal=False, return_softmax_lse=True,
+            )  # fmt: skip
+        )
+    (a, la), (b, lb), (whole, lse) = parts
+    exact, exact_lse = rk.reference.merge_state(a, la, b, lb)
+    assert_close("reference.merge_state", exact, whole, (1e-12, 1e-10))
+    assert_close("reference.merge_state lse", exact_lse, lse, (1e-12, 1e-10))
+    ra, rb = a.to(dtype), b.to(dtype)
+    expected, _ = rk.reference.merge_state(
+        ra.double(), la.float().double(), rb.double(), lb.float().double()
+    )
+    out = guarded((n, heads, dim), dtype)
+    got, got_lse = rk.merge_state(ra, la.float(), rb, lb.float(), out=out.view)
+    out.check()
+    assert_close("merge_state", got, expected, ROUNDED_ONCE[dtype])
+    assert_close("merge_state lse", got_lse, lse, (4e-6, 2e-5))
+
+
+def test_merge_state_with_an_empty_side(rng):
+    a = spread((3, 2, 16), torch.float32, rng)
+    la = torch.randn(3, 2, generator=rng)
+    nothing = torch.full((3, 2), -math.inf)
+    garbage = torch.full((3, 2, 16), math.nan)
+    out, lse = rk.merge_state(a, la, garbage, nothing)
+    assert torch.equal(out, a) and torch.equal(lse, la)
+    out, lse = rk.merge_state(garbage, nothing, a, la)
+    assert torch.equal(out, a) and torch.equal(lse, la)
+    out, lse = rk.merge_state(garbage, nothing, garbage, nothing)
+    assert not out.any() and torch.equal(lse, nothing)
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "error"),
+    [
+        (0, lambda x: x.double(), TypeError),
+        (1, lambda x: x.to(torch.bfloat16), TypeError),
+        (0, lambda x: x[:, :3], ValueError),
+        (0, lambda x: x[..., :32], ValueError),
+        (2, lambda x: x[:, :8], ValueError),
+        (3, lambda x: x.long(), TypeError),
+        (3, lambda x: x[:0], ValueError),
+        (4, lambda x: x.long(), TypeError),
+        (5, lambda x: x[:1], ValueError),
+    ],
+)
+def test_errors(index, change, error, rng):
+    args = list(make_case([(2, 5)], rng).args)
+    args[index] = change(args[index])
+    with pytest.raises(error):
+        rk.flash_attn_with_kvcache(*args)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window_size": (-2, 0)}, {"window_size": (3, 2)}, {"softcap": -1.0}, {"sinks": torch.ones(3)}],
+    ids=str,
+)
+def test_option_errors(options, rng):
+    with pytest.raises(ValueError):
+        rk.flash_attn_with_kvcache(*make_case([(2, 5)], rng).args, **options)

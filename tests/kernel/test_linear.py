@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import radix_kernels as rk
+import torch
+
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, spread
+
+# Sums of K float32 products, then one rounding; K up to 1,000 here.
+TOLERANCE = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (4e-4, 5.5e-4),
+    torch.bfloat16: (3e-3, 4.2e-3),
+}
+SIZES = [(1, 1), (15, 31), (16, 32), (17, 33), (48, 64), (100, 7), (33, 1000)]
+
+
+def oracle(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    result = x.double().numpy() @ w.double().numpy().T
+    return torch.from_numpy(result if bias is None else result + bias.double().numpy())
+
+
+def poisoned_pack(w: torch.Tensor) -> rk.PackedWeight:
+    """Pack from a view between NaNs, then spoil the source: nothing may still point to it."""
+    holder = guarded(tuple(w.shape), w.dtype, gap=3)
+    holder.view.copy_(w)
+    packed = rk.pack_weight(holder.view)
+    holder.view.fill_(math.nan)
+    return packed
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("n", "k"), [*SIZES, (5, 0)])
+def test_pack_and_unpack_keep_every_bit(dtype, n, k, rng):
+    w = spread((n, k), dtype, rng)
+    if w.numel() > 3:
+        w.view(-1)[:3] = torch.tensor([math.inf, -0.0, math.nan], dtype=dtype)
+    packed = poisoned_pack(w)
+    assert (packed.n, packed.k, packed.shape) == (n, k, (n, k))
+    assert packed.data.dtype == torch.uint8 and packed.nbytes == packed.data.numel()
+    assert packed.dtype == str(dtype).removeprefix("torch.")
+    assert_same_bits(rk.unpack_weight(packed), w)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 5, 33])
+@pytest.mark.parametrize("bias", [None, "same", "float32"])
+def test_linear(dtype, n, k, tokens, bias, rng):
+    x = spread((tokens, k), dtype, rng, gap=5)
+    w = spread((n, k), dtype, rng)
+    b = None if bias is None else spread((n,), dtype if bias == "same" else torch.float32, rng)
+    expected = oracle(x, w, b)
+    for weight in (poisoned_pack(w), w):
+        out = guarded((tokens, n), dtype, gap=3)
+        assert rk.linear(x, weight, b, out=out.view) is out.view
+        out.check()
+        assert_close("linear", out.view, expected, TOLERANCE[dtype])
+        assert_same_bits(rk.linear(x, weight, b), out.view.contiguous())
+    wide = rk.reference.linear(x.double(), w.double(), None if b is None else b.double())
+    assert_close("reference.linear", wide, expected, (1e-13, 1e-11))
+
+
+def test_leading_dimensions(rng):
+    x, w = spread((2, 3, 40), torch.float32, rng), spread((24, 40), torch.float32, rng)
+    out = rk.linear(x, rk.pack_weight(w))
+    assert out.shape == (2, 3, 24)
+    assert_same_bits(out.view(6, 24), rk.linear(x.view(6, 40), rk.pack_weight(w)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_and_threads_do_not_change_bits(dtype, rng):
+    x, w = spread((70, 200), dtype, rng), spread((90, 200), dtype, rng)
+    packed = rk.pack_weight(w)
+    if packed.layout == "reference":
+        pytest.skip("torch's GEMM computes the reference layout and promises nothing about bits")
+    whole = rk.linear(x, packed)
+    for begin, end in ((0, 1), (3, 5), (10, 26), (37, 70)):
+        assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
+    before = rk.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            rk.set_num_threads(threads)
+            assert_same_bits(rk.linear(x, packed), whole)
+    finally:
+        rk.set_num_threads(before)
+
+
+def test_nan_rows_and_padding(rng):
+    """A NaN in x reaches its row, one in w its column; padding is never an output."""
+    x, w = spread((5, 33), torch.bfloat16, rng), spread((17, 33), torch.bfloat16, rng)
+    clean = rk.linear(x, rk.pack_weight(w))
+    x[2, 32] = math.nan
+    out = rk.linear(x, rk.pack_weight(w))
+    assert torch.isnan(out[2]).all()
+    assert_same_bits(out[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+    x[2, 32], w[16, 32] = 1.0, math.inf
+    out = rk.linear(x, rk.pack_weight(w))
+    assert not torch.isfinite(out[:, 16]).any()
+    assert torch.isfinite(out[:, :16]).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 19])
+def test_embedding(dtype, index, tokens, rng):
+    w = spread((37, 45), dtype, rng)
+    w[5, 3], w[5, 4] = math.inf, -0.0
+    ids = torch.randint(0, 37, (tokens,), generator=rng).to(index)
+    if tokens > 2:
+        ids[:2] = torch.tensor([0, 36])
+    expected = torch.from_numpy(w.view(torch.uint8).numpy().reshape(37, -1)[ids.numpy()].copy())
+    for weight in (poisoned_pack(w), w):
+        out = guarded((tokens, 45), dtype, gap=2)
+        assert rk.embedding(ids, weight, out=out.view) is out.view
+        out.check()
+        assert torch.equal(out.view.contiguous().view(torch.uint8).view(expected.shape), expected)
+        assert_same_bits(rk.embedding(ids, weight), out.view.contiguous())
+
+
+@pytest.mark.parametrize("bad", [-1, 37])
+def test_embedding_checks_ids(bad, rng):
+    w = spread((37, 16), torch.float32, rng)
+    for weight in (w, rk.pack_weight(w)):
+        with pytest.raises(ValueError, match="ids"):
+            rk.embedding(torch.tensor([1, bad, 2]), weight)
+
+
+def test_tied_head_and_embedding_share_a_weight(rng):
+    w = spread((50, 32), torch.bfloat16, rng)
+    packed = poisoned_pack(w)
+    hidden = rk.embedding(torch.tensor([4, 49]), packed)
+    assert_close("linear", rk.linear(hidden, packed), oracle(hidden, w, None), TOLERANCE[w.dtype])
+
+
+def test_errors():
+    w, x = torch.ones(6, 8), torch.ones(2, 8)
+    packed = rk.pack_weight(w)
+    with pytest.raises(NotImplementedError, match="kind"):
+        rk.pack_weight(w, kind="int4")
+    with pytest.raises(ValueError, match="scales"):
+        rk.pack_weight(w, torch.ones(6))
+    with pytest.raises(TypeError, match="w"):
+        rk.pack_weight(w.int())
+    with pytest.raises(ValueError, match="w"):
+        rk.pack_weight(w[0])
+    for weight in (w, packed):
+        with pytest.raises(ValueError, match="x"):
+            rk.linear(x[:, :7], weight)
+        with pytest.raises(TypeError):
+            rk.linear(x.half(), weight)
+        with pytest.raises(ValueError, match="bias"):
+            rk.linear(x, weight, torch.ones(5))
+        with pytest.raises(ValueError, match="out"):
+            rk.linear(x, weight, out=torch.ones(2, 5))
+        with pytest.raises(TypeError):
+            rk.embedding(torch.ones(2), weight)
+        with pytest.raises((TypeError, ValueError), match="out"):
+            rk.embedding(torch.tensor([1]), weight, out=torch.ones(1, 8).half())
+
+
+def test_numpy_arrays(rng):
+    x, w = spread((3, 20), torch.float32, rng), spread((9, 20), torch.float32, rng)
+    out = rk.linear(x.numpy(), rk.pack_weight(w.numpy()))
+    assert isinstance(out, np.ndarray)
+    assert_close("linear", torch.from_numpy(out), oracle(x, w, None), TOLERANCE[torch.float32])
