@@ -122,7 +122,7 @@ class ModelRunner:
         mine = torch.tensor([kv_pages(args, self.device, need)], device=self.device.torch_device)
         num_pages = int(self._comm.all_gather(mine).min())
         if self._comm.rank == 0:
-            logger.info(
+            logger.debug(
                 "KV cache: %d tokens in pages of %d, %.1f MiB a rank",
                 num_pages * args.page_size, args.page_size, num_pages * need.page_bytes / 2**20,
             )  # fmt: skip
