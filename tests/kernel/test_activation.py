@@ -4,10 +4,17 @@ import math
 
 import numpy as np
 import pytest
-import radix_kernels as rk
 import torch
 
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, guarded, spread
+import radix_kernels as rk
+from tests.kernel.helpers import (
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    guarded,
+    spread,
+)
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 GATES = {

@@ -3,10 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
-import radix_kernels as rk
 import torch
 import torch.nn.functional as F
 
+import radix_kernels as rk
 from tests.kernel.attention_cases import Case, make_case, oracle, random_rows
 from tests.kernel.helpers import (
     ATTENTION,
@@ -178,9 +178,14 @@ def test_merge_state(dtype, rng):
         length = torch.tensor([0, keys.stop - keys.start], dtype=torch.int32)
         parts.append(
             rk.reference.flash_attn_varlen(
-                q.double(), k[keys].double(), v[keys].double(), cu, length,
-                causal=False, return_softmax_lse=True,
-            )  # fmt: skip
+                q.double(),
+                k[keys].double(),
+                v[keys].double(),
+                cu,
+                length,
+                causal=False,
+                return_softmax_lse=True,
+            )
         )
     (a, la), (b, lb), (whole, lse) = parts
     exact, exact_lse = rk.reference.merge_state(a, la, b, lb)
@@ -233,7 +238,12 @@ def test_errors(index, change, error, rng):
 
 @pytest.mark.parametrize(
     "options",
-    [{"window_size": (-2, 0)}, {"window_size": (3, 2)}, {"softcap": -1.0}, {"sinks": torch.ones(3)}],
+    [
+        {"window_size": (-2, 0)},
+        {"window_size": (3, 2)},
+        {"softcap": -1.0},
+        {"sinks": torch.ones(3)},
+    ],
     ids=str,
 )
 def test_option_errors(options, rng):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-import radix_kernels as rk
 import torch
 
+import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_same_bits, spread
 
 
@@ -55,9 +55,7 @@ def test_bits_are_copied():
 
 def test_all_skipped():
     caches = [torch.full((2, 4, 1, 16), math.nan) for _ in range(2)]
-    rk.store_kv_cache(
-        torch.ones(3, 1, 16), torch.ones(3, 1, 16), *caches, torch.full((3,), -1)
-    )
+    rk.store_kv_cache(torch.ones(3, 1, 16), torch.ones(3, 1, 16), *caches, torch.full((3,), -1))
     assert all(torch.isnan(cache).all() for cache in caches)
 
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import radix_kernels as rk
 import torch
 
+import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, spread
 
 # Sums of K float32 products, then one rounding; K up to 1,000 here.

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import radix_kernels as rk
 import torch
 
+import radix_kernels as rk
 from tests.kernel.helpers import (
     FLOATS,
     ROUNDED_ONCE,

@@ -3,13 +3,20 @@ from __future__ import annotations
 import math
 
 import pytest
-import radix_kernels as rk
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, guarded, spread
+import radix_kernels as rk
+from tests.kernel.helpers import (
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    guarded,
+    spread,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -87,7 +94,9 @@ def test_scaling_errors(scaling, text):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 13])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize(("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)])
+@pytest.mark.parametrize(
+    ("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)]
+)
 @pytest.mark.parametrize("gap", [0, 8])
 def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, rng):
     cache = rk.rope_cos_sin_cache(rotary, 512, 1e4, scaling={**YARN, "factor": 8.0})

@@ -1,0 +1,166 @@
+"""Which implementation runs, what is said about it, and the op tests at every ISA level."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import radix_kernels as rk
+from radix_kernels import _arrays, _dispatch, _loader
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = ["portable", "avx2", "avx512", "amx"]
+OP_TESTS = ["norm", "activation", "rope", "kv_cache", "attention", "linear", "sampling"]
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """As in a pure source tree."""
+    monkeypatch.setattr(_loader, "bind", None)
+    monkeypatch.setattr(_loader, "backend", None)
+    monkeypatch.setattr(_loader, "reason", "no native library for this test")
+    monkeypatch.setattr(_dispatch, "_warned", set())
+    before = rk.get_fallback()
+    rk.set_fallback("warn")
+    yield
+    monkeypatch.undo()
+    rk.set_fallback(before)
+
+
+def test_keys_and_ops():
+    said = rk.capabilities()
+    assert set(said) == {
+        "backend", "version", "abi_version", "isa", "devices", "python", "ops",
+    }  # fmt: skip
+    assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
+    public = {name for name in rk.__all__ if callable(getattr(rk, name))}
+    not_ops = {
+        "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
+        "pack_weight", "rope_cos_sin_cache", "set_fallback", "set_num_threads", "unpack_weight",
+    }  # fmt: skip
+    assert set(said["ops"]) == public - not_ops
+    for op, dtypes in said["ops"].items():
+        assert dtypes, op
+        for entry in dtypes.values():
+            assert entry["impl"] and entry["why"]
+            native = hasattr(_loader.bind, {"linear": "linear_packed"}.get(op, op))
+            if said["backend"] == "cpu" and op != "embedding":
+                assert (entry["impl"] == f"cpu:{said['isa']}") == native, op
+    json.dumps(said)
+
+
+def test_every_public_op_has_a_reference():
+    missing = [op for op in rk.capabilities()["ops"] if not hasattr(rk.reference, op)]
+    assert not missing
+
+
+def test_without_a_library_the_reference_runs_after_one_warning(no_library):
+    x, w = torch.randn(3, 8), torch.ones(8)
+    with pytest.warns(RuntimeWarning, match="no native library for this test") as seen:
+        rk.rmsnorm(x, w)
+        rk.rmsnorm(x, w)
+        rk.silu_and_mul(x)
+    assert len(seen) == 1
+    assert Path(seen[0].filename).name != "_dispatch.py"
+    entry = rk.capabilities()["ops"]["rmsnorm"]["float32"]
+    assert entry == {"impl": "reference", "why": "no native library for this test"}
+
+
+def test_fallback_modes(no_library):
+    x, w = torch.randn(3, 8), torch.ones(8)
+    rk.set_fallback("error")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="rmsnorm on cpu.*no native library"):
+            rk.rmsnorm(x, w)
+    rk.set_fallback("reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rk.rmsnorm(x, w)
+    with pytest.raises(ValueError, match="mode"):
+        rk.set_fallback("silent")
+
+
+def test_native_functions_are_found_as_they_appear(no_library, monkeypatch):
+    class Library:
+        calls: list[tuple] = []
+
+        @classmethod
+        def silu_and_mul(cls, *args):
+            cls.calls.append(args)
+
+    monkeypatch.setattr(_loader, "bind", Library)
+    monkeypatch.setattr(_loader, "backend", "cpu")
+    rk.set_fallback("warn")
+    x, out = torch.randn(2, 8), torch.empty(2, 4)
+    assert rk.silu_and_mul(x, out=out) is out
+    assert Library.calls == [(x, out)]
+    with pytest.warns(RuntimeWarning, match="has no rmsnorm"):
+        rk.rmsnorm(x, torch.ones(8))
+
+
+def test_reference_calls_do_not_join_autograd(no_library):
+    x = torch.randn(2, 8, requires_grad=True)
+    out = rk.rmsnorm(x, torch.ones(8, requires_grad=True))
+    assert not out.requires_grad
+
+
+def test_import_loads_no_framework():
+    code = "import sys, radix_kernels as rk; rk.capabilities(); print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "kernel/python")},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert result.stdout.strip() == "False"
+
+
+def test_arrays():
+    x = np.zeros((2, 3), dtype=np.float32)
+    assert _arrays.device_type(x) == _arrays.device_type(torch.zeros(1)) == "cpu"
+    assert _arrays.dtype_name(x) == _arrays.dtype_name(torch.zeros(1)) == "float32"
+    made = _arrays.empty(x, (4,), "int32")
+    assert isinstance(made, np.ndarray) and made.shape == (4,) and made.dtype == np.int32
+    with pytest.raises(TypeError, match="tensor"):
+        _arrays.device_type([1.0])
+    shared = _arrays.as_torch(x)
+    shared[0, 0] = 5
+    assert x[0, 0] == 5
+    with pytest.raises(AttributeError):
+        _ = rk.no_such_name
+
+
+def test_threads():
+    before = rk.get_num_threads()
+    try:
+        rk.set_num_threads(2)
+        assert rk.get_num_threads() == 2
+        for bad in (0, -1, 1025):
+            with pytest.raises(ValueError):
+                rk.set_num_threads(bad)
+    finally:
+        rk.set_num_threads(before)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ops_at_every_isa_level(level):
+    """The op tests again in a process that is held to a lower level than the machine's."""
+    here = rk.capabilities()["isa"]
+    if rk.capabilities()["backend"] != "cpu":
+        pytest.skip("no native CPU library in this installation")
+    if LEVELS.index(level) >= LEVELS.index(here):
+        pytest.skip(f"this process runs {here}; {level} is the same or not available")
+    files = [str(ROOT / f"tests/kernel/test_{name}.py") for name in OP_TESTS]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        cwd=ROOT, env={**os.environ, "RADIX_CPU_ISA": level},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
