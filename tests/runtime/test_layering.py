@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "runtime" / "radix_runtime"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Lower may not import higher. A room is a file or a folder of the package; base is what is not named.
+# Lower may not import higher. A room is a file or folder of the package; what is not here is base.
 ORDER = (
     ("ops", "device"),
     ("distributed",),
@@ -44,7 +44,7 @@ BASE = {
 RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(
     BASE, 0
 )
-TORCH_FREE = sorted(BASE) + ["memory.page_allocator", "memory.radix_cache", "scheduler.policy"]
+TORCH_FREE = [*sorted(BASE), "memory.page_allocator", "memory.radix_cache", "scheduler.policy"]
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_TOTAL_LINES = 6500

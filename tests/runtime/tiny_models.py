@@ -109,6 +109,7 @@ class Driver:
         *,
         page_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         backend: str | None = None,
         communicator: Communicator | None = None,
         args: ServerArgs | None = None,
@@ -123,7 +124,7 @@ class Driver:
             page_size=page_size,
             num_kv_heads=self.config.kv_heads_per_rank(comm.world_size),
             head_dim=self.config.head_dim,
-            dtype=dtype,
+            dtype=kv_dtype or dtype,
             device=CPU,
         )
         for cache in (*self.pool.k, *self.pool.v):

@@ -7,12 +7,12 @@ there it is finalized (packed) and its source freed, so no second copy of the we
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -118,10 +118,12 @@ class _Filler:
 
     def _place(self, key: str) -> tuple[str, Part]:
         """The parameter and part that a tensor of the checkpoint belongs to."""
-        *path, module, attribute = key.split(".")
+        prefix, _, attribute = key.rpartition(".")
+        path, dot, module = prefix.rpartition(".")
         merged, part = self._stacked.get(module, (module, None))
-        name = ".".join([*path, merged, attribute])
-        if name not in self._owners:
+        name = f"{path}{dot}{merged}.{attribute}"
+        layer, attribute = self._owners.get(name, (None, ""))
+        if layer is None or part not in layer.parts(attribute):
             raise ConfigError(f"checkpoint: {key} has no place in this model")
         return name, part
 
@@ -133,15 +135,19 @@ class _Filler:
         return cast(torch.Tensor, getattr(layer, attribute).data)
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
 def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     """The files of a checkpoint with the tensors that the index names in each (None: no index)."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"{index} cannot be read: {error!r}") from None
+            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{index} cannot be read: {error}") from None
         files: dict[Path, set[str] | None] = {}
         for key, file in weight_map.items():
             if Path(file).name != file:
