@@ -1,0 +1,110 @@
+"""What a request must satisfy before anything of it is sent: a pure check, with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import RequestError
+from ..sampling_params import SamplingParams
+
+MAX_PROMPTS = 256
+
+
+@dataclass(slots=True)
+class Limits:
+    """Sizes that requests are checked against, in tokens. `max_total_tokens` is the KV cache; None
+    until the engine has told it."""
+
+    context_length: int
+    vocab_size: int
+    max_choices: int = 16
+    max_total_tokens: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Longest prompt plus output."""
+        if self.max_total_tokens is None:
+            return self.context_length
+        return min(self.context_length, self.max_total_tokens)
+
+
+def admit(
+    ids: Sequence[int],
+    sampling: SamplingParams,
+    limits: Limits,
+    *,
+    prompt_param: str,
+    names: Mapping[str, str] | None = None,
+    clip: bool = False,
+) -> SamplingParams:
+    """`sampling` with `max_new_tokens` resolved to a number that fits. `clip`: the client did not
+    ask for that number, so it may be lowered. `names` translates fields of SamplingParams to what
+    the route calls them. Raises RequestError."""
+    check_sampling(sampling, limits, names)
+    check_token_ids(ids, limits.vocab_size, prompt_param)
+    check_prompt_length(len(ids), limits, prompt_param)
+    limit = sampling.max_new_tokens
+    free = limits.room - len(ids)
+    if limit is None or (clip and limit > free):
+        if free < 1:
+            raise _too_long(len(ids), 1, limits, prompt_param)
+        limit = free
+    elif limit > free:
+        raise _too_long(len(ids), limit, limits, prompt_param)
+    if sampling.min_new_tokens > limit:
+        raise RequestError(
+            400, "invalid_value",
+            f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}",
+            param=(names or {}).get("min_new_tokens", "min_new_tokens"),
+        )  # fmt: skip
+    # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
+    top_k = min(sampling.top_k, limits.vocab_size)
+    return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=top_k)
+
+
+def check_sampling(
+    sampling: SamplingParams, limits: Limits, names: Mapping[str, str] | None = None
+) -> None:
+    """Raises RequestError `invalid_value` for the first field out of range."""
+    violation = sampling.violation(limits.vocab_size, limits.max_choices)
+    if violation is None:
+        return
+    field, message = violation
+    for ours, theirs in (names or {}).items():
+        message = message.replace(ours, theirs)
+    param = (names or {}).get(field, field)
+    raise RequestError(400, "invalid_value", message[:300], param=param)
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises RequestError `invalid_token_id`, or `empty_input` if there are none."""
+    if not ids:
+        raise RequestError(400, "empty_input", "the prompt is empty", param=param)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise RequestError(
+            400, "invalid_token_id", f"the id at position {at} is outside [0, {vocab_size})",
+            param=param,
+        )  # fmt: skip
+
+
+def check_prompt_length(length: int, limits: Limits, param: str, *, known: str = "") -> None:
+    """Raises RequestError when not even the prompt fits. `known` qualifies the number."""
+    if length > limits.room:
+        raise _too_long(length, 0, limits, param, known)
+
+
+def _too_long(prompt: int, new: int, limits: Limits, param: str, known: str = "") -> RequestError:
+    numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
+    if prompt + new > limits.context_length:
+        return RequestError(
+            400, "context_length_exceeded",
+            f"{numbers}; the context is {limits.context_length} tokens", param=param,
+        )  # fmt: skip
+    return RequestError(
+        400, "kv_capacity_exceeded",
+        f"{numbers}; the KV cache holds {limits.max_total_tokens} tokens", param=param,
+    )  # fmt: skip

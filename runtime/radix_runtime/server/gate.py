@@ -1,0 +1,78 @@
+"""Gate: the outermost layer. Request id, header limits, keys; then the routes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+
+from ..errors import RequestError
+from ..log import get_logger
+from .auth import Auth
+from .responses import Receive, Scope, Send, send_error
+
+MAX_HEADER_BYTES = 64 << 10
+MAX_HEADERS = 100
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+log = get_logger(__name__)
+
+
+class Gate:
+    """ASGI middleware. Puts `radix.request_id` (str) and `radix.is_admin` into the scope, and the
+    x-request-id header on every answer."""
+
+    def __init__(self, app: Any, auth: Auth) -> None:
+        self._app = app
+        self._auth = auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(scope)
+        header = (b"x-request-id", request_id)
+        started = False
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            _check_headers(scope)
+            scope["radix.request_id"] = request_id.decode()
+            scope["radix.is_admin"] = self._auth.check(scope["path"], scope["headers"])
+            await self._app(scope, receive, sending)
+        except RequestError as error:
+            await send_error(sending, error)
+        except Exception:
+            log.exception("request %s failed", request_id.decode())
+            if not started:
+                await send_error(sending, RequestError(500, "internal_error", "internal error"))
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's own x-request-id if it is a plain one, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return secrets.token_hex(16).encode()
+
+
+def _check_headers(scope: Scope) -> None:
+    headers = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in headers) + len(scope["raw_path"] or b"")
+    if size > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
+        raise RequestError(
+            431, "headers_too_large",
+            f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes together",
+        )  # fmt: skip

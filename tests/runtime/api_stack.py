@@ -1,0 +1,160 @@
+"""The HTTP server over the real scheduler and detokenizer, on the fake engine, in one process.
+
+uvicorn and the TokenizerManager run on an event loop in one thread, the scheduler and the
+detokenizer in another, as `serve` has them in processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import uvicorn
+from radix_runtime import hf
+from radix_runtime.config import ServerArgs
+from radix_runtime.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    Generate,
+    Message,
+    RequestFailed,
+    TextBatch,
+    TextStop,
+    TokenBatch,
+)
+from radix_runtime.scheduler.channel import LocalChannel
+from radix_runtime.scheduler.scheduler import Scheduler
+from radix_runtime.server.api import create_app, uvicorn_options
+from radix_runtime.server.detokenizer import Detokenizer
+from radix_runtime.server.processes import bind_port
+from radix_runtime.server.tokenizer_manager import TokenizerManager
+from tests.runtime.fake_engine import FakeEngine
+
+T = TypeVar("T")
+VOCAB = 1536
+CONTEXT = 256
+MODEL = "fake"
+
+
+class _Outbox:
+    def __init__(self, routes: dict[type, Callable[[Any], None]]) -> None:
+        self._routes = routes
+
+    def send(self, message: Message) -> None:
+        self._routes[type(message)](message)
+
+
+class Stack:
+    """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`."""
+
+    def __init__(
+        self, *, pages: int = 64, delay: float = 0.0, ready: bool = True, **settings: Any
+    ) -> None:
+        self.args = ServerArgs(
+            served_model_name=MODEL, page_size=4, chunked_prefill_size=64, max_running_requests=8,
+            check_invariants="step", port=0, **settings,
+        )  # fmt: skip
+        self.args.validate()
+        self.tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR, self.args.chat_template)
+        self.engine = FakeEngine(
+            pages, self.args.page_size, 8, CONTEXT, vocab_size=VOCAB, lazy=False
+        )
+        self.delay = delay
+        self.sent: list[Message] = []
+        self.dead_reason: str | None = None
+        self._ready = ready
+        self._stopping = False
+        self._inbox, ids_in = LocalChannel(), LocalChannel()
+        to_api = self._to_api
+        scheduler_out = _Outbox(
+            {TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: to_api}
+        )
+        detokenizer_out = _Outbox(
+            {TextBatch: to_api, RequestFailed: to_api, TextStop: self._inbox.send}
+        )
+        self.scheduler = Scheduler(self.args, self.engine, self._inbox, scheduler_out, eos_ids=[2])
+        self.detokenizer = Detokenizer(self.tokenizer, ids_in, detokenizer_out)
+        self._loop = asyncio.new_event_loop()
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True),
+            threading.Thread(target=self._run_engine, daemon=True),
+        ]
+
+    def send(self, message: Message) -> None:
+        """The manager's link."""
+        self.sent.append(message)
+        self._inbox.send(message)
+
+    def _to_api(self, message: Message) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.manager.handle, message)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._server.serve(sockets=[self._listener]))
+
+    def _run_engine(self) -> None:
+        while not self._stopping:
+            busy = self.scheduler.step()
+            busy |= self.detokenizer.step()
+            if self.delay and self.scheduler.live:
+                time.sleep(self.delay)
+            if not busy:
+                self._inbox.wait(0.02)
+
+    def __enter__(self) -> Stack:
+        self._listener = bind_port("127.0.0.1", 0)
+        facts = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=CONTEXT)
+        self.manager = TokenizerManager(self.args, facts, self.tokenizer, self)
+        if self._ready:
+            tokens = self.engine.num_pages * self.engine.page_size
+            self.manager.set_ready({"max_total_num_tokens": tokens})
+        app = create_app(self.args, self.manager, health=lambda: self.dead_reason)
+        config = uvicorn.Config(app, **uvicorn_options(self.args))
+        self._server = uvicorn.Server(config)
+        for thread in self._threads:
+            thread.start()
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping = True
+        self._server.should_exit = True
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+        self.manager.close()
+
+    def on_loop(self, work: Callable[[], T]) -> T:
+        """Runs `work` on the event loop's thread."""
+        result: Future[T] = Future()
+        self._loop.call_soon_threadsafe(lambda: result.set_result(work()))
+        return result.result(10)
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "the condition did not come true"
+            time.sleep(0.005)
+
+    def check_idle(self) -> None:
+        """Nothing is open anywhere, every request has exactly one end, no page is lost."""
+        self.wait(lambda: self.scheduler.is_idle and not self._inbox._messages)
+        self.wait(lambda: self.manager.num_open == 0 and self.detokenizer.num_choices == 0)
+        counts = self.manager.counts
+        assert counts.accepted == counts.ok + counts.aborted + counts.failed
+        assert not self.manager._open and not self.manager._controls
+        self.scheduler.check()
+        life = self.scheduler.life
+        assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
+        assert life.table.num_free == life.table.max_rows
+
+    def sent_of(self, kind: type[Generate] | type[Abort] | type[Control]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
