@@ -10,7 +10,9 @@ from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.memory.radix_cache import Node, RadixCache
 
 
-def build(pages: int = 64, page_size: int = 1, **options: object) -> tuple[PageAllocator, RadixCache]:
+def build(
+    pages: int = 64, page_size: int = 1, **options: object
+) -> tuple[PageAllocator, RadixCache]:
     allocator = PageAllocator(pages, page_size)
     return allocator, RadixCache(allocator, page_size, **options)
 

@@ -17,7 +17,9 @@ changes = st.lists(
 
 
 @given(changes)
-def test_a_mirror_that_follows_the_changes_is_equal(script: list[tuple[int, int, int, bool]]) -> None:
+def test_a_mirror_that_follows_the_changes_is_equal(
+    script: list[tuple[int, int, int, bool]],
+) -> None:
     table = RequestTable(4, 8)
     for _ in range(4):
         table.alloc()

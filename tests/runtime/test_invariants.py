@@ -1,0 +1,412 @@
+"""Every invariant is broken on purpose and must be caught, by name: first as a damaged state, then
+as a bug in the code that leads there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from radix_runtime.errors import InvariantViolation
+from radix_runtime.memory.radix_cache import Node, RadixCache
+from radix_runtime.messages import FinishReason, TokenDelta
+from radix_runtime.scheduler import batch_builder, policy, scheduler
+from radix_runtime.scheduler.lifecycle import Lifecycle
+from radix_runtime.scheduler.request import Request, State
+from tests.runtime.fake_engine import check_content
+from tests.runtime.scheduler_rig import Rig
+
+RNG = np.random.default_rng()
+
+
+def prompt(n: int) -> np.ndarray:
+    return RNG.integers(3, 97, n)
+
+
+def busy(**options: object) -> Rig:
+    """One request decodes on a cached prefix, one is in its prefill, one waits; a step is in
+    flight and the invariants hold."""
+    rig = Rig(rows=2, chunk=16, pages=128, **options)
+    ids = prompt(21)
+    rig.submit("warm", ids, max_new_tokens=1)
+    rig.run()
+    rig.submit("decodes", np.concatenate([ids, prompt(5)]), max_new_tokens=60, ignore_eos=True)
+    for _ in range(5):
+        rig.step()
+    rig.submit("prefills", prompt(60), max_new_tokens=60)
+    rig.submit("waits", prompt(10), max_new_tokens=6)
+    rig.step()
+    rig.step()
+    rig.scheduler.check()
+    return rig
+
+
+def break_i1_lost(rig: Rig) -> None:
+    rig.life.allocator.alloc(1)
+
+
+def break_i1_shared(rig: Rig) -> None:
+    """A private page is also in the free list."""
+    request = rig.request("decodes")
+    rig.life.allocator.free(rig.life.table.pages(request.row, request.num_pages)[-1:].copy())
+
+
+def break_i1_range(rig: Rig) -> None:
+    request = rig.request("decodes")
+    rig.life.table.pages(request.row, request.num_pages)[-1] = 10_000
+
+
+def break_i3_counter(rig: Rig) -> None:
+    rig.life.cache.evictable_pages += 1
+
+
+def break_i3_total(rig: Rig) -> None:
+    rig.life.cache.total_pages -= 1
+
+
+def break_i3_lock(rig: Rig) -> None:
+    node = rig.request("decodes").node
+    node.lock_count += 1
+    while node.parent is not rig.life.cache.root:
+        node = node.parent
+        node.lock_count += 1
+
+
+def break_i3_key(rig: Rig) -> None:
+    node = next(rig.life.cache.nodes())
+    node.key = node.key.copy()
+    node.key[0] += 1
+
+
+def break_i3_parent(rig: Rig) -> None:
+    rig.request("decodes").node.parent = Node(None, None, prompt(0), prompt(0), 0)
+
+
+def break_i3_heap(rig: Rig) -> None:
+    rig.abort("")
+    rig.run()
+    rig.life.cache._heap.clear()
+
+
+def break_i4_lengths(rig: Rig) -> None:
+    request = rig.request("decodes")
+    request.computed_len = request.total_len + 1
+
+
+def break_i4_pages(rig: Rig) -> None:
+    rig.request("prefills").computed_len -= 4
+
+
+def break_i4_alignment(rig: Rig) -> None:
+    rig.request("decodes").cached_len += 1
+
+
+def break_i4_prefix(rig: Rig) -> None:
+    """The row does not hold the tree's pages, in the tree's order."""
+    request = rig.request("decodes")
+    pages = rig.life.table.pages(request.row, 2)
+    pages[:] = pages[::-1].copy()
+
+
+def break_i5_state(rig: Rig) -> None:
+    rig.request("waits").state = State.DECODE
+
+
+def break_i5_twice(rig: Rig) -> None:
+    rig.life.waiting.append(rig.request("waits"))
+
+
+def break_i5_lost(rig: Rig) -> None:
+    rig.life.waiting.clear()
+
+
+def break_i5_row(rig: Rig) -> None:
+    rig.life.table._free.append(rig.request("decodes").row)
+
+
+def break_i6_cursor(rig: Rig) -> None:
+    rig.request("decodes").sent += 5
+
+
+def break_i8_size(rig: Rig) -> None:
+    rig.request("decodes").max_total_len = 10**6
+
+
+def break_i9_count(rig: Rig) -> None:
+    rig.scheduler.counters.num_requests_total += 1
+
+
+def break_i9_empty(rig: Rig) -> None:
+    rig.scheduler.live["ghost"] = []
+
+
+def break_i10_page(rig: Rig) -> None:
+    """A page of a step in flight goes to the request that waits."""
+    request = rig.request("prefills")
+    pages = rig.life.table.pages(request.row, request.num_pages)
+    pages[-1] = rig.life.allocator.alloc(1)[0]
+    step = rig.scheduler.in_flight[-1]
+    rig.life.allocator.free(step.page_sets[-1][-1:])
+
+
+def break_i10_row(rig: Rig) -> None:
+    rig.request("decodes").last_step = 0
+
+
+def break_i10_pending(rig: Rig) -> None:
+    rig.life.pending.append((0, rig.life.allocator.alloc(1)))
+
+
+def break_i2_lock(rig: Rig) -> None:
+    rig.abort("")
+    rig.run()
+    node = next(rig.life.cache.nodes())
+    rig.life.cache.lock(node)
+    # The lock count itself is I3; at idle the count of what it holds is looked at on its own.
+    node.lock_count = 0
+
+
+def break_i2_private(rig: Rig) -> None:
+    rig.abort("")
+    rig.run()
+    rig.life.pending.append((10**9, rig.life.allocator.alloc(2)))
+
+
+BREAKS = [(f, f.__name__.split("_")[1].upper()) for n, f in globals().items() if n[:6] == "break_"]
+
+
+@pytest.mark.parametrize(("damage", "name"), BREAKS, ids=lambda x: getattr(x, "__name__", x)[6:])
+def test_a_damaged_state_is_named(damage: Callable[[Rig], None], name: str) -> None:
+    rig = busy(poison=False)
+    damage(rig)
+    with pytest.raises(InvariantViolation) as caught:
+        rig.scheduler.check()
+    # What holds pages back at idle shows in the tree's own counters first.
+    assert caught.value.name == ("I3" if damage is break_i2_lock else name)
+    assert rig.scheduler.counters.invariant_violations_total == 1
+
+
+def test_idle_locks_and_rows_are_seen_at_idle() -> None:
+    from radix_runtime.scheduler.invariants import check_idle, page_owners
+
+    rig = busy()
+    rig.abort("")
+    rig.run()
+    life = rig.life
+    check_idle(life, page_owners(life))
+    life.cache.lock(next(life.cache.nodes()))
+    with pytest.raises(InvariantViolation, match="I2"):
+        check_idle(life, page_owners(life))
+    life.cache.unlock(next(life.cache.nodes()))
+    life.table.alloc()
+    with pytest.raises(InvariantViolation, match="I2"):
+        check_idle(life, page_owners(life))
+
+
+# Bugs -----------------------------------------------------------------------------------------
+
+Patch = pytest.MonkeyPatch
+
+
+def traffic(rig: Rig) -> None:
+    """Enough to meet every path: sharing, duplicates, aborts in flight, retraction, the end."""
+    shared = prompt(30)
+    for turn in range(30):
+        for i in range(3):
+            ids = np.concatenate([shared[: int(RNG.integers(0, 31))], prompt(6)])
+            rig.submit(f"{turn}.{i}", ids, max_new_tokens=8, n=1 + i % 2, seed=i)
+        for at in range(6):
+            rig.step()
+            if at == 3:
+                rig.abort(f"{turn}.0")
+            if at == 4 and turn % 3 == 0:
+                rig.scheduler.retract_youngest()
+        if turn % 4 == 3:
+            rig.run()
+    rig.run()
+    rig.verify_all()
+    check_content(rig.engine, rig.life.cache)
+
+
+def bug_pages_freed_while_in_flight(patch: Patch) -> None:
+    """I10: finishing releases at once."""
+
+    def end(self: Lifecycle, request: Request) -> None:
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+            request.move(State.DONE)
+            return
+        self.running.remove(request)
+        request.move(State.DRAINING)
+        self._release(request)
+        request.move(State.DONE)
+
+    patch.setattr(Lifecycle, "end", end)
+
+
+def bug_duplicates_freed_at_once(patch: Patch) -> None:
+    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    patch.setattr(Lifecycle, "_free_after", lambda self, step, pages: self.allocator.free(pages))
+
+
+def bug_row_not_pointed_at_the_canonical_pages(patch: Patch) -> None:
+    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    insert = RadixCache.insert
+
+    def stale(self: RadixCache, ids: np.ndarray, pages: np.ndarray, key: object) -> object:
+        result = insert(self, ids, pages, key)
+        result.canonical_pages[: len(pages)] = pages
+        return result
+
+    patch.setattr(RadixCache, "insert", stale)
+
+
+def bug_lock_leaked(patch: Patch) -> None:
+    unlock = RadixCache.unlock
+    calls = iter(range(10**9))
+    patch.setattr(
+        RadixCache, "unlock", lambda self, n: unlock(self, n) if next(calls) % 9 else None
+    )
+
+
+def bug_prefix_not_locked(patch: Patch) -> None:
+    patch.setattr(RadixCache, "lock", lambda self, node: None)
+    patch.setattr(RadixCache, "unlock", lambda self, node: None)
+
+
+def bug_page_leaked(patch: Patch) -> None:
+    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    patch.setattr(
+        Lifecycle, "reclaim", lambda self: self.pending.clear() or self._finish_draining()
+    )
+
+
+def bug_admission_ignores_pages(patch: Patch) -> None:
+    patch.setattr(policy, "expected_len", lambda request, ratio, size: 0)
+
+
+def bug_token_sent_after_the_end(patch: Patch) -> None:
+    accept = scheduler.Scheduler._accept
+
+    def careless(self: scheduler.Scheduler, entry: object, token: object, *rest: object) -> None:
+        request = entry.request
+        if request.ended and token is not None:
+            self.output._deltas.append(TokenDelta(request.rid, request.choice, b"\0\0\0\0"))
+        accept(self, entry, token, *rest)
+
+    patch.setattr(scheduler.Scheduler, "_accept", careless)
+
+
+def bug_wrong_page_in_the_plan(patch: Patch) -> None:
+    """I13: the host's own books are right, the ranks read something else."""
+    take = scheduler.RequestTable.take_changes
+    calls = iter(range(10**9))
+
+    def swapped(self: scheduler.RequestTable) -> tuple[np.ndarray, ...]:
+        rows, indices, pages = take(self)
+        if len(pages) > 1 and next(calls) % 5 == 4:
+            pages = pages[::-1].copy()
+        return rows, indices, pages
+
+    patch.setattr(scheduler.RequestTable, "take_changes", swapped)
+
+
+def bug_retraction_forgets_what_was_sent(patch: Patch) -> None:
+    retract = Lifecycle.retract
+
+    def forgetful(self: Lifecycle, request: Request) -> None:
+        retract(self, request)
+        request.sent = 0
+
+    patch.setattr(Lifecycle, "retract", forgetful)
+
+
+def bug_uncommitted_pages_enter_the_tree(patch: Patch) -> None:
+    patch.setattr(Request, "shareable_len", property(lambda self: self.num_ids))
+
+
+def bug_position_off_by_one(patch: Patch) -> None:
+    advance = batch_builder._advance
+
+    def early(entry: batch_builder.Entry, step_id: int) -> None:
+        advance(entry, step_id)
+        if entry.is_chunk and not entry.samples and entry.end % 4 == 0:
+            entry.request.computed_len += 1
+
+    patch.setattr(batch_builder, "_advance", early)
+
+
+def bug_abort_counts_nothing(patch: Patch) -> None:
+    def silent(self: scheduler.Scheduler, rid: str, reason: str) -> None:
+        for request in list(self.live.get(rid, ())):
+            self.output.finish(request, FinishReason("abort", message=reason))
+            self._end(request)
+
+    patch.setattr(scheduler.Scheduler, "abort", silent)
+
+
+BUGS = [f for n, f in globals().items() if n[:4] == "bug_"]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda f: f.__name__[4:])
+def test_a_bug_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    with pytest.raises((InvariantViolation, AssertionError, ValueError, IndexError)):
+        traffic(Rig(rows=4, pages=14, page_size=4, chunk=8, schedule_conservativeness=0.0))
+
+
+def test_the_same_traffic_without_a_bug_passes() -> None:
+    traffic(Rig(rows=4, pages=14, page_size=4, chunk=8, schedule_conservativeness=0.0))
+
+
+def test_a_sampled_id_outside_the_vocabulary_is_a_violation() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(5), max_new_tokens=9, ignore_eos=True)
+    rig.step()
+    rig.engine.run_until(0)
+    rig.engine.results[0].ids[0] = rig.engine.vocab_size
+    with pytest.raises(InvariantViolation, match="I7"):
+        rig.run()
+
+
+def test_an_allocation_that_fails_at_launch_is_a_violation() -> None:
+    rig = Rig(pages=8)
+    with pytest.raises(InvariantViolation, match="I8"):
+        rig.life.take_pages(9)
+
+
+@pytest.mark.parametrize("start", list(State))
+def test_only_the_listed_transitions_exist(start: State) -> None:
+    legal = {
+        State.WAITING: {State.PREFILL, State.DONE},
+        State.PREFILL: {State.DECODE, State.WAITING, State.DRAINING},
+        State.DECODE: {State.WAITING, State.DRAINING},
+        State.DRAINING: {State.DONE},
+        State.DONE: set(),
+    }
+    rig = busy()
+    request = rig.request("waits")
+    for target in State:
+        request.state = start
+        if target in legal[start]:
+            request.move(target)
+        else:
+            with pytest.raises(InvariantViolation, match="I5"):
+                request.move(target)
+
+
+def test_the_check_is_linear_and_quick_at_a_million_pages() -> None:
+    """No timing: it must simply touch each page a bounded number of times."""
+    rig = Rig(pages=1_000_000, page_size=1, context=4096, check="idle", poison=False)
+    rig.submit("a", prompt(3000), max_new_tokens=2)
+    rig.run()
+    rig.scheduler.check()
+
+
+def test_kv_that_is_not_its_tokens_is_seen() -> None:
+    rig = busy()
+    check_content(rig.engine, rig.life.cache)
+    node = next(rig.life.cache.nodes())
+    rig.engine.poison(node.pages[-1:])
+    with pytest.raises(AssertionError, match="I13"):
+        check_content(rig.engine, rig.life.cache)
