@@ -10,3 +10,8 @@ BACKEND ?= cpu
 # their own and prints the PYTHONPATH to use.
 dev:
 	PYTHON=$(PYTHON) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" tools/dev_build.sh
+
+# wheel: dist/radix_kernels_<backend>-<version>-py3-none-manylinux_*.whl. PYTHONS="/path/python3.10 ..." puts a binding
+# for each of them into the one wheel.
+wheel:
+	$(PYTHON) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS))

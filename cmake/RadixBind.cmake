@@ -8,7 +8,8 @@ execute_process(COMMAND ${Python_EXECUTABLE} -c "import pybind11; print(pybind11
   OUTPUT_VARIABLE RADIX_PYBIND11_INCLUDE OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 
 set(_inc "")
-set(_sources ${RADIX_CSRC}/bindings/module.cpp ${RADIX_CSRC}/bindings/exchange.cpp)
+set(_sources ${RADIX_CSRC}/bindings/module.cpp ${RADIX_CSRC}/bindings/exchange.cpp
+    ${RADIX_CSRC}/common/find_object.cpp)
 foreach(family ${RADIX_FAMILIES})
   string(APPEND _inc "RK_FAMILY(${family})\n")
   list(APPEND _sources ${RADIX_CSRC}/bindings/${family}.cpp)
@@ -25,7 +26,7 @@ foreach(python ${RADIX_PYTHONS})
   add_library(${_target} MODULE ${_sources})
   target_include_directories(${_target} PRIVATE ${RADIX_INCLUDES} ${CMAKE_BINARY_DIR}/generated)
   target_include_directories(${_target} SYSTEM PRIVATE ${RADIX_PYBIND11_INCLUDE} ${_include})
-  target_compile_options(${_target} PRIVATE ${RADIX_CXX_FLAGS} -O2)
+  target_compile_options(${_target} PRIVATE ${RADIX_CXX_FLAGS} -Os -ffunction-sections -fdata-sections)
   # Python's own symbols come from the interpreter that loads the module.
   target_link_options(${_target} PRIVATE ${RADIX_LINK_FLAGS} -Wl,-z,undefs
     -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/radix_bind.map)

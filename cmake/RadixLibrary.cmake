@@ -21,6 +21,7 @@ find_package(Threads REQUIRED)
 add_library(radix_kernels SHARED
   ${RADIX_CSRC}/common/check.cpp
   ${RADIX_CSRC}/common/error.cpp
+  ${RADIX_CSRC}/common/find_object.cpp
   ${RADIX_CSRC}/api/library.cpp)
 target_include_directories(radix_kernels PRIVATE ${RADIX_INCLUDES})
 target_compile_options(radix_kernels PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${RADIX_CXX_FLAGS}>")

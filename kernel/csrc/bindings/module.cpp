@@ -12,6 +12,7 @@ namespace radix::bind {
 
 PYBIND11_MODULE(_bind, m) {
   using namespace radix::bind;
+  if (rk_abi_version() != RK_ABI_VERSION) throw py::import_error("libradix_kernels.so is of another ABI version");
   m.attr("abi_version") = rk_abi_version();
   m.attr("version") = rk_version();
   m.attr("backend") = rk_backend();

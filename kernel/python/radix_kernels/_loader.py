@@ -1,21 +1,61 @@
-"""Finds the native library. `bind` is the binding module, or None with the reason in `reason`."""
+"""Finds the native library. `bind` is the binding module, or None with the reason in `reason`.
+
+A wheel holds one binding for each CPython it was built for; import picks its own. Imports no
+framework. ImportError when two backends are installed over one another: they share this folder.
+"""
 
 from __future__ import annotations
 
 import importlib
-import platform
+import json
+import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-bind: ModuleType | None = None
-reason = ""
-try:
-    bind = importlib.import_module("radix_kernels._bind")
-except ImportError:
-    version_text = ".".join(platform.python_version_tuple()[:2])
-    reason = f"no native library for CPython {version_text} in this installation"
+DISTRIBUTIONS = ("radix-kernels-cpu", "radix-kernels-cuda", "radix-kernels-rocm")
+_FOLDER = Path(__file__).resolve().parent
 
-_VERSION_FILE = Path(__file__).resolve().parents[2] / "VERSION"
-version = _VERSION_FILE.read_text().strip() if _VERSION_FILE.exists() else "0.0.0"
+
+def _refuse_siblings() -> None:
+    installed = []
+    for name in DISTRIBUTIONS:
+        try:
+            metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        installed.append(name)
+    if len(installed) > 1:
+        raise ImportError(
+            f"{' and '.join(installed)} are installed together and overwrite each other. Keep one: "
+            f"pip uninstall -y {' '.join(installed)}, then pip install the one you want"
+        )
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module("radix_kernels._bind"), ""
+    except ImportError as error:
+        there = sorted(path.name.split(".")[1] for path in _FOLDER.glob("_bind.*.so"))
+        own = str(sys.implementation.cache_tag)
+        if any(tag.startswith(f"{own}-") for tag in there):
+            return None, f"the native library cannot be loaded: {error}"
+        text = f"no native library for {own} in this installation"
+        return None, text + (f", which has {', '.join(there)}" if there else "")
+
+
+def _version() -> str:
+    """Of the build; of the source tree when nothing was built."""
+    built = _FOLDER / "_build.json"
+    if built.exists():
+        facts: dict[str, Any] = json.loads(built.read_text())
+        return str(facts["version"])
+    return (_FOLDER.parents[1] / "VERSION").read_text().strip()
+
+
+_refuse_siblings()
+bind, reason = _load()
+version = _version()
 backend: str | None = bind.backend if bind else None
 abi_version: int | None = bind.abi_version if bind else None

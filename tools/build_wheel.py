@@ -1,0 +1,130 @@
+"""Builds the kernel wheel of one backend: `make wheel BACKEND=cpu|cuda|rocm`.
+
+Stages a copy of what the wheel needs under build/<backend>-wheel/src with the backend's pyproject
+file as pyproject.toml, runs pip on it (scikit-build-core, cmake, ninja), and gives the result the
+manylinux tag that its symbols allow. Only changed files are staged anew and the build folder is
+kept, so a second run compiles what changed. Backends do not share a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import filecmp
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ("cpu", "cuda", "rocm")
+STAGED = ("CMakeLists.txt", "LICENSE", "cmake", "kernel")
+# Outputs of `make dev` lie inside the package's source folder.
+SKIPPED = re.compile(r"(^|/)(__pycache__|lib)(/|$)|\.so$|\.new$|/_build\.json$")
+GLIBC_FLOOR = (2, 34)
+BUILD_MODULES = ("scikit_build_core", "pybind11", "cmake", "ninja")
+
+
+def wanted_files() -> dict[str, Path]:
+    """Relative path in the stage -> source file, for everything but pyproject.toml."""
+    files: dict[str, Path] = {}
+    for name in STAGED:
+        top = ROOT / name
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            relative = path.relative_to(ROOT).as_posix()
+            if path.is_file() and not SKIPPED.search(relative):
+                files[relative] = path
+    return files
+
+
+def stage(backend: str, target: Path) -> None:
+    """Makes target an exact copy; files that did not change keep their time stamps."""
+    files = wanted_files()
+    files["pyproject.toml"] = ROOT / f"pyproject_{backend}.toml"
+    for path in [p for p in target.rglob("*") if p.is_file()]:
+        if path.relative_to(target).as_posix() not in files:
+            path.unlink()
+    for relative, source in files.items():
+        copy = target / relative
+        if copy.exists() and filecmp.cmp(source, copy, shallow=False):
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, copy)
+        os.utime(copy)  # newer than what was built from the last copy
+
+
+def build(backend: str, folder: Path, pythons: list[str], jobs: int) -> Path:
+    """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
+    out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
+    command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
+    if pythons:
+        command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]
+    if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
+        command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
+    env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
+    env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env["PATH"]
+    subprocess.run([*command, str(folder / "src")], check=True, env=env)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def highest_glibc(wheel: zipfile.ZipFile) -> tuple[int, int]:
+    """The newest GLIBC symbol version that any library in the wheel asks for."""
+    found = [(0, 0)]
+    for name in wheel.namelist():
+        if name.endswith(".so"):
+            for version in re.findall(rb"\0GLIBC_(\d+)\.(\d+)", wheel.read(name)):
+                found.append((int(version[0]), int(version[1])))
+    return max(found)
+
+
+def retag(built: Path, dist: Path) -> Path:
+    """Writes the wheel into dist as py3-none-manylinux_X_Y_x86_64."""
+    with zipfile.ZipFile(built) as source:
+        major, minor = max(highest_glibc(source), GLIBC_FLOOR)
+        tag = f"py3-none-manylinux_{major}_{minor}_x86_64"
+        name, version = built.name.split("-")[:2]
+        target = dist / f"{name}-{version}-{tag}.whl"
+        info = f"{name}-{version}.dist-info"
+        facts = re.sub(r"(?m)^Tag: .*$", f"Tag: {tag}", source.read(f"{info}/WHEEL").decode())
+        digest = base64.urlsafe_b64encode(hashlib.sha256(facts.encode()).digest()).rstrip(b"=")
+        line = f"{info}/WHEEL,sha256={digest.decode()},{len(facts.encode())}"
+        record = source.read(f"{info}/RECORD").decode()
+        record = re.sub(rf"(?m)^{re.escape(info)}/WHEEL,.*$", line, record)
+        changed = {f"{info}/WHEEL": facts, f"{info}/RECORD": record}
+        partial = target.with_suffix(".part")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
+            for item in source.infolist():
+                out.writestr(item, changed.get(item.filename, source.read(item.filename)))
+    for old in dist.glob(f"{name}-*.whl"):
+        old.unlink()
+    partial.rename(target)
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend", choices=BACKENDS)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--pythons", nargs="*", default=[], help="interpreters to bind for")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    args = parser.parse_args()
+    folder = ROOT / "build" / f"{args.backend}-wheel"
+    (folder / "src").mkdir(parents=True, exist_ok=True)
+    args.dist.mkdir(parents=True, exist_ok=True)
+    stage(args.backend, folder / "src")
+    built = build(args.backend, folder, args.pythons, args.jobs)
+    wheel = retag(built, args.dist)
+    shutil.rmtree(built.parent)
+    print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    main()
