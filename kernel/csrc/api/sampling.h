@@ -1,0 +1,13 @@
+// What a backend implements for the sampling family. Arguments were checked by api/sampling.cpp.
+#pragma once
+
+#include "radix_kernels/sampling.h"
+
+namespace radix::backend {
+
+void apply_penalties(const rk_apply_penalties_args& args, rk_stream stream);
+void count_tokens(const rk_count_tokens_args& args, rk_stream stream);
+void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& args, rk_stream stream);
+void token_logprobs(const rk_token_logprobs_args& args, rk_stream stream);
+
+}  // namespace radix::backend

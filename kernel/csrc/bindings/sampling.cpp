@@ -1,0 +1,57 @@
+#include "radix_kernels/sampling.h"
+
+#include "bindings/exchange.h"
+
+namespace radix::bind {
+
+void bind_sampling(py::module_& m) {
+  m.def("apply_penalties_inplace", [](py::handle logits, py::handle counts, py::handle slots, py::handle repetition,
+                                      py::handle frequency, py::handle presence) {
+    Call call("apply_penalties_inplace");
+    rk_apply_penalties_args args{sizeof args};
+    args.logits = call.out("logits", logits);
+    args.counts = call.in("counts", counts);
+    args.slots = call.in("slots", slots);
+    args.repetition = call.in("repetition", repetition);
+    args.frequency = call.in("frequency", frequency);
+    args.presence = call.in("presence", presence);
+    call.run(rk_apply_penalties, args);
+  });
+  m.def("count_tokens_inplace", [](py::handle counts, py::handle slots, py::handle ids) {
+    Call call("count_tokens_inplace");
+    rk_count_tokens_args args{sizeof args};
+    args.counts = call.out("counts", counts);
+    args.slots = call.in("slots", slots);
+    args.ids = call.in("ids", ids);
+    call.run(rk_count_tokens, args);
+  });
+  m.def("top_k_top_p_sampling",
+        [](py::handle logits, py::handle temperature, py::handle top_k, py::handle top_p, py::handle min_p,
+           py::handle seed, py::handle position, uint32_t stream, py::handle out) {
+          Call call("top_k_top_p_sampling");
+          rk_top_k_top_p_sampling_args args{sizeof args};
+          args.draw_stream = stream;
+          args.logits = call.in("logits", logits);
+          args.temperature = call.in("temperature", temperature);
+          args.top_k = call.in("top_k", top_k);
+          args.top_p = call.in("top_p", top_p);
+          args.min_p = call.in("min_p", min_p);
+          args.seed = call.in("seed", seed);
+          args.position = call.in("position", position);
+          args.out = call.out("out", out);
+          call.run(rk_top_k_top_p_sampling, args);
+        });
+  m.def("token_logprobs", [](py::handle logits, py::handle ids, int64_t, py::handle logprob, py::handle top_logprobs,
+                             py::handle top_ids) {
+    Call call("token_logprobs");
+    rk_token_logprobs_args args{sizeof args};
+    args.logits = call.in("logits", logits);
+    args.ids = call.in("ids", ids);
+    args.logprob = call.out("logprob", logprob);
+    args.top_logprobs = call.out("top_logprobs", top_logprobs);
+    args.top_ids = call.out("top_ids", top_ids);
+    call.run(rk_token_logprobs, args);
+  });
+}
+
+}  // namespace radix::bind

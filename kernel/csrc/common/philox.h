@@ -1,0 +1,40 @@
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and the uniform
+// number that the sampler makes of one word. Shared by host and device code.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define RK_HOST_DEVICE __host__ __device__
+#else
+#define RK_HOST_DEVICE
+#endif
+
+namespace radix {
+
+struct PhiloxBlock {
+  uint32_t word[4];
+};
+
+RK_HOST_DEVICE inline PhiloxBlock philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; round++) {
+    const uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+    c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(b);
+    c3 = static_cast<uint32_t>(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// (w + 0.5) * 2^-32 rounded to float32, at most 1 - 2^-24: never 0, never 1.
+RK_HOST_DEVICE inline float philox_uniform(uint32_t word) {
+  const float u = static_cast<float>((static_cast<double>(word) + 0.5) * 0x1p-32);
+  const float most = 0x1.fffffep-1f;
+  return u < most ? u : most;
+}
+
+}  // namespace radix

@@ -1,0 +1,64 @@
+/* Penalties, sampling and log-probabilities over rows of float32 logits [B, V], last dimension contiguous. */
+#ifndef RADIX_KERNELS_SAMPLING_H
+#define RADIX_KERNELS_SAMPLING_H
+
+#include "radix_kernels/types.h"
+
+/* counts int32 [S, V]: bit 30 says that the token is in the prompt, the low 30 bits how often it was generated.
+ * slots int32 [B]: the row of counts of each row of logits, -1 leaves it alone. repetition, frequency, presence
+ * float32 [B]. In place: x = x > 0 ? x / r : x * r for tokens of prompt or output, then
+ * x -= frequency * count + presence for generated ones. */
+typedef struct rk_apply_penalties_args {
+  uint32_t struct_size;
+  const rk_tensor* logits;
+  const rk_tensor* counts;
+  const rk_tensor* slots;
+  const rk_tensor* repetition;
+  const rk_tensor* frequency;
+  const rk_tensor* presence;
+} rk_apply_penalties_args;
+RK_API rk_status rk_apply_penalties(const rk_apply_penalties_args* args, rk_stream stream);
+
+/* counts[slots[b], ids[b]] += 1; slots, ids int32 [B]; -1 in either skips the row. */
+typedef struct rk_count_tokens_args {
+  uint32_t struct_size;
+  const rk_tensor* counts;
+  const rk_tensor* slots;
+  const rk_tensor* ids;
+} rk_count_tokens_args;
+RK_API rk_status rk_count_tokens(const rk_count_tokens_args* args, rk_stream stream);
+
+/* One draw a row. temperature, top_p, min_p float32 [B]; top_k int32 [B]; seed, position int64 [B]; out int32 [B].
+ * x = logit / temperature; ids are ordered by (x descending, id ascending); top-k keeps the first top_k (off: <= 0 or
+ * >= V), top-p of the rest those with less than top_p of the mass before them (off: >= 1), min-p of the rest those with
+ * at least min_p times the largest probability (off: <= 0). The token is the kept id with the largest x - log(E),
+ * E = -log1p(-u) in float32, ties to the lowest id; u = (w + 0.5) * 2^-32, at most 1 - 2^-24, w = word id % 4 of
+ * Philox4x32-10 with key = seed (low word first) and counter (id / 4, position, stream, 0).
+ * Temperature <= 0, or so small that max / temperature overflows: the largest logit. NaN, +inf or all -inf: -1. */
+typedef struct rk_top_k_top_p_sampling_args {
+  uint32_t struct_size;
+  uint32_t draw_stream; /* 0 sample, 1 draft acceptance, 2 residual */
+  const rk_tensor* logits;
+  const rk_tensor* temperature;
+  const rk_tensor* top_k;
+  const rk_tensor* top_p;
+  const rk_tensor* min_p;
+  const rk_tensor* seed;
+  const rk_tensor* position;
+  const rk_tensor* out;
+} rk_top_k_top_p_sampling_args;
+RK_API rk_status rk_top_k_top_p_sampling(const rk_top_k_top_p_sampling_args* args, rk_stream stream);
+
+/* Log-softmax at ids (int32 [B], -1: NaN) into logprob float32 [B], and its top_n largest into top_logprobs float32 and
+ * top_ids int32 [B, top_n], largest first, ties to the lowest id. */
+typedef struct rk_token_logprobs_args {
+  uint32_t struct_size;
+  const rk_tensor* logits;
+  const rk_tensor* ids;
+  const rk_tensor* logprob;
+  const rk_tensor* top_logprobs;
+  const rk_tensor* top_ids;
+} rk_token_logprobs_args;
+RK_API rk_status rk_token_logprobs(const rk_token_logprobs_args* args, rk_stream stream);
+
+#endif
