@@ -165,9 +165,7 @@ def test_a_tensor_that_comes_twice(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("file", ["part-1.safetensors", "part-2.safetensors", "../x", "/etc/x"])
 def test_an_index_that_does_not_fit_the_files(folder: Path, file: str) -> None:
     shard(folder, **{"model.norm.weight": file})
-    with pytest.raises(
-        ConfigError, match=r"disagree about|cannot be read|outside of its"
-    ):
+    with pytest.raises(ConfigError, match=r"disagree about|cannot be read|outside of its"):
         Driver(folder)
 
 

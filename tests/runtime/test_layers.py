@@ -1,0 +1,242 @@
+"""Layers one by one: what each rank holds, and what the ranks give together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radix_runtime import ops
+from radix_runtime.attention.torch_native import TorchNativeAttention
+from radix_runtime.distributed import SingleProcess
+from radix_runtime.layers.activation import gated_activation
+from radix_runtime.layers.base import BuildContext, Layer
+from radix_runtime.layers.embedding import VocabParallel
+from radix_runtime.layers.linear import (
+    ColumnParallelLinear,
+    QKVLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from radix_runtime.layers.norm import RMSNorm
+from radix_runtime.layers.rotary import RotaryEmbedding
+from radix_runtime.model_config import RopeConfig
+from radix_runtime.quantization.dense import DenseMethod
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[2]
+
+
+class Rank(SingleProcess):
+    """One of several ranks; a reduction gives back the rank's own part."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+
+def context(rank: int = 0, size: int = 1, positions: int = 64) -> BuildContext:
+    return BuildContext(
+        communicator=Rank(rank, size),
+        backend=TorchNativeAttention.__new__(TorchNativeAttention),  # no layer here attends
+        linear_method=DenseMethod(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_positions=positions,
+    )
+
+
+class Source:
+    """A tensor as a checkpoint gives it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+
+def load(layer: Layer, name: str, tensors: dict[Any, torch.Tensor]) -> None:
+    """What the loader does for one parameter, from poisoned memory."""
+    assert set(layer.parts(name)) == set(tensors)
+    param = getattr(layer, name)
+    assert param.is_meta
+    memory = torch.full(param.shape, float("nan"), dtype=param.dtype)
+    setattr(layer, name, torch.nn.Parameter(memory, requires_grad=False))
+    for part, tensor in tensors.items():
+        layer.weight_loader(memory, Source(tensor), part)
+    layer.finalize(name)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_replicated(bias: bool) -> None:
+    w, b, x = torch.randn(7, 5), torch.randn(7), torch.randn(3, 5)
+    for rank in range(2):
+        layer = ReplicatedLinear(context(rank, 2), 5, 7, bias=bias)
+        load(layer, "weight", {None: w})
+        if bias:
+            load(layer, "bias", {None: b})
+        assert close(layer(x), x @ w.T + (b if bias else 0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_column_parallel_merged(size: int) -> None:
+    gate, up, x = torch.randn(6, 5), torch.randn(12, 5), torch.randn(4, 5)
+    gate_bias, up_bias = torch.randn(6), torch.randn(12)
+    outputs = []
+    for rank in range(size):
+        layer = ColumnParallelLinear(context(rank, size), 5, {"gate": 6, "up": 12}, bias=True)
+        load(layer, "weight", {"up": up, "gate": gate})
+        load(layer, "bias", {"gate": gate_bias, "up": up_bias})
+        outputs.append(layer(x).split([6 // size, 12 // size], dim=-1))
+    assert close(torch.cat([o[0] for o in outputs], -1), x @ gate.T + gate_bias)
+    assert close(torch.cat([o[1] for o in outputs], -1), x @ up.T + up_bias)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_qkv(size: int, kv_heads: int) -> None:
+    """Each query head must meet its own KV head on its rank."""
+    heads, dim, x = 4, 3, torch.randn(2, 5)
+    weights = {"q": torch.randn(heads * dim, 5)} | {
+        part: torch.randn(kv_heads * dim, 5) for part in ("k", "v")
+    }
+    whole = {part: (x @ w.T).unflatten(-1, (-1, dim)) for part, w in weights.items()}
+    for rank in range(size):
+        layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads)
+        load(layer, "weight", weights)
+        q, k, v = (p.unflatten(-1, (-1, dim)) for p in layer(x).split(layer.sizes, -1))
+        assert (q.shape[1], k.shape[1]) == (layer.num_heads, layer.num_kv_heads)
+        for local in range(layer.num_heads):
+            head = rank * layer.num_heads + local
+            assert close(q[:, local], whole["q"][:, head])
+            mine, its = local * layer.num_kv_heads // layer.num_heads, head * kv_heads // heads
+            assert close(k[:, mine], whole["k"][:, its])
+            assert close(v[:, mine], whole["v"][:, its])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_row_parallel_adds_its_bias_once(size: int) -> None:
+    w, b, x = torch.randn(4, 6), torch.randn(4), torch.randn(3, 6)
+    total = torch.zeros(3, 4)
+    for rank, part in enumerate(x.chunk(size, -1)):
+        layer = RowParallelLinear(context(rank, size), 6, 4, bias=True)
+        load(layer, "weight", {None: w})
+        load(layer, "bias", {None: b})
+        total += layer(part.contiguous())
+    assert close(total, x @ w.T + b)
+
+
+def test_shapes_are_checked() -> None:
+    layer = RowParallelLinear(context(0, 2), 6, 4)
+    with pytest.raises(ValueError, match=r"has shape \[4, 3\], expected \[4, 6\]"):
+        layer.weight_loader(torch.empty(4, 3), Source(torch.empty(4, 3)), None)
+    qkv = QKVLinear(context(0, 2), 5, 3, 4, 2)
+    with pytest.raises(ValueError, match=r"has shape \[12, 5\], expected \[6, 5\]"):
+        qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k")
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 13])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("is_head", [False, True])
+def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
+    """Any vocabulary over any number of ranks, ranks without a row too."""
+    w = torch.randn(vocab, 6)
+    ids = torch.tensor([*range(vocab), 0, vocab - 1], dtype=torch.int32)
+    hidden = torch.randn(3, 6)
+    embedded, logits = torch.zeros(len(ids), 6), []
+    for rank in range(size):
+        layer = VocabParallel(context(rank, size), vocab, 6, is_head=is_head)
+        load(layer, "weight", {None: w})
+        before = ids.clone()
+        embedded += layer(ids)
+        assert torch.equal(ids, before)
+        logits.append(layer.logits(hidden))
+    assert torch.equal(embedded, w[ids.long()])
+    assert close(torch.cat(logits, -1)[:, :vocab], hidden @ w.T)
+
+
+def test_rmsnorm() -> None:
+    norm = RMSNorm(context(), 8, 1e-5)
+    w = torch.randn(8)
+    load(norm, "weight", {None: w})
+    x, residual = torch.randn(3, 8), torch.randn(3, 8)
+
+    def expected(y: torch.Tensor) -> torch.Tensor:
+        return y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w
+
+    kept = x.clone()
+    assert close(norm(x), expected(x)) and torch.equal(x, kept)
+    total = x + residual
+    out = norm.add(x, residual)
+    assert out is x and close(x, expected(total)) and torch.equal(residual, total)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("silu", torch.nn.functional.silu),
+        ("gelu", torch.nn.functional.gelu),
+        ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_gated_activation(name: str, function: Any) -> None:
+    x = torch.randn(5, 14)
+    assert close(gated_activation(name)(x), function(x[:, :7]) * x[:, 7:])
+
+
+@pytest.mark.parametrize("rotary_dim", [16, 8])
+def test_rotary_rotates_slices_in_place(rotary_dim: int) -> None:
+    """q and k are views of one tensor, as the attention layer has them; the rest stays."""
+    rotary = RotaryEmbedding(context(positions=100), RopeConfig(1e4, rotary_dim), 16)
+    qkv = torch.randn(4, 5, 16)
+    before = qkv.clone()
+    positions = torch.tensor([0, 3, 99, 50], dtype=torch.int32)
+    rotary.apply(positions, qkv[:, :3], qkv[:, 3:4])
+    half = rotary_dim // 2
+    frequency = 1e4 ** (-torch.arange(half, dtype=torch.float64) * 2 / rotary_dim)
+    angle = (positions[:, None].double() * frequency)[:, None]
+    a, b = before[:, :4, :half].double(), before[:, :4, half:rotary_dim].double()
+    first, second = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+    assert close(qkv[:, :4, :rotary_dim].double(), torch.cat([first, second], -1))
+    assert torch.equal(qkv[:, :4, rotary_dim:], before[:, :4, rotary_dim:])
+    assert torch.equal(qkv[:, 4], before[:, 4])
+
+
+def test_weights_are_packed_on_the_cpu() -> None:
+    layer = ReplicatedLinear(context(), 5, 7)
+    w = torch.randn(7, 5)
+    load(layer, "weight", {None: w})
+    assert layer.weight is None and isinstance(layer.packed, ops.PackedWeight)
+    assert not list(layer.parameters())
+
+
+def test_one_sentence_when_the_wheel_is_missing(tmp_path: Path) -> None:
+    code = "import sys; sys.modules.pop('radix_kernels', None)\nimport radix_runtime.ops"
+    for text, message in (
+        (None, "the radix-kernels wheel is not installed; run: pip install"),
+        ("__version__ = '0.0.1'", "the installed radix-kernels wheel is 0.0.1, this runtime needs"),
+        ("raise ImportError('two wheels at once')", "two wheels at once"),
+    ):
+        if text is not None:
+            (tmp_path / "radix_kernels.py").write_text(text)
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": f"{tmp_path}:{ROOT / 'runtime'}", "PATH": "/usr/bin"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        last = result.stderr.strip().splitlines()[-1]
+        assert last.startswith("radix_runtime.errors.ConfigError: ") and message in last

@@ -1,0 +1,230 @@
+"""ModelConfig against transformers' reading of the same files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from radix_runtime.errors import ConfigError
+from radix_runtime.model_config import ModelConfig
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+
+
+def config(family: str = "Llama", **changes: Any) -> ModelConfig:
+    return ModelConfig.from_dict({**BASE, "architectures": [f"{family}ForCausalLM"], **changes})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_transformers_defaults(family: str, tmp_path: Path) -> None:
+    """What a file does not say is what the model's class in transformers says."""
+    raw = {**BASE, "architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    theirs = getattr(transformers, f"{family}Config").from_pretrained(tmp_path)
+    ours = ModelConfig.from_dir(tmp_path)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    window = getattr(theirs, "sliding_window", None)
+    assert ours.layer_windows == (window,) * 4
+    assert ours.qkv_bias == (family == "Qwen2") and not ours.o_bias and not ours.mlp_bias
+    assert ours.qk_norm == (family == "Qwen3")
+    assert ours.hidden_act == "silu" and ours.dtype == "float32"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reads_what_transformers_writes(family: str, tmp_path: Path) -> None:
+    theirs = getattr(transformers, f"{family}Config")(
+        **{k: v for k, v in BASE.items() if k != "architectures"},
+        head_dim=32,
+        num_key_value_heads=2,
+        rms_norm_eps=3e-5,
+        rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 5e5,
+                         "original_max_position_embeddings": 256},
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        eos_token_id=[7, 9],
+    )  # fmt: skip
+    theirs.architectures = [f"{family}ForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.from_dir(tmp_path)
+    assert (ours.head_dim, ours.num_kv_heads, ours.num_heads) == (32, 2, 4)
+    assert ours.rms_norm_eps == 3e-5 and ours.tie_word_embeddings and ours.dtype == "bfloat16"
+    assert ours.rope.theta == 5e5 and ours.rope.rotary_dim == 32
+    assert ours.rope.scaling is not None
+    assert ours.rope.scaling["rope_type"] == "yarn" and ours.rope.scaling["factor"] == 2.0
+    assert ours.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}},
+        {"rope_theta": 500000, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 4}},
+    ],
+)
+def test_both_spellings_of_rope_are_one(old: dict[str, Any]) -> None:
+    new = {"rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5}}
+    assert config(**old) == config(**new)
+
+
+def test_both_spellings_of_dtype() -> None:
+    assert config(torch_dtype="float16").dtype == config(dtype="float16").dtype == "float16"
+
+
+def test_partial_rotary() -> None:
+    assert config(head_dim=64, partial_rotary_factor=0.5).rope.rotary_dim == 32
+    nested = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+    assert config(head_dim=64, **nested).rope.rotary_dim == 16
+
+
+def test_qwen_windows() -> None:
+    on = {"use_sliding_window": True, "sliding_window": 8}
+    assert config("Qwen2", sliding_window=8).layer_windows == (None,) * 4
+    assert config("Qwen2", max_window_layers=2, **on).layer_windows == (None, None, 8, 8)
+    assert config("Qwen2", max_window_layers=0, **on).layer_windows == (8,) * 4
+    assert config("Qwen2", max_window_layers=4, **on).layer_windows == (None,) * 4
+    types = ["full_attention", "sliding_attention"] * 2
+    assert config("Qwen3", layer_types=types, **on).layer_windows == (None, 8, None, 8)
+    assert config("Qwen3", layer_types=types).layer_windows == (None,) * 4
+
+
+@pytest.mark.parametrize("max_window_layers", [0, 1, 3, 4, 28])
+def test_qwen_windows_equal_transformers(max_window_layers: int) -> None:
+    settings = {
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": max_window_layers,
+    }
+    theirs = transformers.Qwen2Config(num_hidden_layers=4, **settings)
+    expected = tuple(16 if t == "sliding_attention" else None for t in theirs.layer_types)
+    assert config("Qwen2", **settings).layer_windows == expected
+
+
+def test_mistral_windows() -> None:
+    assert config("Mistral", sliding_window=None).layer_windows == (None,) * 4
+    assert config("Mistral", sliding_window=32).layer_windows == (32,) * 4
+    assert config("Llama", sliding_window=32).layer_windows == (None,) * 4
+
+
+def test_max_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert config().max_context == 512
+    assert config(rope_scaling=yarn).max_context == 2048
+    assert config(rope_scaling={**yarn, "original_max_position_embeddings": 100}).max_context == 512
+    assert config(rope_scaling={"type": "linear", "factor": 4.0}).max_context == 512
+
+
+def test_null_is_absent() -> None:
+    nulls = dict.fromkeys(
+        ("head_dim", "rope_scaling", "rms_norm_eps", "attention_bias", "quantization_config")
+    )
+    assert config(**nulls) == config()
+
+
+def test_generation_config_names_the_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 5}))
+    assert ModelConfig.from_dir(tmp_path).eos_token_ids == (5,)
+    for text, expected in (
+        ('{"eos_token_id": [3, 4, 3]}', (3, 4)),
+        ('{"eos_token_id": 8}', (8,)),
+        ('{"temperature": 0.6}', (5,)),
+    ):
+        (tmp_path / "generation_config.json").write_text(text)
+        assert ModelConfig.from_dir(tmp_path).eos_token_ids == expected
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id"):
+        ModelConfig.from_dir(tmp_path)
+
+
+def test_overrides(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    text = '{"num_hidden_layers": 2, "rope_theta": 7}'
+    changed = ModelConfig.from_dir(tmp_path, text)
+    assert changed.num_layers == 2 and changed.rope.theta == 7.0
+    assert ModelConfig.from_dir(tmp_path, json.loads(text)) == changed
+    for bad in ("{", "[]", "3"):
+        with pytest.raises(ConfigError, match="--json-model-override-args"):
+            ModelConfig.from_dir(tmp_path, bad)
+
+
+def test_tp() -> None:
+    model = config(num_attention_heads=8, num_key_value_heads=2, hidden_size=128)
+    assert [model.kv_heads_per_rank(n) for n in (1, 2, 4, 8)] == [2, 1, 1, 1]
+    for size in (1, 2, 4, 8):
+        model.check_tp(size)
+    with pytest.raises(ConfigError, match="does not divide the 8 attention heads"):
+        model.check_tp(3)
+    with pytest.raises(ConfigError, match="does not divide the 96 MLP"):
+        config(num_attention_heads=64, hidden_size=1024).check_tp(64)
+    with pytest.raises(ConfigError, match="does not fit 6 KV heads"):
+        config(num_attention_heads=12, num_key_value_heads=6, hidden_size=192).check_tp(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "is not supported; supported: Llama"),
+        ({"architectures": []}, "is not supported"),
+        ({"architectures": ["LlamaForCausalLM", "X"]}, "is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized checkpoints \(gptq\)"),
+        ({"hidden_size": "64"}, r"config.json: Expected `int`, got `str` - at `\$.hidden_size`"),
+        ({"hidden_size": None}, "missing required field `hidden_size`"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be positive"),
+        ({"vocab_size": -1}, "vocab_size must be positive"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 must divide"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads 0 must divide"),
+        ({"head_dim": 24}, "head_dim 24 is not a multiple of 16"),
+        ({"head_dim": 272}, "head_dim 272 is not a multiple of 16"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"torch_dtype": "float8"}, "dtype 'float8'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "needs a positive factor, got None"),
+        ({"rope_scaling": {"type": "yarn", "factor": -1}}, "needs a positive factor, got -1"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "a positive low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {}}}, "that differ by layer"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
+        ({"eos_token_id": [-1]}, "eos_token_id"),
+    ],
+)
+def test_what_is_not_supported_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict({**BASE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("Mistral", {"layer_types": ["full_attention"] * 4}, "layer_types of a Mistral model"),
+        ("Mistral", {"sliding_window": 0}, "sliding_window must be positive"),
+        ("Qwen3", {"layer_types": ["full_attention"] * 3}, "layer_types must be 4 of"),
+        ("Qwen3", {"layer_types": ["linear_attention"] * 4}, "layer_types must be 4 of"),
+    ],
+)
+def test_windows_that_are_not_supported(family: str, changes: dict[str, Any], message: str) -> None:
+    on = {"use_sliding_window": True, "sliding_window": 8}
+    with pytest.raises(ConfigError, match=message):
+        config(family, **{**on, **changes})
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[1]", "\udcff"])
+def test_a_file_that_cannot_be_read(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        ModelConfig.from_dir(tmp_path)
