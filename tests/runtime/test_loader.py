@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import SingleProcess
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
-from safetensors.torch import load_file, save_file
-
 from tests.runtime.tiny_models import (
     TINY,
     Driver,

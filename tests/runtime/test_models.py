@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from radix_runtime.errors import ConfigError
 from radix_runtime.models.registry import get_model_class
-
 from tests.runtime.tiny_models import (
     TINY,
     Driver,

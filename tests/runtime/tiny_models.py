@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+
 from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
