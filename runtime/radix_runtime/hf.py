@@ -118,7 +118,7 @@ def _id_tuple(value: Any) -> tuple[int, ...]:
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's part for training; here it is just its body."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import uvicorn
+
 from radix_runtime import hf
 from radix_runtime.config import ServerArgs
 from radix_runtime.messages import (

@@ -1,0 +1,224 @@
+"""Malformed requests and what each must be answered with. Used over the fake engine here and
+over a real server elsewhere: `bad_requests` takes the sizes of the model that is served."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+INVALID, NOT_FOUND = "invalid_request_error", "not_found_error"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """`body`: bytes as they are, anything else as JSON."""
+
+    name: str
+    path: str
+    body: Any
+    status: int
+    code: str
+    param: str | None
+    type: str = INVALID
+    method: str = "POST"
+    content_type: str = "application/json"
+
+    def payload(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+def good_request(model: str) -> dict[str, Any]:
+    """A chat request that any server must answer."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is 1 + 1?"}],
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+
+
+def bad_requests(model: str, vocab: int, context: int) -> list[Bad]:
+    return [
+        *_bodies(),
+        *_chat(model, vocab, context),
+        *_completions(model, vocab, context),
+        *_generate(vocab, context),
+        *_others(vocab),
+    ]
+
+
+def _chat_body(model: str, **fields: Any) -> dict[str, Any]:
+    return {**good_request(model), **fields}
+
+
+def _bodies() -> list[Bad]:
+    deep = b'{"messages":' + b"[" * 40 + b"]" * 40 + b"}"
+    return [
+        Bad("no json", CHAT, b"{nope", 400, "invalid_json", None),
+        Bad("empty body", CHAT, b"", 400, "invalid_json", None),
+        Bad("truncated", COMPLETIONS, b'{"prompt":"a"', 400, "invalid_json", None),
+        Bad("not utf-8", CHAT, b'{"model":"\xff\xfe"}', 400, "invalid_json", None),
+        Bad("lone surrogate", CHAT, b'{"model":"\\ud800"}', 400, "invalid_json", None),
+        Bad("too deep", CHAT, deep, 400, "invalid_json", None),
+        Bad("far too deep", CHAT, b"[" * 100_000, 400, "invalid_json", None),
+        Bad("huge integer", CHAT, b'{"n":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
+        Bad("an array", CHAT, [1, 2], 400, "invalid_type", None),
+        Bad("NaN", CHAT, b'{"temperature":NaN}', 400, "invalid_type", "temperature"),
+        Bad("-Infinity", COMPLETIONS, b'{"top_p":-Infinity}', 400, "invalid_type", "top_p"),
+        Bad("1e999", CHAT, b'{"temperature":1e999}', 400, "invalid_type", "temperature"),
+        Bad("nested 1e999", GENERATE, b'{"sampling_params":{"min_p":1e999}}', 400,
+            "invalid_type", "sampling_params.min_p"),
+        Bad("form", CHAT, b"a=b", 415, "unsupported_media_type", None,
+            content_type="application/x-www-form-urlencoded"),
+        Bad("no content type", CHAT, b"{}", 415, "unsupported_media_type", None, content_type=""),
+    ]  # fmt: skip
+
+
+def _chat(model: str, vocab: int, context: int) -> list[Bad]:
+    user = {"role": "user", "content": "hi"}
+    image = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    def bad(name: str, status_code: str, param: str | None, **fields: Any) -> Bad:
+        return Bad(name, CHAT, _chat_body(model, **fields), 400, status_code, param)
+
+    without = {k: v for k, v in good_request(model).items() if k != "messages"}
+    return [
+        Bad("no messages", CHAT, without, 400, "missing_field", "messages"),
+        bad("messages []", "empty_input", "messages", messages=[]),
+        bad("messages text", "invalid_type", "messages", messages="hi"),
+        bad("no role", "missing_field", "messages[0].role", messages=[{"content": "x"}]),
+        bad("no content", "missing_field", "messages[0].content", messages=[{"role": "user"}]),
+        bad("bad role", "invalid_value", "messages[1].role",
+            messages=[user, {"role": "wizard", "content": "x"}]),
+        bad("unknown in message", "unknown_parameter", "messages[0].colour",
+            messages=[{**user, "colour": 1}]),
+        bad("image", "unsupported_parameter", "messages[0].content[0].type",
+            messages=[{"role": "user", "content": image}]),
+        bad("assistant last", "invalid_value", "messages",
+            messages=[user, {"role": "assistant", "content": "x"}]),
+        bad("temperature < 0", "invalid_value", "temperature", temperature=-0.1),
+        bad("temperature text", "invalid_type", "temperature", temperature="0.5"),
+        bad("temperature true", "invalid_type", "temperature", temperature=True),
+        bad("top_p 0", "invalid_value", "top_p", top_p=0),
+        bad("top_p 1.5", "invalid_value", "top_p", top_p=1.5),
+        bad("top_k 0", "invalid_value", "top_k", top_k=0),
+        bad("top_k 1.0", "invalid_type", "top_k", top_k=1.0),
+        bad("min_p 2", "invalid_value", "min_p", min_p=2),
+        bad("presence 3", "invalid_value", "presence_penalty", presence_penalty=3),
+        bad("frequency -3", "invalid_value", "frequency_penalty", frequency_penalty=-3),
+        bad("repetition 0", "invalid_value", "repetition_penalty", repetition_penalty=0),
+        bad("n 0", "invalid_value", "n", n=0),
+        bad("n 10^9", "invalid_value", "n", n=10**9),
+        bad("n true", "invalid_type", "n", n=True),
+        bad("n '3'", "invalid_type", "n", n="3"),
+        bad("max_tokens 0", "invalid_value", "max_tokens", max_tokens=0),
+        bad("both limits", "invalid_combination", "max_tokens", max_completion_tokens=5),
+        bad("min over max", "invalid_value", "min_tokens", min_tokens=5),
+        bad("seed 2^63", "invalid_value", "seed", seed=2**63),
+        bad("33 stops", "invalid_value", "stop", stop=["x"] * 33),
+        bad("empty stop", "invalid_value", "stop", stop=[""]),
+        bad("long stop", "invalid_value", "stop", stop="x" * 257),
+        bad("stop numbers", "invalid_type", "stop[0]", stop=[1]),
+        bad("stop id", "invalid_value", "stop_token_ids", stop_token_ids=[vocab]),
+        bad("stop id -1", "invalid_value", "stop_token_ids", stop_token_ids=[-1]),
+        bad("bias id", "invalid_value", "logit_bias", logit_bias={str(vocab): 1}),
+        bad("bias value", "invalid_value", "logit_bias", logit_bias={"1": 101}),
+        bad("bias key", "invalid_type", "logit_bias", logit_bias={"x": 1}),
+        bad("top_logprobs 21", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=21),
+        bad("top alone", "invalid_combination", "top_logprobs", top_logprobs=2),
+        bad("logprobs 2", "invalid_type", "logprobs", logprobs=2),
+        bad("stream_options", "invalid_combination", "stream_options",
+            stream_options={"include_usage": True}),
+        bad("stream option", "unknown_parameter", "stream_options.x", stream=True,
+            stream_options={"x": 1}),
+        bad("unknown", "unknown_parameter", "frobnicate", frobnicate=1),
+        bad("tools", "unsupported_parameter", "tools", tools=[tool]),
+        bad("json mode", "unsupported_parameter", "response_format",
+            response_format={"type": "json_object"}),
+        bad("template", "unsupported_parameter", "chat_template", chat_template="{{ 1 }}"),
+        bad("template variable", "unknown_parameter", "chat_template_kwargs.tokenize",
+            chat_template_kwargs={"tokenize": True}),
+        bad("too long", "context_length_exceeded", "messages",
+            messages=[{"role": "user", "content": "7 " * context}]),
+        bad("far too long", "context_length_exceeded", "messages",
+            messages=[{"role": "user", "content": "7" * 1_000_000}]),
+        bad("max_tokens", "context_length_exceeded", "messages", max_tokens=context),
+        Bad("other model", CHAT, _chat_body("gpt-99"), 404, "model_not_found",
+            "model", NOT_FOUND),
+    ]  # fmt: skip
+
+
+def _completions(model: str, vocab: int, context: int) -> list[Bad]:
+    def bad(name: str, code: str, param: str | None, **fields: Any) -> Bad:
+        body = {"model": model, "prompt": "hello", "max_tokens": 2, **fields}
+        return Bad(f"completions: {name}", COMPLETIONS, body, 400, code, param)
+
+    return [
+        Bad("completions: no prompt", COMPLETIONS, {"model": model}, 400, "missing_field",
+            "prompt"),
+        bad("prompt ''", "empty_input", "prompt", prompt=""),
+        bad("prompt []", "empty_input", "prompt", prompt=[]),
+        bad("prompt [[]]", "empty_input", "prompt", prompt=[[]]),
+        bad("prompt ['']", "empty_input", "prompt", prompt=["a", ""]),
+        bad("mixed", "invalid_type", "prompt", prompt=["a", 1]),
+        bad("bool ids", "invalid_type", "prompt[0]", prompt=[True]),
+        bad("id over", "invalid_token_id", "prompt", prompt=[1, vocab]),
+        bad("id -1", "invalid_token_id", "prompt", prompt=[[1], [-1]]),
+        bad("id 2^70", "invalid_token_id", "prompt", prompt=[2**70]),
+        bad("257 prompts", "invalid_value", "prompt", prompt=["a"] * 257),
+        bad("ids too long", "context_length_exceeded", "prompt", prompt=[5] * (context + 1)),
+        bad("logprobs 6", "invalid_value", "logprobs", logprobs=6),
+        bad("logprobs true", "invalid_type", "logprobs", logprobs=True),
+        bad("max_tokens 0", "invalid_value", "max_tokens", max_tokens=0),
+        bad("suffix", "unsupported_parameter", "suffix", suffix="x"),
+        bad("best_of", "unsupported_parameter", "best_of", best_of=2),
+    ]  # fmt: skip
+
+
+def _generate(vocab: int, context: int) -> list[Bad]:
+    def bad(name: str, code: str, param: str | None, **fields: Any) -> Bad:
+        return Bad(f"generate: {name}", GENERATE, fields, 400, code, param)
+
+    return [
+        bad("nothing", "missing_field", "text"),
+        bad("both", "invalid_combination", "text", text="a", input_ids=[1]),
+        bad("empty", "empty_input", "text", text=""),
+        bad("no ids", "empty_input", "input_ids", input_ids=[]),
+        bad("id", "invalid_token_id", "input_ids", input_ids=[vocab]),
+        bad("mixed", "invalid_type", "input_ids", input_ids=[1, [2]]),
+        bad("parameter", "unknown_parameter", "sampling_params.max_tokens", text="a",
+            sampling_params={"max_tokens": 3}),
+        bad("temperature", "invalid_value", "sampling_params.temperature", text="a",
+            sampling_params={"temperature": -1}),
+        bad("lengths", "invalid_value", "sampling_params", text=["a", "b"],
+            sampling_params=[{}]),
+        bad("rids", "invalid_value", "rid", text="a", rid=["x", "y"]),
+        bad("grammar", "unsupported_parameter", "sampling_params.regex", text="a",
+            sampling_params={"regex": "a+"}),
+        bad("image", "unsupported_parameter", "image_data", text="a", image_data="x"),
+        bad("start", "invalid_value", "logprob_start_len", text="a", return_logprob=True,
+            logprob_start_len=999),
+        bad("new tokens", "context_length_exceeded", "text", text="a",
+            sampling_params={"max_new_tokens": context}),
+    ]  # fmt: skip
+
+
+def _others(vocab: int) -> list[Bad]:
+    embed = {"model": "x", "input": "a"}
+    return [
+        Bad("detokenize: id", "/detokenize", {"tokens": [vocab]}, 400, "invalid_token_id",
+            "tokens"),
+        Bad("tokenize: nothing", "/tokenize", {}, 400, "missing_field", "prompt"),
+        Bad("abort: nothing", "/abort_request", {}, 400, "missing_field", "rid"),
+        Bad("embeddings", "/v1/embeddings", embed, 400, "unsupported_task", None),
+        Bad("no route", "/v1/nothing", {}, 404, "not_found", None, NOT_FOUND),
+        Bad("double slash", "//v1/models", b"", 404, "not_found", None, NOT_FOUND, "GET"),
+        Bad("wrong method", CHAT, b"", 405, "method_not_allowed", None, method="GET"),
+        Bad("delete", "/health", b"", 405, "method_not_allowed", None, method="DELETE"),
+        Bad("model", "/v1/models/none", b"", 404, "model_not_found", "model", NOT_FOUND, "GET"),
+        Bad("flush timeout", "/flush_cache?timeout=x", b"", 400, "invalid_value", "timeout",
+            method="GET"),
+    ]  # fmt: skip
