@@ -29,7 +29,7 @@ class ForwardBatch:
     """Device view of a StepPlan. Tensors (B, T: padded counts; S: sampled entries):
 
     input_ids int32 [T], positions int32 [T], slot_mapping int64 [T] (-1: do not store),
-    cu_seqlens_q int32 [B+1], kv_lens int32 [B], page_table int32 [B, pages of the longest row],
+    cu_seqlens_q int32 [B+1], kv_lens int32 [B], page_table int32 [B, at least the longest row's],
     logit_rows int32 [S] (token index whose hidden state gives the next token), sample_rows
     int32 [S] (its table row), sample_positions int32 [S] (absolute position of the new token).
 
@@ -177,8 +177,11 @@ class ForwardBatch:
         self.slot_mapping[self.num_tokens :].fill_(-1)
 
     def _fill_page_table(self) -> None:
-        """Only as wide as the longest row needs; a captured graph uses the full width."""
-        width = -(-self.max_kv_len // self.kv_pool.page_size)
+        """On the CPU only as wide as the longest row needs. On a GPU as wide as can be: captured
+        graphs need one shape, and kernels may cut their work by the width."""
+        width = self.max_pages
+        if self.device.is_cpu:
+            width = -(-self.max_kv_len // self.kv_pool.page_size)
         view = self._page_table[: self.padded_batch * width]
         self.page_table = view.view(self.padded_batch, width)
         torch.index_select(self._table[:, :width], 0, self.rows, out=self.page_table)

@@ -39,10 +39,14 @@ class TritonAttention(AttentionBackend):
             batch.page_table,
             batch.kv_lens,
             batch.cu_seqlens_q,
-            softmax_scale=layer.scale,
-            causal=True,
-            window_size=(-1 if layer.window is None else layer.window - 1, -1),
-            out=out,
+            layer.scale,
+            True,  # causal
+            -1 if layer.window is None else layer.window - 1,
+            -1,  # nothing to the right but what causal leaves
+            0.0,  # no soft cap
+            None,  # no sinks
+            out,
+            None,  # no log-sum-exp
         )
         return out
 
