@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
+from ._attention_checks import check_options, check_paged, check_qkv
 
 
 def flash_attn_with_kvcache(
@@ -68,13 +69,8 @@ def flash_attn_with_kvcache(
 
     inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out)
     tq, tk, tv, table, lens, cu, sink, o = (_arrays.as_torch(x) for x in inputs)
-    _check_qkv(op, tq, tk, tv, 4, ("k_cache", "v_cache"))
-    _check_options(op, tq, left, right, softcap, sink, o)
-    for name, x in (("page_table", table), ("kv_lens", lens), ("cu_seqlens_q", cu)):
-        _checks.dtype(op, name, x, ("int32",))
-    _checks.rank(op, "page_table", table, 2)
-    _checks.shape(op, "kv_lens", lens, table.shape[:1], "rows of page_table")
-    _checks.shape(op, "cu_seqlens_q", cu, (table.shape[0] + 1,), "rows of page_table, plus 1")
+    check_paged(op, tq, tk, tv, table, lens, cu)
+    check_options(op, tq, left, right, softcap, sink, o)
     _, result_lse = reference.flash_attn_with_kvcache(
         tq, tk, tv, table, lens, cu,
         softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
@@ -120,8 +116,8 @@ def flash_attn_varlen(
 
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out)
     tq, tk, tv, cu_q, cu_k, sink, o = (_arrays.as_torch(x) for x in inputs)
-    _check_qkv(op, tq, tk, tv, 3, ("k", "v"))
-    _check_options(op, tq, left, right, softcap, sink, o)
+    check_qkv(op, tq, tk, tv, 3, ("k", "v"))
+    check_options(op, tq, left, right, softcap, sink, o)
     _checks.dtype(op, "cu_seqlens_q", cu_q, ("int32",))
     _checks.dtype(op, "cu_seqlens_k", cu_k, ("int32",))
     _checks.shape(op, "cu_seqlens_k", cu_k, cu_q.shape, "as cu_seqlens_q")
@@ -176,44 +172,3 @@ def merge_state(
 def _outputs(q: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
     lse = _arrays.empty(q, tuple(q.shape)[:-1], "float32") if with_lse else None
     return (_arrays.empty_like(q) if out is None else out), lse
-
-
-def _check_qkv(op: str, q: Array, k: Array, v: Array, ndim: int, names: tuple[str, str]) -> None:
-    _checks.dtype(op, "q", q, _checks.FLOATS)
-    _checks.rank(op, "q", q, 3)
-    _checks.contiguous_last(op, "q", q)
-    for name, x in zip(names, (k, v), strict=True):
-        _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, "q", q)
-        _checks.contiguous_last(op, name, x)
-        _checks.shape(op, name, x, k.shape, f"as {names[0]}")
-    heads, kv_heads, dim = q.shape[1], k.shape[-2], q.shape[2]
-    _checks.require(
-        op,
-        kv_heads > 0 and heads % kv_heads == 0,
-        f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
-    )
-    _checks.require(
-        op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
-    )
-    _checks.require(
-        op,
-        dim % 16 == 0 and 0 < dim <= 256,
-        f"q has head dimension {dim}, expected a multiple of 16 up to 256",
-    )
-
-
-def _check_options(
-    op: str, q: Array, left: int, right: int, softcap: float, sinks: Array | None, out: Array
-) -> None:
-    _checks.require(
-        op,
-        left >= -1 and right in (-1, 0),
-        f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0",
-    )
-    _checks.require(op, softcap >= 0, f"softcap is {softcap}, expected at least 0")
-    if sinks is not None:
-        _checks.dtype(op, "sinks", sinks, ("float32",))
-        _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
-    _checks.shape(op, "out", out, q.shape, "as q")
-    _checks.same_dtype(op, "out", out, "q", q)

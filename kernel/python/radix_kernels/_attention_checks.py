@@ -1,0 +1,74 @@
+"""Argument checks of attention, shared by the reference and the Triton path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _checks
+
+
+def check_paged(
+    op: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    page_table: Any,
+    kv_lens: Any,
+    cu_seqlens_q: Any,
+) -> None:
+    """TypeError or ValueError unless the tensors of a paged call fit together."""
+    check_qkv(op, q, k_cache, v_cache, 4, ("k_cache", "v_cache"))
+    tables = (("page_table", page_table), ("kv_lens", kv_lens), ("cu_seqlens_q", cu_seqlens_q))
+    for name, x in tables:
+        _checks.dtype(op, name, x, ("int32",))
+        _checks.contiguous_last(op, name, x)
+    _checks.rank(op, "page_table", page_table, 2)
+    rows = page_table.shape[0]
+    _checks.shape(op, "kv_lens", kv_lens, (rows,), "rows of page_table")
+    _checks.shape(op, "cu_seqlens_q", cu_seqlens_q, (rows + 1,), "rows of page_table, plus 1")
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), *tables):
+        _checks.require(op, x.device == q.device, f"{name} is on {x.device}, q on {q.device}")
+
+
+def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
+    """TypeError or ValueError unless queries, keys and values fit together."""
+    _checks.dtype(op, "q", q, _checks.FLOATS)
+    _checks.rank(op, "q", q, 3)
+    _checks.contiguous_last(op, "q", q)
+    for name, x in zip(names, (k, v), strict=True):
+        _checks.rank(op, name, x, ndim)
+        _checks.same_dtype(op, name, x, "q", q)
+        _checks.contiguous_last(op, name, x)
+        _checks.shape(op, name, x, k.shape, f"as {names[0]}")
+    heads, kv_heads, dim = q.shape[1], k.shape[-2], q.shape[2]
+    _checks.require(
+        op,
+        kv_heads > 0 and heads % kv_heads == 0,
+        f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
+    )
+    _checks.require(
+        op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
+    )
+    _checks.require(
+        op,
+        dim % 16 == 0 and 0 < dim <= 256,
+        f"q has head dimension {dim}, expected a multiple of 16 up to 256",
+    )
+
+
+def check_options(
+    op: str, q: Any, left: int, right: int, softcap: float, sinks: Any, out: Any
+) -> None:
+    """TypeError or ValueError unless window, softcap, sinks and out are valid."""
+    _checks.require(
+        op,
+        left >= -1 and right in (-1, 0),
+        f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0",
+    )
+    _checks.require(op, softcap >= 0, f"softcap is {softcap}, expected at least 0")
+    if sinks is not None:
+        _checks.dtype(op, "sinks", sinks, ("float32",))
+        _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
+    _checks.shape(op, "out", out, q.shape, "as q")
+    _checks.same_dtype(op, "out", out, "q", q)
+    _checks.contiguous_last(op, "out", out)

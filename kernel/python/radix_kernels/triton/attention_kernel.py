@@ -1,0 +1,237 @@
+"""Paged attention in Triton, the device code.
+
+Bound by bytes in decode (each K and V element is read once for a group of query heads) and by math
+in prefill. A program owns one KV head and BLOCK_M packed queries: the GROUP query heads that share
+the KV head, times BLOCK_M // GROUP tokens of one sequence. It walks the keys in blocks of BLOCK_N
+that begin at multiples of BLOCK_N, so that what it sums depends on positions alone.
+
+    grid            (query blocks, KV heads, splits)
+    query blocks    sequence b begins at block cu[b] // tokens_per_block + b: an upper bound that
+                    needs no host copy of cu; a block past its sequence's end returns at once
+    splits          split s owns keys [s * SPLIT, (s + 1) * SPLIT); its partial result is already
+                    normalised, and `combine` joins the splits in index order
+
+Nothing here is specific to a vendor. Products of float32 inputs are IEEE, not TF32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find_row(cu_seqlens, target, rows, TOKENS: tl.constexpr):
+    """The last sequence whose first block is at or before block `target`."""
+    left = 0
+    right = rows
+    while left < right:
+        middle = (left + right) // 2
+        first = tl.load(cu_seqlens + middle) // TOKENS + middle
+        if first <= target:
+            left = middle + 1
+        else:
+            right = middle
+    return left - 1
+
+
+@triton.jit
+def _softcapped(x, softcap):
+    """softcap * tanh(x / softcap), by the sigmoid that every backend has."""
+    return softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+
+
+@triton.jit
+def attend(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    kv_lens,
+    cu_seqlens,
+    sinks,
+    out,
+    lse,
+    part_out,
+    part_lse,
+    rows,
+    scale,
+    softcap,
+    window_left,
+    q_token,
+    q_head,
+    k_page,
+    k_slot,
+    k_head,
+    v_page,
+    v_slot,
+    v_head,
+    out_token,
+    out_head,
+    table_row,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):
+    """One (query block, KV head, split); SPLIT 0 means that one program sees every key."""
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    block = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = _find_row(cu_seqlens, block, rows, TOKENS)
+    begin = tl.load(cu_seqlens + row)
+    q_len = tl.load(cu_seqlens + row + 1) - begin
+    first = (block - (begin // TOKENS + row)) * TOKENS
+    if first >= q_len:
+        return
+    kv_len = tl.load(kv_lens + row)
+
+    packed = tl.arange(0, BLOCK_M)
+    token = first + packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    valid = (token < q_len) & (packed < TOKENS * GROUP)
+    position = kv_len - q_len + token
+    dim = tl.arange(0, DIM_PAD)
+    in_dim = dim < DIM
+    at = (begin + token).to(tl.int64)
+    queries = tl.load(
+        q + at[:, None] * q_token + head[:, None] * q_head + dim[None, :],
+        mask=valid[:, None] & in_dim[None, :],
+        other=0.0,
+    )
+
+    low = 0
+    high = kv_len
+    if CAUSAL:
+        high = tl.minimum(kv_len, kv_len - q_len + first + TOKENS)
+    if WINDOW:
+        low = tl.maximum(kv_len - q_len + first - window_left, 0) // BLOCK_N * BLOCK_N
+    if SPLIT > 0:
+        low = tl.maximum(low, split * SPLIT)
+        high = tl.minimum(high, split * SPLIT + SPLIT)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
+    for start in range(low, high, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        in_keys = key < high
+        page = tl.load(
+            page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=in_keys, other=0
+        )
+        page = page.to(tl.int64)
+        slot = key % PAGE_SIZE
+        k = tl.load(
+            k_cache + (page * k_page + slot * k_slot)[None, :] + kv_head * k_head + dim[:, None],
+            mask=in_keys[None, :] & in_dim[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(queries, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = _softcapped(scores, softcap)
+        seen = in_keys[None, :] & valid[:, None]
+        if CAUSAL:
+            seen = seen & (key[None, :] <= position[:, None])
+        if WINDOW:
+            seen = seen & (key[None, :] >= position[:, None] - window_left)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # A query that has seen nothing yet keeps -inf; exp(-inf - 0) is its weight.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(top - base)
+        v = tl.load(
+            v_cache + (page * v_page + slot * v_slot)[:, None] + kv_head * v_head + dim[None, :],
+            mask=in_keys[:, None] & in_dim[None, :],
+            other=0.0,
+        )
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        top = new_top
+
+    if SINKS and SPLIT == 0:
+        sink = tl.load(sinks + head, mask=valid, other=0.0)
+        new_top = tl.maximum(top, sink)
+        shrink = tl.exp(top - new_top)
+        total = total * shrink + tl.exp(sink - new_top)
+        acc = acc * shrink[:, None]
+        top = new_top
+    some = total > 0
+    result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    log_sum = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    if SPLIT > 0:
+        index = (at * HEADS + head) * SPLITS + split
+        tl.store(part_lse + index, log_sum, mask=valid)
+        # Nothing seen: combine reads the -inf and not the values.
+        keep = (valid & some)[:, None] & in_dim[None, :]
+        tl.store(part_out + index[:, None] * DIM + dim[None, :], result, mask=keep)
+    else:
+        tl.store(
+            out + at[:, None] * out_token + head[:, None] * out_head + dim[None, :],
+            result.to(out.dtype.element_ty),
+            mask=valid[:, None] & in_dim[None, :],
+        )
+        if WITH_LSE:
+            tl.store(lse + at * HEADS + head, log_sum, mask=valid)
+
+
+@triton.jit
+def combine(
+    part_out,
+    part_lse,
+    sinks,
+    out,
+    lse,
+    out_token,
+    out_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    SINKS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):
+    """Join the splits of one (token, head), in index order."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    first = (token * HEADS + head) * SPLITS
+    splits = tl.arange(0, SPLITS_PAD)
+    sums = tl.load(part_lse + first + splits, mask=splits < SPLITS, other=float("-inf"))
+    top = tl.max(sums, 0)
+    if SINKS:
+        sink = tl.load(sinks + head)
+        top = tl.maximum(top, sink)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp(sums - base), 0)
+    if SINKS:
+        total += tl.exp(sink - base)
+    dim = tl.arange(0, DIM_PAD)
+    acc = tl.zeros([DIM_PAD], tl.float32)
+    for split in range(SPLITS):
+        part = tl.load(part_lse + first + split)
+        values = tl.load(part_out + (first + split) * DIM + dim, mask=dim < DIM, other=0.0)
+        # A split that saw nothing has written no values: whatever is there is not used.
+        acc += tl.where(part == float("-inf"), 0.0, values * tl.exp(part - base))
+    some = total > 0
+    result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
+    tl.store(
+        out + token * out_token + head * out_head + dim,
+        result.to(out.dtype.element_ty),
+        mask=dim < DIM,
+    )
+    if WITH_LSE:
+        log_sum = tl.where(some, base + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+        tl.store(lse + token * HEADS + head, log_sum)
