@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from radix_runtime import Engine, SamplingParams
-from tiny_models import TINY, reference_model, save
+from tests.runtime.tiny_models import TINY, reference_model, save
 
 NEW_TOKENS = 32
 GAP = 1e-3  # smallest distance of the two best logits at which float32 runs must agree

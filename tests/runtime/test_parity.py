@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import transformers
-from parity import GAP, GREEDY, NEW_TOKENS, case, engine, ids_of
+from tests.runtime.parity import GAP, GREEDY, NEW_TOKENS, case, engine, ids_of
 from radix_runtime.hf import DEMO_MODEL_DIR, load_tokenizer
 
 torch.set_num_threads(1)
@@ -91,8 +91,8 @@ def demo_prompts(tokenizer, count):
         questions.append(
             [
                 f"What is {a} + {b}?",
-                f"What is the capital of {rng.choice(places)}? {a}",
-                f"Spell the word {word} {b % 7} times.",
+                f"What is the capital of {rng.choice(places)}, question {a}{b}?",
+                f"Spell the word {word}{a}.",
                 f"Sort these numbers: {a}, {b}, {a % 13}",
                 f"Tell me a short story about a {word} and {rng.choice(words)} number {a}.",
             ][kind]
