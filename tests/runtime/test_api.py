@@ -220,7 +220,7 @@ def test_flush_cache(client: httpx.Client) -> None:
 
 @pytest.fixture
 def slow() -> Iterator[Stack]:
-    with Stack(delay=0.02) as stack:
+    with Stack(delay=0.02, pages=256) as stack:
         yield stack
         stack.check_idle()
 
