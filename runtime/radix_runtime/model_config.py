@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,18 +24,21 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
+_Size = Annotated[int, msgspec.Meta(gt=0)]
+
+
 class _HFConfig(msgspec.Struct):
     """The keys of config.json that matter; types as the files have them."""
 
     architectures: list[str]
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    vocab_size: int
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    vocab_size: _Size
+    max_position_embeddings: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
@@ -45,7 +48,7 @@ class _HFConfig(msgspec.Struct):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
-    sliding_window: int | None = 4096
+    sliding_window: _Size | None = 4096
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
@@ -121,7 +124,6 @@ class ModelConfig:
         if hf.quantization_config is not None:
             method = hf.quantization_config.get("quant_method", "unnamed")
             raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
-        _check_sizes(hf)
         head_dim = _head_dim(hf)
         qwen2 = architecture == "Qwen2ForCausalLM"
         bias = hf.attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
@@ -131,7 +133,7 @@ class ModelConfig:
             hidden_size=hf.hidden_size,
             intermediate_size=hf.intermediate_size,
             num_heads=hf.num_attention_heads,
-            num_kv_heads=hf.num_key_value_heads or hf.num_attention_heads,
+            num_kv_heads=_kv_heads(hf),
             head_dim=head_dim,
             vocab_size=hf.vocab_size,
             max_position_embeddings=hf.max_position_embeddings,
@@ -209,23 +211,14 @@ def _architecture(hf: _HFConfig) -> str:
     return hf.architectures[0]
 
 
-def _check_sizes(hf: _HFConfig) -> None:
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "max_position_embeddings",
-    ):
-        if getattr(hf, name) < 1:
-            raise ConfigError(f"config.json: {name} must be positive, got {getattr(hf, name)}")
-    kv_heads = hf.num_key_value_heads
-    if kv_heads is not None and (kv_heads < 1 or hf.num_attention_heads % kv_heads):
+def _kv_heads(hf: _HFConfig) -> int:
+    kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    if hf.num_attention_heads % kv_heads:
         raise ConfigError(
             f"config.json: num_key_value_heads {kv_heads} must divide "
             f"num_attention_heads {hf.num_attention_heads}"
         )
+    return kv_heads
 
 
 def _head_dim(hf: _HFConfig) -> int:
@@ -296,8 +289,6 @@ def _windows(hf: _HFConfig, architecture: str) -> tuple[int | None, ...]:
         window = None
     if architecture == "LlamaForCausalLM" or window is None:
         return (None,) * layers
-    if window < 1:
-        raise ConfigError(f"config.json: sliding_window must be positive, got {window}")
     if architecture == "MistralForCausalLM":
         if hf.layer_types is not None:
             raise ConfigError("config.json: layer_types of a Mistral model are not supported")

@@ -35,57 +35,27 @@ def check_version(version: str) -> None:
 
 check_version(radix_kernels.__version__)
 
-from radix_kernels import (  # noqa: E402  (only after the version is known to be right)
-    PackedWeight,
-    ShmCommunicator,
-    apply_penalties_inplace,
-    apply_rope_inplace,
-    capabilities,
-    count_tokens_inplace,
-    embedding,
-    flash_attn_with_kvcache,
-    fused_add_rmsnorm,
-    gelu_and_mul,
-    gelu_tanh_and_mul,
-    get_num_threads,
-    linear,
-    pack_weight,
-    rmsnorm,
-    rope_cos_sin_cache,
-    set_num_threads,
-    silu_and_mul,
-    store_kv_cache,
-    token_logprobs,
-    top_k_top_p_sampling,
-)
-
-__all__ = [
-    "PackedWeight",
-    "ShmCommunicator",
-    "apply_penalties_inplace",
-    "apply_rope_inplace",
-    "capabilities",
-    "check_version",
-    "count_tokens_inplace",
-    "embedding",
-    "flash_attn_with_kvcache",
-    "fused_add_rmsnorm",
-    "gelu_and_mul",
-    "gelu_tanh_and_mul",
-    "get_num_threads",
-    "has_native",
-    "linear",
-    "pack_weight",
-    "rmsnorm",
-    "rope_cos_sin_cache",
-    "set_num_threads",
-    "silu_and_mul",
-    "store_kv_cache",
-    "token_logprobs",
-    "top_k_top_p_sampling",
-    "triton_kernels",
-    "use_native",
-]
+PackedWeight = radix_kernels.PackedWeight
+ShmCommunicator = radix_kernels.ShmCommunicator
+apply_penalties_inplace = radix_kernels.apply_penalties_inplace
+apply_rope_inplace = radix_kernels.apply_rope_inplace
+capabilities = radix_kernels.capabilities
+count_tokens_inplace = radix_kernels.count_tokens_inplace
+embedding = radix_kernels.embedding
+flash_attn_with_kvcache = radix_kernels.flash_attn_with_kvcache
+fused_add_rmsnorm = radix_kernels.fused_add_rmsnorm
+gelu_and_mul = radix_kernels.gelu_and_mul
+gelu_tanh_and_mul = radix_kernels.gelu_tanh_and_mul
+get_num_threads = radix_kernels.get_num_threads
+linear = radix_kernels.linear
+pack_weight = radix_kernels.pack_weight
+rmsnorm = radix_kernels.rmsnorm
+rope_cos_sin_cache = radix_kernels.rope_cos_sin_cache
+set_num_threads = radix_kernels.set_num_threads
+silu_and_mul = radix_kernels.silu_and_mul
+store_kv_cache = radix_kernels.store_kv_cache
+token_logprobs = radix_kernels.token_logprobs
+top_k_top_p_sampling = radix_kernels.top_k_top_p_sampling
 
 
 def has_native(op: str, dtype: str, device_kind: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
 from typing import Any
 
@@ -14,6 +16,7 @@ from radix_runtime.attention import registry
 from radix_runtime.attention.base import AttentionBackend, AttentionSpec
 from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.attention.torch_native import TorchNativeAttention
+from radix_runtime.attention.triton import TritonAttention
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
@@ -129,6 +132,34 @@ def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: 
         expected = oracle(q, batch, spec)
         error = (out.double() - expected).norm() / expected.norm()
         assert error < tolerance, f"{heads}/{kv_heads} heads, {dtype}"
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("step", STEPS)
+def test_triton_equals_the_oracle(
+    step: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter where there is no GPU."""
+    if importlib.util.find_spec("triton") is None:
+        assert "triton" not in os.environ.get("REQUIRE", ""), "triton is required but not installed"
+        pytest.skip("triton is not installed")
+    device = Device.resolve("auto")
+    if device.is_cpu:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernels are first imported
+    batch = loaded_batch(STEPS[step], 16, 2, 32, torch.float32)
+    spec = AttentionSpec(1, 4, 2, 32, 0.3, window)
+    q = torch.randn(batch.num_tokens, 4, 32)
+    expected = oracle(q, batch, spec)
+    batch.kv_pool.k = [k.to(device.torch_device) for k in batch.kv_pool.k]
+    batch.kv_pool.v = [v.to(device.torch_device) for v in batch.kv_pool.v]
+    for name in ("page_table", "kv_lens", "cu_seqlens_q"):
+        setattr(batch, name, getattr(batch, name).to(device.torch_device))
+    backend = TritonAttention(CONFIG, device)
+    backend.plan(batch)
+    q = q.to(device.torch_device)
+    out = backend.forward(spec, q, batch, torch.full_like(q, float("nan")))
+    error = (out.cpu().double() - expected).norm() / expected.norm()
+    assert error < 1e-5
 
 
 def test_the_default_is_radix() -> None:

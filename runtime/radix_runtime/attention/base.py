@@ -27,7 +27,8 @@ class AttentionSpec:
 
 class AttentionBackend(ABC):
     """A backend only reads the KV cache; the attention layer has stored the step's keys and values
-    before. One instance serves all layers of a rank."""
+    before. One instance serves all layers of a rank. The methods with a body have nothing to do
+    unless a backend keeps state of its own."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self.config = config
@@ -40,8 +41,7 @@ class AttentionBackend(ABC):
     ) -> bool:
         """Whether this backend can run the model there. Must not raise."""
 
-    @abstractmethod
-    def plan(self, batch: ForwardBatch) -> None:
+    def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
         """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
 
     @abstractmethod
@@ -51,6 +51,5 @@ class AttentionBackend(ABC):
         """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
         same shape (rows past num_tokens: anything finite). Returns `out`; does not synchronise."""
 
-    @abstractmethod
-    def graph_buffers(self, max_rows: int) -> None:
+    def graph_buffers(self, max_rows: int) -> None:  # noqa: B027
         """Allocates what `plan` writes for a captured decode graph of up to `max_rows` rows."""

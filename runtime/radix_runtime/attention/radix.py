@@ -23,9 +23,6 @@ class RadixAttention(AttentionBackend):
         dtype = str(kv_dtype).removeprefix("torch.")
         return ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
 
-    def plan(self, batch: ForwardBatch) -> None:
-        pass
-
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
@@ -42,6 +39,3 @@ class RadixAttention(AttentionBackend):
             out=out,
         )
         return out
-
-    def graph_buffers(self, max_rows: int) -> None:
-        pass

@@ -19,9 +19,6 @@ class TorchNativeAttention(AttentionBackend):
     ) -> bool:
         return True
 
-    def plan(self, batch: ForwardBatch) -> None:
-        pass
-
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
@@ -37,9 +34,6 @@ class TorchNativeAttention(AttentionBackend):
             out[start:stop] = _attend(q[start:stop], k, v, layer)
             start = stop
         return out
-
-    def graph_buffers(self, max_rows: int) -> None:
-        pass
 
 
 def _attend(

@@ -26,9 +26,6 @@ class TritonAttention(AttentionBackend):
     ) -> bool:
         return not device.is_cpu and ops.triton_kernels() is not None
 
-    def plan(self, batch: ForwardBatch) -> None:
-        pass
-
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
@@ -49,6 +46,3 @@ class TritonAttention(AttentionBackend):
             None,  # no log-sum-exp
         )
         return out
-
-    def graph_buffers(self, max_rows: int) -> None:
-        pass
