@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from radix_runtime.messages import Generate, unpack_ids
 from radix_runtime.sampling_params import SamplingParams, splitmix64
 from radix_runtime.step_plan import (

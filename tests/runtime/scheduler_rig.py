@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.runtime.fake_engine import FakeEngine, check_content, oracle
+
 from radix_runtime.config import ServerArgs
 from radix_runtime.messages import (
     Abort,
@@ -25,6 +25,7 @@ from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.channel import LocalChannel
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
+from tests.runtime.fake_engine import FakeEngine, check_content, oracle
 
 EOS = frozenset({1, 2})
 

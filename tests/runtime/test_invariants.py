@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import Node, RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta

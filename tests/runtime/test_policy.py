@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
 from radix_runtime.memory.page_allocator import PageAllocator

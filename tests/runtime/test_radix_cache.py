@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.memory.radix_cache import Node, RadixCache

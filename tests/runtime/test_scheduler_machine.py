@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from tests.runtime.fake_engine import check_content
 from tests.runtime.scheduler_rig import Rig
 

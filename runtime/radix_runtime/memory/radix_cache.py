@@ -22,7 +22,7 @@ from .page_allocator import PageAllocator
 
 
 class Node:
-    __slots__ = (
+    __slots__ = (  # noqa: RUF023
         "parent", "edge", "key", "pages", "children",
         "lock_count", "last_use", "hits", "created", "queued",
     )  # fmt: skip

@@ -57,40 +57,34 @@ class Intake:
 
     def _check(self, message: Generate) -> None:
         if len(message.input_ids) % 4:
-            raise RequestError(400, "invalid_value", "input_ids must be int32", param="input_ids")
+            raise _invalid("input_ids", "input_ids must be int32")
         ids = unpack_ids(message.input_ids)
         if len(ids) == 0:
             raise RequestError(400, "empty_input", "the prompt has no tokens", param="prompt")
         if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise RequestError(
-                400, "invalid_token_id", f"token ids must be in [0, {self.vocab_size})",
-                param="input_ids",
-            )  # fmt: skip
+            text = f"token ids must be in [0, {self.vocab_size})"
+            raise RequestError(400, "invalid_token_id", text, param="input_ids")
         violation = message.sampling.violation(self.vocab_size, self.max_choices)
         if violation is not None:
-            raise RequestError(400, "invalid_value", violation[1], param=violation[0])
+            raise _invalid(*violation)
         if not -1 <= message.logprob_start <= len(ids):
-            raise RequestError(
-                400, "invalid_value", f"logprob_start must be in [-1, {len(ids)}]",
-                param="logprob_start",
-            )  # fmt: skip
+            raise _invalid("logprob_start", f"logprob_start must be in [-1, {len(ids)}]")
         if not 0 <= message.top_logprobs <= self.vocab_size:
-            raise RequestError(
-                400, "invalid_value", "top_logprobs is out of range", param="top_logprobs"
-            )
+            raise _invalid("top_logprobs", f"top_logprobs must be in [0, {self.vocab_size}]")
         self._check_room(len(ids), message.sampling.max_new_tokens)
 
     def _check_room(self, prompt: int, max_new_tokens: int | None) -> None:
         # Without a limit of its own a request takes what is left, which must be a token at least.
-        wanted = prompt + (1 if max_new_tokens is None else max_new_tokens)
-        numbers = f"{prompt} prompt tokens and {wanted - prompt} new tokens"
-        if wanted > self.max_context:
-            raise RequestError(
-                400, "context_length_exceeded",
-                f"{numbers} exceed the context of {self.max_context} tokens", param="prompt",
-            )  # fmt: skip
-        if wanted > self.pool_tokens:
-            raise RequestError(
-                400, "kv_capacity_exceeded",
-                f"{numbers} exceed the KV cache of {self.pool_tokens} tokens", param="prompt",
-            )  # fmt: skip
+        new = 1 if max_new_tokens is None else max_new_tokens
+        limits = (
+            (self.max_context, "context_length_exceeded", "context"),
+            (self.pool_tokens, "kv_capacity_exceeded", "KV cache"),
+        )
+        for limit, code, name in limits:
+            if prompt + new > limit:
+                text = f"{prompt} prompt tokens and {new} new tokens exceed the {name} of {limit}"
+                raise RequestError(400, code, text, param="prompt")
+
+
+def _invalid(param: str, text: str) -> RequestError:
+    return RequestError(400, "invalid_value", text, param=param)

@@ -28,7 +28,7 @@ class Lifecycle:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # PREFILL and DECODE, in order of admission
         self.draining: list[Request] = []
-        self.pending: deque[tuple[int, np.ndarray]] = deque()  # (last step that reads, pages)
+        self.pending: list[tuple[int, np.ndarray]] = []  # (last step that reads, pages)
         self.completed_step = -1
 
     # Taking -------------------------------------------------------------------------------
@@ -105,24 +105,19 @@ class Lifecycle:
         """Step `step_id` and all before it have completed."""
         self.completed_step = step_id
 
-    def reclaim(self) -> list[Request]:
-        """Gives back what no step in flight reads; returns the requests that are DONE now."""
-        still: deque[tuple[int, np.ndarray]] = deque()
-        for step_id, pages in self.pending:
-            if step_id <= self.completed_step:
-                self.allocator.free(pages)
-            else:
-                still.append((step_id, pages))
-        self.pending = still
-        return self._finish_draining()
+    def reclaim(self) -> None:
+        """Gives back what no step in flight reads."""
+        due = [pages for step_id, pages in self.pending if step_id <= self.completed_step]
+        self.pending = [entry for entry in self.pending if entry[0] > self.completed_step]
+        for pages in due:
+            self.allocator.free(pages)
+        self._finish_draining()
 
-    def _finish_draining(self) -> list[Request]:
-        done = [r for r in self.draining if r.last_step <= self.completed_step]
-        for request in done:
+    def _finish_draining(self) -> None:
+        for request in [r for r in self.draining if r.last_step <= self.completed_step]:
             self.draining.remove(request)
             self._release(request)
             request.move(State.DONE)
-        return done
 
     def retract(self, request: Request) -> None:
         """PREFILL or DECODE -> WAITING, at the head of the queue. Nothing is in flight, so every

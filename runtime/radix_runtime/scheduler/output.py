@@ -13,49 +13,23 @@ from ..step_plan import StepResult
 from .channel import Outbox
 from .request import Request
 
-_NONE_I = np.zeros((1, 0), np.int32)
-_NONE_F = np.zeros((1, 0), np.float32)
 
-
-def finish_reason(request: Request) -> FinishReason | None:
-    """Why the request ends with the token it got last, or None: a stop id once `min_new_tokens`
-    are there, or the length."""
-    if request.num_output > request.params.min_new_tokens:
-        token = int(request.ids[-1])
-        if token in request.stop_ids:
-            return FinishReason("stop", matched=token)
-    if request.num_ids >= request.max_total_len:
-        return FinishReason("length")
-    return None
+def finish_reason(request: Request, token: int | None) -> FinishReason | None:
+    """Why the request ends with `token`, its newest (None: it asked for none): a stop id once
+    there are more than `min_new_tokens`, or the length. None: it goes on."""
+    if token in request.stop_ids and request.num_output > request.params.min_new_tokens:
+        return FinishReason("stop", matched=token)
+    return FinishReason("length") if request.num_ids >= request.max_total_len else None
 
 
 def record_logprobs(request: Request, token: int, result: StepResult, slot: int) -> None:
     """Keeps the logprobs of the token in entry `slot` of the result."""
     if request.logprobs is None or result.logprobs is None:
         return
-    has_top = result.top_ids is not None and result.top_logprobs is not None
-    top_ids = result.top_ids[slot : slot + 1] if has_top else _NONE_I  # type: ignore[index]
-    top_values = result.top_logprobs[slot : slot + 1] if has_top else _NONE_F  # type: ignore[index]
-    values = result.logprobs[slot : slot + 1]
-    request.logprobs.add(np.array([token], np.int32), values, top_ids, top_values)
-
-
-def record_prompt_logprobs(
-    request: Request, targets: np.ndarray, values: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> None:
-    """Keeps one block of prompt logprobs; `targets` int32 are the tokens that were scored."""
-    assert request.prompt_logprobs is not None
-    request.prompt_logprobs.add(targets, *values)
-
-
-def start_prompt_logprobs(request: Request) -> None:
-    """The first token of a prompt follows nothing: its logprob is NaN, its alternatives -1."""
-    buffer = request.prompt_logprobs
-    if buffer is None or request.source.logprob_start != 0:
-        return
-    top = (1, buffer.top_n)
-    nan = np.full(1, np.nan, np.float32)
-    buffer.add(request.ids[:1], nan, np.full(top, -1, np.int32), np.full(top, np.nan, np.float32))
+    one = slice(slot, slot + 1)
+    top_ids = None if result.top_ids is None else result.top_ids[one]
+    top_values = None if result.top_logprobs is None else result.top_logprobs[one]
+    request.logprobs.add(np.array([token], np.int32), result.logprobs[one], top_ids, top_values)
 
 
 class Output:

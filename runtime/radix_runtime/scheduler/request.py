@@ -54,9 +54,17 @@ class LogprobBuffer:
         self._top_values: list[np.ndarray] = []
 
     def add(
-        self, ids: np.ndarray, values: np.ndarray, top_ids: np.ndarray, top_values: np.ndarray
+        self,
+        ids: np.ndarray,
+        values: np.ndarray,
+        top_ids: np.ndarray | None = None,
+        top_values: np.ndarray | None = None,
     ) -> None:
-        """`ids`, `values` [n]; `top_ids`, `top_values` [n, at least top_n]."""
+        """`ids`, `values` [n]; `top_ids`, `top_values` [n, at least top_n]; None: there are no
+        alternatives, which reads as id -1 and NaN."""
+        shape = (len(ids), self.top_n)
+        top_ids = np.full(shape, -1, np.int32) if top_ids is None else top_ids
+        top_values = np.full(shape, np.nan, np.float32) if top_values is None else top_values
         self._ids.append(ids)
         self._values.append(values)
         self._top_ids.append(top_ids[:, : self.top_n].reshape(-1))
@@ -80,7 +88,7 @@ class LogprobBuffer:
 class Request:
     """Plain state; the transitions that move pages live in `lifecycle.py`."""
 
-    __slots__ = (
+    __slots__ = (  # noqa: RUF023
         "source", "params", "rid", "choice", "seq", "arrival", "deadline", "extra_key",
         "prompt_len", "max_total_len", "stop_ids", "seed", "send_every",
         "_ids", "num_ids", "state", "cached_len", "computed_len", "total_len", "prefill_end",
@@ -139,6 +147,8 @@ class Request:
         self.logprobs = LogprobBuffer(source.top_logprobs) if source.return_logprob else None
         self.prompt_logprobs = LogprobBuffer(source.top_logprobs) if start >= 0 else None
         self.logprob_next = start if start >= 0 else self.prompt_len  # next position to score
+        if self.prompt_logprobs is not None and start == 0:  # the first token follows nothing
+            self.prompt_logprobs.add(prompt[:1], np.full(1, np.nan, np.float32))
 
     def move(self, state: State) -> None:
         if state not in _NEXT[self.state]:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-
 from ..config import ServerArgs
 from ..errors import InvariantViolation, RequestError
 from ..memory.page_allocator import PageAllocator
@@ -31,13 +30,13 @@ from ..messages import (
     unpack_ids,
 )
 from ..step_plan import Executor, StepResult
-from . import invariants, output
+from . import invariants
 from .batch_builder import Entry, Step, build_step
 from .channel import Inbox, Outbox
 from .counters import Counters
 from .intake import Intake
 from .lifecycle import Lifecycle
-from .output import Output
+from .output import Output, finish_reason, record_logprobs
 from .policy import Decision, OutputRatio, QueueContext, View, get_policy, plan_step
 from .request import Request, State
 
@@ -312,7 +311,6 @@ class Scheduler:
                 if request.cached_tokens < 0:
                     request.cached_tokens = chunk.match.length
                     counters.cached_tokens_total += chunk.match.length
-                    output.start_prompt_logprobs(request)
         self.ratio.after_step()
 
     def retract_youngest(self) -> None:
@@ -343,7 +341,8 @@ class Scheduler:
         self.life.complete(step.plan.step_id)
         spans = zip(step.span_owners, step.plan.logprob_spans, result.prompt_logprobs, strict=True)
         for owner, span, values in spans:
-            output.record_prompt_logprobs(owner, unpack_ids(span.targets), values)
+            assert owner.prompt_logprobs is not None
+            owner.prompt_logprobs.add(unpack_ids(span.targets), *values)
         tokens: list[int] = result.ids.tolist()
         slot = 0
         for entry in step.entries:
@@ -380,10 +379,10 @@ class Scheduler:
         if token is not None:
             request.append(token)
             self.counters.generation_tokens_total += 1
-            output.record_logprobs(request, token, result, slot)
+            record_logprobs(request, token, result, slot)
         elif entry.end < request.max_total_len:
             return  # a chunk in the middle of its prompt
-        reason = output.finish_reason(request)
+        reason = finish_reason(request, token)
         if reason is None:
             self.output.token(request)
         else:
