@@ -53,9 +53,9 @@ class _Layout:
         size = control + handle.slots * stride
         if os.fstat(handle.memory_fd).st_size < size:
             os.ftruncate(handle.memory_fd, size)
-        memory = mmap.mmap(handle.memory_fd, size)
-        self.words = np.frombuffer(memory, np.uint64, control // 8)
-        slots = np.frombuffer(memory, np.uint8, handle.slots * stride, control)
+        self._memory = mmap.mmap(handle.memory_fd, size)
+        self.words = np.frombuffer(self._memory, np.uint64, control // 8)
+        slots = np.frombuffer(self._memory, np.uint8, handle.slots * stride, control)
         slots = slots.reshape(handle.slots, stride)
         self.headers = slots[:, :_HEADER_BYTES].view(np.uint64)
         self.payloads = slots[:, _HEADER_BYTES:]
@@ -65,6 +65,11 @@ class _Layout:
     @property
     def closed(self) -> bool:
         return bool(self.words[_LINE])
+
+    def unmap(self) -> None:
+        """The mapping holds a descriptor of its own, which should not wait for the collector."""
+        del self.words, self.headers, self.payloads, self.acks, self.beats
+        self._memory.close()
 
 
 class StepRing:
@@ -134,12 +139,14 @@ class StepRing:
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
-        """Closes the descriptors, after the consumers have gone."""
+        """Gives the memory and the descriptors back, after the consumers have gone. Idempotent."""
+        if not self._fds:
+            return
         self.close()
+        self._layout.unmap()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-        self._layout.handle.event_fds.clear()
 
 
 class StepRingReader:

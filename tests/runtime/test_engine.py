@@ -1,0 +1,292 @@
+"""Engine: shapes of its answers, its errors, and what it leaves behind."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from radix_runtime import Engine, SamplingParams
+from radix_runtime.errors import ConfigError, EngineDeadError
+
+from tests.runtime.parity import case, engine, greedy
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with engine(None) as e:
+        yield e
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A random model without a tokenizer, and the case it comes from."""
+    c = case("qwen3_tied_odd")
+    with engine(c.folder) as e:
+        yield e, c
+
+
+def test_one_prompt_gives_a_dict_and_several_a_list(demo):
+    params = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    one = demo.generate("What is 3 + 4?", params)
+    assert set(one) == {"text", "output_ids", "meta_info"}
+    info = one["meta_info"]
+    assert info["prompt_tokens"] == len(demo.tokenizer.encode("What is 3 + 4?"))
+    assert info["completion_tokens"] == len(one["output_ids"]) == 6
+    assert info["finish_reason"] == {"type": "length", "length": 6}
+    assert info["cached_tokens"] == 0 < info["e2e_latency"]
+    assert "output_token_logprobs" not in info
+    assert one["text"] == demo.tokenizer.decode(one["output_ids"])
+
+    [listed] = demo.generate(["What is 3 + 4?"], params)
+    assert listed["output_ids"] == one["output_ids"]
+    ids = demo.tokenizer.encode("What is 3 + 4?")
+    assert demo.generate(input_ids=ids, sampling_params=params)["text"] == one["text"]
+    assert demo.generate(input_ids=np.array(ids), sampling_params=params)["text"] == one["text"]
+    several = demo.generate(["Hello", "What is 3 + 4?"], [{"max_new_tokens": 1}, params])
+    assert len(several[0]["output_ids"]) == 1 and several[1]["output_ids"] == one["output_ids"]
+    assert demo.generate([], params) == []
+
+
+def test_choices_stand_side_by_side(demo):
+    outputs = demo.generate(["a", "b"], {"n": 3, "max_new_tokens": 2, "ignore_eos": True})
+    ids = [o["meta_info"]["id"] for o in outputs]
+    assert len(outputs) == 6 and len(set(ids)) == 2 and ids == sorted(ids, key=ids.index)
+    assert ids[0] == ids[2] != ids[3]
+
+
+def test_stream_grows_to_the_plain_answer(demo):
+    params = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    want = demo.generate("Tell me a story", params)
+    seen = list(demo.stream("Tell me a story", params))
+    assert len(seen) > 1 and "index" not in seen[0]
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert after["text"].startswith(before["text"])
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+    assert seen[-1]["text"] == want["text"] and seen[-1]["output_ids"] == want["output_ids"]
+    assert seen[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 12}
+
+    prompts = ["one", "two"]
+    last = {}
+    for output in demo.generate(prompts, params, stream=True):
+        last[output["index"]] = output["output_ids"]
+    assert [last[0], last[1]] == [o["output_ids"] for o in demo.generate(prompts, params)]
+
+
+def test_a_stop_string_ends_the_text(demo):
+    params = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+    text = demo.generate("Tell me a story", params)["text"]
+    stop = text[3:5]
+    output = demo.generate("Tell me a story", {**params, "stop": stop})
+    assert output["text"] == text[: text.index(stop)]
+    assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert output["meta_info"]["completion_tokens"] == len(output["output_ids"]) < 20
+
+
+def test_a_stream_that_is_closed_leaves_nothing(demo):
+    stream = demo.stream(["x", "y"], {"max_new_tokens": 500, "ignore_eos": True})
+    next(stream)
+    stream.close()
+    assert demo.flush_cache()
+    figures = demo.get_server_info()["internal_states"][0]
+    assert figures["num_running_reqs"] == figures["num_queue_reqs"] == 0
+    assert figures["num_used_tokens"] == figures["cache_pages"] == 0
+    assert figures["num_aborted_requests_total"] >= 2
+
+
+def test_cached_tokens_and_flush(plain):
+    e, c = plain
+    params = SamplingParams(temperature=0, max_new_tokens=2, ignore_eos=True)
+    prompt = c.prompts[2]
+
+    def cached():
+        return e.generate(input_ids=prompt, sampling_params=params)["meta_info"]["cached_tokens"]
+
+    assert e.flush_cache()
+    assert cached() == 0 and cached() == 64  # 73 tokens: four whole pages of 16
+    assert e.flush_cache() and cached() == 0
+
+
+def test_flush_is_refused_while_requests_run(plain):
+    e, c = plain
+    stream = e.stream(
+        input_ids=c.prompts[1], sampling_params=SamplingParams(max_new_tokens=50, ignore_eos=True)
+    )
+    next(stream)
+    assert not e.flush_cache()
+    stream.close()
+    assert e.flush_cache()
+
+
+def test_end_ids(plain):
+    """The id that ends a choice is counted and kept; ignore_eos goes over the model's own."""
+    e, c = plain
+    answer = c.answers[3]
+    at = next(i for i in range(3, 32) if answer[i] not in answer[:i])
+    params = SamplingParams(temperature=0, max_new_tokens=32, stop_token_ids=[answer[at]])
+    output = e.generate(input_ids=c.prompts[3], sampling_params=params)
+    eos = answer.index(2) if 2 in answer[:at] else at
+    assert output["output_ids"] == answer[: eos + 1]
+    assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": answer[eos]}
+
+
+def test_score_gives_probabilities_of_labels_and_continuations(plain):
+    e, c = plain
+    query, items = c.prompts[1], [c.prompts[3][:5], c.prompts[5][:9]]
+    labels = [3, 77, 5]
+    plain_scores = e.score(query, items, labels)
+    softmax = e.score(query, items, labels, apply_softmax=True)
+    turned = e.score(query, items, labels, item_first=True)
+    for row, item in enumerate(items):
+        for got, ids in ((plain_scores, query + item), (turned, item + query)):
+            with torch.no_grad():
+                exact = c.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[labels]
+            assert np.allclose(got[row], exact, rtol=1e-3)
+        total = sum(plain_scores[row])
+        assert np.allclose(softmax[row], [p / total for p in plain_scores[row]], rtol=1e-4)
+    [single] = e.score(query, items[1])
+    with torch.no_grad():
+        logits = c.model(torch.tensor([query + items[1]])).logits[0].log_softmax(-1)
+    want = [float(logits[len(query) - 1 + i, t]) for i, t in enumerate(items[1])]
+    assert np.allclose(single, want, atol=1e-4)
+
+
+def test_a_model_without_tokenizer_takes_ids_only(plain):
+    e, c = plain
+    assert e.generate(input_ids=c.prompts[0], sampling_params={"max_new_tokens": 3})["text"] == ""
+    with pytest.raises(ValueError, match="no tokenizer"):
+        e.generate("hello")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({}, "either prompt or input_ids"),
+        ({"prompt": "a", "input_ids": [1]}, "either prompt or input_ids"),
+        ({"input_ids": []}, "empty"),
+        ({"input_ids": [5, 99999]}, "position 1 is outside"),
+        ({"input_ids": [5, -1]}, "position 1 is outside"),
+        ({"input_ids": [5], "sampling_params": {"temperature": -1}}, "temperature must be"),
+        ({"input_ids": [5], "sampling_params": {"temperature": math.nan}}, "temperature must be"),
+        ({"input_ids": [5], "sampling_params": {"heat": 1}}, "heat"),
+        ({"input_ids": [5], "sampling_params": {"top_k": "many"}}, "top_k"),
+        ({"input_ids": [[5], [6]], "sampling_params": [{}]}, "1 sampling_params for 2 prompts"),
+        ({"input_ids": [5] * 3000}, "3000 prompt tokens"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": 10**6}}, "1000000 new tokens"),
+        ({"input_ids": [5], "top_logprobs_num": 3}, "need return_logprob"),
+        ({"input_ids": [5], "return_logprob": True, "logprob_start_len": 2}, r"in \[-1, 1\]"),
+        ({"input_ids": [5], "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
+    ],
+)
+def test_bad_requests_are_value_errors_and_hurt_nobody(demo, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        demo.generate(**arguments)
+    assert len(demo.generate("fine", {"max_new_tokens": 1, "ignore_eos": True})["output_ids"]) == 1
+
+
+def test_bad_settings():
+    with pytest.raises(TypeError, match="no argument 'max_modell_len'"):
+        Engine(max_modell_len=3)
+    with pytest.raises(ConfigError, match="--page-size must be at least 1"):
+        Engine(page_size=0)
+    with pytest.raises(ConfigError, match="--context-length 999999 exceeds"):
+        engine(None, context_length=999999)
+    with pytest.raises(ConfigError, match="neither a directory nor"):
+        Engine("/nowhere/at/all")
+    with pytest.raises(ConfigError, match="--max-total-tokens .* MiB are available"):
+        engine(None, max_total_tokens=10**10)
+    with pytest.raises(ConfigError, match="no memory for a KV cache"):
+        engine(None, max_total_tokens=None, mem_fraction_static=1e-6)
+
+
+def test_the_pool_without_a_size():
+    """A quarter of the memory, 512 MiB for the demo model, never more than can be used."""
+    with engine(None, max_total_tokens=None, max_running_requests=2, context_length=100) as e:
+        assert e.get_server_info()["max_total_num_tokens"] == 2 * 112  # whole pages of 16
+        assert e.get_server_info()["max_context"] == 100
+
+
+def test_threads_share_an_engine(plain):
+    e, c = plain
+    results = {}
+
+    def work(i):
+        params = SamplingParams(temperature=0, max_new_tokens=32, ignore_eos=True)
+        results[i] = e.generate(input_ids=c.prompts[i], sampling_params=params)["output_ids"]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(c.prompts))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert [results[i] for i in range(len(c.prompts))] == c.answers
+
+
+def test_a_large_batch_waits_in_its_own_queue(plain):
+    """More prompts than a server would queue."""
+    e, c = plain
+    outputs = e.generate(
+        input_ids=[[i % 150, 7] for i in range(400)],
+        sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True),
+    )
+    assert len(outputs) == 400 and all(len(o["output_ids"]) == 1 for o in outputs)
+
+
+def test_after_shutdown_every_call_fails():
+    c = case("qwen3_tied_odd")
+    e = engine(c.folder)
+    assert e.generate(input_ids=[3], sampling_params={"max_new_tokens": 1})["output_ids"]
+    e.shutdown()
+    e.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        e.generate(input_ids=[3])
+
+
+def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):
+    c = case("qwen3_tied_odd")
+    with engine(c.folder) as e:
+        def broken(batch):
+            raise RuntimeError("the machine is on fire")
+
+        monkeypatch.setattr(e._executor.runner, "model", broken)
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="on fire"):
+                e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 4})
+
+
+def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):
+    """Prompts that begin with id 9 get NaN; the others' tokens are those of a clean run."""
+    c = case("qwen3_tied_odd")
+    clean = [[5, 6, 7], [8, 3]]
+    want = [greedy(c.model, p, 6)[0] for p in clean]
+    params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+    with engine(c.folder) as e:
+        runner = e._executor.runner
+        forward = runner.model.forward
+
+        def poisoned(batch):
+            hidden = forward(batch)
+            hidden[batch.input_ids == 9] = math.nan
+            return hidden
+
+        monkeypatch.setattr(runner.model, "forward", poisoned)
+        results = {}
+
+        def ask(name, prompt):
+            try:
+                results[name] = e.generate(input_ids=prompt, sampling_params=params)["output_ids"]
+            except RuntimeError as error:
+                results[name] = str(error)
+
+        jobs = [("a", clean[0]), ("bad", [1, 9]), ("b", clean[1])]
+        threads = [threading.Thread(target=ask, args=job) for job in jobs]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+    assert results == {"a": want[0], "b": want[1], "bad": "the model gave no finite logits"}

@@ -1,0 +1,178 @@
+"""Tensor parallelism over processes: what happens when one of them dies, and who is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from radix_runtime import Engine, SamplingParams
+from radix_runtime.distributed import core_share
+from radix_runtime.errors import ConfigError, EngineDeadError
+
+from tests.runtime.parity import case, engine
+
+torch.set_num_threads(1)
+LIMIT = 5.0  # seconds in which a death must show; the collectives alone would wait for 60
+
+
+def tp_engine(**changes):
+    return engine(case("qwen2_bias").folder, tp_size=2, num_threads=2, **changes)
+
+
+def gone(pid):
+    """Dead; a zombie that nobody has reaped counts."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def open_files():
+    return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                  if os.path.islink(f"/proc/self/fd/{fd}"))  # fmt: skip
+
+
+def test_a_killed_worker_ends_a_running_request():
+    with tp_engine() as e:
+        [pid] = e._executor._workers.pids
+        stream = e.stream(
+            input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True)
+        )
+        next(stream)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match=rf"rank 1 \(pid {pid}\) was killed by SIGKILL"):
+            list(stream)
+        assert time.monotonic() - start < LIMIT
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            e.generate(input_ids=[3])
+    assert gone(pid)
+
+
+def test_a_killed_worker_is_reported_while_idle():
+    """The server has no step to fail then; it is told."""
+    from radix_runtime.engine.executor import create_executor
+
+    c = case("qwen2_bias")
+    with tp_engine() as e:  # for its resolved settings only
+        args, config = e.args, e.config
+    reasons = []
+    executor = create_executor(args, config, reasons.append)
+    [pid] = executor._workers.pids
+    os.kill(pid, signal.SIGTERM)
+    assert wait_until(lambda: reasons)
+    assert f"rank 1 (pid {pid}) was killed by SIGTERM" in reasons[0]
+    executor.close()
+    assert len(reasons) == 1 and c.folder.exists()
+
+
+def test_a_stopped_worker_does_not_keep_the_engine_from_ending():
+    e = tp_engine()
+    [pid] = e._executor._workers.pids
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    e.shutdown()
+    assert time.monotonic() - start < 2 * LIMIT and gone(pid)
+
+
+def test_nothing_is_left_after_a_shutdown():
+    tp_engine().shutdown()  # what is loaded on first use
+    before = open_files()
+    threads = threading.active_count()
+    e = tp_engine()
+    [pid] = e._executor._workers.pids
+    e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 3})
+    e.shutdown()
+    assert gone(pid)
+    assert open_files() == before and threading.active_count() == threads
+
+
+_PARENT = """
+import sys, threading, time
+from radix_runtime import Engine
+
+def main():
+    e = Engine(sys.argv[1], tp_size=2, num_threads=2, dtype="float32", max_total_tokens=512)
+    print(e._executor._workers.pids[0], flush=True)
+    for _ in e.stream(input_ids=[1, 2], sampling_params={"max_new_tokens": 100, "ignore_eos": True}):
+        print("token", flush=True)
+    time.sleep(60)
+
+if sys.argv[2] == "thread":
+    t = threading.Thread(target=main, daemon=True)
+    t.start()
+    t.join()
+else:
+    main()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_no_worker_outlives_rank_0(where, tmp_path):
+    """Killed in the middle of a stream, whichever thread had built the engine."""
+    path = os.pathsep.join(filter(None, sys.path))
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _PARENT, str(case("qwen2_bias").folder), where],
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    pid = int(parent.stdout.readline())
+    assert parent.stdout.readline() == b"token\n"
+    assert not gone(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until(lambda: gone(pid))
+
+
+def test_an_engine_may_be_built_on_a_thread_that_ends():
+    """The workers live as long as the process, not as the thread."""
+    built = []
+    thread = threading.Thread(target=lambda: built.append(tp_engine()))
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    with built[0] as e:
+        output = e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 3})
+        assert len(output["output_ids"]) >= 1
+
+
+def test_what_cannot_be_split_is_refused():
+    with pytest.raises(ConfigError, match="--tp-size 3 does not divide"):
+        Engine(case("qwen2_bias").folder, tp_size=3)
+
+
+def test_a_worker_that_cannot_load_is_said_at_once(tmp_path):
+    """The checkpoint vanishes between the two ranks' reading: here it was never there."""
+    c = case("qwen2_bias")
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((c.folder / name).read_bytes())
+    start = time.monotonic()
+    with pytest.raises((ConfigError, EngineDeadError), match="safetensors|rank 1"):
+        Engine(tmp_path, tp_size=2, num_threads=2, max_total_tokens=512)
+    assert time.monotonic() - start < 30
+    with Engine(tmp_path, tp_size=2, num_threads=2, max_total_tokens=512, load_format="dummy") as e:
+        assert e.generate(input_ids=[3], sampling_params={"max_new_tokens": 1})["output_ids"]
+
+
+def test_cores_are_shared_out_disjointly(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 11})
+    shares = [core_share(r, 2) for r in range(2)]
+    assert [(s.threads, s.cores) for s in shares] == [(2, {2, 3}), (2, {5, 7})]
+    assert [core_share(r, 2, 3).threads for r in range(2)] == [1, 1]
+    assert core_share(0, 1).threads == 5 and core_share(0, 1).cores is None
+    assert core_share(5, 6) == core_share(0, 6) and core_share(0, 6).cores is None
+    assert core_share(0, 1, 99).threads == 5
