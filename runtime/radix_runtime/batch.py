@@ -4,8 +4,8 @@ All tensors have addresses that never change (a captured graph replays on them);
 are their first elements. One packed int32 upload carries a StepPlan:
 
     rows [B] | cu_seqlens_q [B+1] | kv_lens [B] | logit_rows [S] | sample_rows [S] |
-    sample_positions [S] | tokens [T, 3]: id or -1-row, position, table row |
-    page deltas [D, 3]: table row, index, page
+    sample_positions [S] | tokens [5, T]: prompt id or -1, row of next_token, position, entry of
+    the page table, offset in the page | page deltas [2, D]: entry of the page table, page
 
 The parts before `tokens` sit at fixed offsets and are used where they arrive; the rest is input of
 the few device operations that fill input_ids, positions, slot_mapping and page_table.
@@ -57,7 +57,9 @@ class ForwardBatch:
         self.max_context = max_context
         self.max_pages = -(-max_context // kv_pool.page_size)
         self._table = self._empty((max_rows + 1, self.max_pages)).fill_(kv_pool.dummy_page)
-        size = 6 * max_batch + 1 + 3 * max_tokens + 3 * _MAX_PACKED_DELTAS
+        if max(self._table.numel(), (kv_pool.num_pages + 1) * kv_pool.page_size) >= 2**31:
+            raise ValueError("the page table or the KV pool has more entries than int32 can count")
+        size = 6 * max_batch + 1 + 5 * max_tokens + 2 * _MAX_PACKED_DELTAS
         self._packed = self._empty((size,))
         self._input_ids = self._empty((max_tokens,))
         self._positions = self._empty((max_tokens,))
@@ -76,16 +78,15 @@ class ForwardBatch:
         host memory of its own, so `plan` may be reused at once. Does not synchronise.
         """
         self._count(plan, padded_batch)
-        fixed, tokens, deltas = self._pack(plan)
-        inside = deltas[:_MAX_PACKED_DELTAS]
+        fixed, tokens, deltas = self._pack_rows(plan), self._pack_tokens(plan), self._deltas(plan)
+        inside = deltas[:, :_MAX_PACKED_DELTAS]
         self._upload(self._packed, np.concatenate([fixed, tokens.ravel(), inside.ravel()]))
         first, middle = len(fixed), len(fixed) + tokens.size
         self._apply_deltas(self._packed[middle : middle + inside.size])
-        if len(deltas) > len(inside):
-            rest = deltas[len(inside) :].ravel()
-            self._apply_deltas(self._upload(self._empty((rest.size,)), rest))
+        rest = deltas[:, inside.shape[1] :].ravel()
+        self._apply_deltas(self._upload(self._empty((rest.size,)), rest))
         self._cut_fixed()
-        self._fill_tokens(self._packed[first:middle].view(-1, 3), next_token)
+        self._fill_tokens(self._packed[first:middle].view(5, -1), next_token)
         self._fill_page_table()
         self.metadata = None
 
@@ -111,35 +112,37 @@ class ForwardBatch:
             if got > limit:
                 raise ValueError(f"step {plan.step_id} has {got} {what}, the batch holds {limit}")
 
-    def _pack(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(fixed part, tokens [T, 3], deltas [D, 3]), int32."""
+    def _pack_rows(self, plan: StepPlan) -> np.ndarray:
         padding = self.padded_batch - self.batch_size
         rows = np.concatenate([plan.rows, np.full(padding, self.max_rows, np.int32)])
-        query, kv = self.query_lens_host, self.kv_lens_host
         cu = np.zeros(self.padded_batch + 1, np.int32)
-        np.cumsum(query, out=cu[1:])
+        np.cumsum(self.query_lens_host, out=cu[1:])
+        self._rows_host, self._starts_host = rows, cu[:-1]
+        sample = plan.sample_index
+        kv = self.kv_lens_host
+        parts = (rows, cu, kv, cu[sample + 1] - 1, rows[sample], kv[sample])
         fixed = np.zeros(6 * self.max_batch + 1, np.int32)
-        for offset, values in zip(
-            self._offsets(),
-            (
-                rows,
-                cu,
-                kv,
-                cu[plan.sample_index + 1] - 1,
-                rows[plan.sample_index],
-                kv[plan.sample_index],
-            ),
-            strict=True,
-        ):
+        for offset, values in zip(self._offsets(), parts, strict=True):
             fixed[offset : offset + len(values)] = values
-        tokens = np.zeros((self.padded_tokens, 3), np.int32)
-        real = tokens[: self.num_tokens, 0]
-        real[:] = -1 - plan.source
-        real[plan.source == FROM_PROMPT] = plan.input_ids
-        tokens[:, 1] = np.arange(self.padded_tokens) + np.repeat(kv - query - cu[:-1], query)
-        tokens[:, 2] = np.repeat(rows, query)
-        deltas = np.stack([plan.page_rows, plan.page_index, plan.page_ids], axis=1)
-        return fixed, tokens, deltas
+        return fixed
+
+    def _pack_tokens(self, plan: StepPlan) -> np.ndarray:
+        query, page_size = self.query_lens_host, self.kv_pool.page_size
+        tokens = np.zeros((5, self.padded_tokens), np.int32)
+        ids, rows, positions, entries, offsets = tokens
+        ids[: self.num_tokens][plan.source == FROM_PROMPT] = plan.input_ids
+        ids[: self.num_tokens][plan.source != FROM_PROMPT] = -1
+        np.maximum(plan.source, 0, out=rows[: self.num_tokens])
+        first = self.kv_lens_host - query - self._starts_host
+        np.add(
+            np.arange(self.padded_tokens), np.repeat(first, query), out=positions, casting="unsafe"
+        )
+        np.divmod(positions, page_size, out=(entries, offsets))
+        entries += np.repeat(self._rows_host * self.max_pages, query)
+        return tokens
+
+    def _deltas(self, plan: StepPlan) -> np.ndarray:
+        return np.stack([plan.page_rows * self.max_pages + plan.page_index, plan.page_ids])
 
     def _offsets(self) -> tuple[int, ...]:
         b = self.max_batch
@@ -152,8 +155,9 @@ class ForwardBatch:
         return target.copy_(host, non_blocking=True)
 
     def _apply_deltas(self, deltas: torch.Tensor) -> None:
-        row, index, page = deltas.view(-1, 3).unbind(1)
-        self._table.view(-1).index_put_((row.long() * self.max_pages + index,), page)
+        if len(deltas):
+            entries, pages = deltas.view(2, -1)
+            self._table.view(-1).index_put_((entries,), pages)
 
     def _cut_fixed(self) -> None:
         at = self._offsets()
@@ -164,17 +168,17 @@ class ForwardBatch:
         self.logit_rows, self.sample_rows, self.sample_positions = cut[3:]
 
     def _fill_tokens(self, tokens: torch.Tensor, next_token: torch.Tensor) -> None:
-        count, page_size = self.padded_tokens, self.kv_pool.page_size
-        source, position, row = tokens.unbind(1)
-        sampled = next_token.index_select(0, (-1 - source).clamp_(min=0)).clamp_(min=0)
+        count = self.padded_tokens
+        ids, rows, positions, entries, offsets = tokens
+        sampled = next_token.index_select(0, rows).clamp_(min=0)
         self.input_ids = self._input_ids[:count]
-        torch.where(source < 0, sampled, source, out=self.input_ids)
-        self.positions = self._positions[:count].copy_(position)
-        entry = row.long() * self.max_pages + position // page_size
-        page = self._table.view(-1).index_select(0, entry).long()
+        torch.where(ids < 0, sampled, ids, out=self.input_ids)
+        self.positions = self._positions[:count].copy_(positions)
+        pages = self._table.view(-1).index_select(0, entries)
         self.slot_mapping = self._slot_mapping[:count]
-        torch.add(page * page_size, position % page_size, out=self.slot_mapping)
-        self.slot_mapping[self.num_tokens :].fill_(-1)
+        torch.add(offsets, pages, alpha=self.kv_pool.page_size, out=self.slot_mapping)
+        if count > self.num_tokens:
+            self.slot_mapping[self.num_tokens :].fill_(-1)
 
     def _fill_page_table(self) -> None:
         """On the CPU only as wide as the longest row needs. On a GPU as wide as can be: captured

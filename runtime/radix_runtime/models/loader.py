@@ -63,8 +63,7 @@ def load_model(
         filler.fill_random(args.random_seed, communicator.rank)
     else:
         files = _checkpoint_files(Path(args.model_path or ""))
-        tied = config.tie_word_embeddings
-        filler.fill(_tensors(files, tied, device, quiet=communicator.rank != 0))
+        filler.fill(_tensors(files, config.tie_word_embeddings), quiet=communicator.rank != 0)
     return model
 
 
@@ -83,8 +82,10 @@ class _Filler:
                 self._owners[f"{prefix}.{name}"] = (layer, name)
                 self._missing[f"{prefix}.{name}"] = set(layer.parts(name))
 
-    def fill(self, tensors: Iterator[tuple[str, TensorSource]]) -> None:
-        for key, source in tensors:
+    def fill(self, tensors: Iterator[tuple[str, TensorSource]], *, quiet: bool) -> None:
+        total = sum(len(parts) for parts in self._missing.values())
+        hide = True if quiet else None  # None: where stderr is no terminal
+        for key, source in tqdm(tensors, "loading weights", total, disable=hide):
             name, part = self._place(key)
             if (name, part) in self._loaded:
                 raise ConfigError(f"checkpoint: {key} is there twice")
@@ -161,10 +162,8 @@ def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     raise ConfigError(f"{folder} holds no model.safetensors (other formats are not supported)")
 
 
-def _tensors(
-    files: dict[Path, set[str] | None], tied: bool, device: Device, *, quiet: bool
-) -> Iterator[tuple[str, TensorSource]]:
-    for path, expected in tqdm(files.items(), "loading weights", disable=True if quiet else None):
+def _tensors(files: dict[Path, set[str] | None], tied: bool) -> Iterator[tuple[str, TensorSource]]:
+    for path, expected in files.items():
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 keys = file.keys()
