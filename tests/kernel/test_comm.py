@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from radix_kernels import _loader
 from radix_kernels.comm import ShmCommunicator
 
 
@@ -39,6 +40,14 @@ def run_ranks(world, body, path, max_bytes=256, timeout=20.0):
     if errors:
         raise errors[0]
     return results
+
+
+@pytest.fixture(params=["native", "reference"], autouse=True)
+def implementation(request, monkeypatch):
+    if request.param == "reference":
+        monkeypatch.setattr(_loader, "bind", None)
+    elif not hasattr(_loader.bind, "Comm"):
+        pytest.skip("no native communicator in this installation")
 
 
 @pytest.fixture
@@ -150,6 +159,7 @@ def test_bad_arguments(path):
 
 _CHILD = """
 import sys, torch
+from radix_kernels import _loader
 from radix_kernels.comm import ShmCommunicator
 comm = ShmCommunicator(f"/proc/self/fd/{sys.argv[1]}", 1, 2, max_bytes=1 << 16)
 t = torch.arange(50_000, dtype=torch.float32)
