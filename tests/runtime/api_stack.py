@@ -116,8 +116,8 @@ class Stack:
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size
             self.manager.set_ready({"max_total_num_tokens": tokens})
-        app = create_app(self.args, self.manager, health=lambda: self.dead_reason)
-        config = uvicorn.Config(app, **uvicorn_options(self.args))
+        self.app = create_app(self.args, self.manager, health=lambda: self.dead_reason)
+        config = uvicorn.Config(self.app, **uvicorn_options(self.args))
         self._server = uvicorn.Server(config)
         for thread in self._threads:
             thread.start()

@@ -1,0 +1,330 @@
+"""TokenizerManager and Submission alone, with a link that records what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radix_runtime import hf
+from radix_runtime.config import ServerArgs
+from radix_runtime.errors import RequestError
+from radix_runtime.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    FinishReason,
+    Generate,
+    Logprobs,
+    Message,
+    RequestFailed,
+    TextBatch,
+    TextDelta,
+    TextStop,
+    pack_ids,
+)
+from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.server.admission import Limits, admit
+from radix_runtime.server.submission import Submission
+from radix_runtime.server.tokenizer_manager import Prompt, TokenizerManager
+
+TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
+DEAD = RequestError(500, "engine_dead", "the engine has died")
+
+
+class RecordingLink:
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.refuse_after: int | None = None
+
+    def send(self, message: Message) -> None:
+        if self.refuse_after is not None and isinstance(message, Generate):
+            if self.refuse_after == 0:
+                raise RequestError(503, "engine_overloaded", "full", retry_after=1)
+            self.refuse_after -= 1
+        self.sent.append(message)
+
+    def rids(self, kind: type) -> list[str]:
+        return [m.rid for m in self.sent if isinstance(m, kind)]  # type: ignore[attr-defined]
+
+
+def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
+    link = RecordingLink()
+    facts = SimpleNamespace(vocab_size=1536, max_position_embeddings=128)
+    generation = hf.GenerationConfig(temperature=0.3, top_k=40)
+    args = ServerArgs(**settings)
+    manager = TokenizerManager(args, facts, TOKENIZER, link, generation=generation)
+    manager.set_ready({"max_total_num_tokens": 1024})
+    return manager, link
+
+
+def delta(rid: str, choice: int, *ids: int, end: str | None = None, text: str = "x") -> TextDelta:
+    finish = None if end is None else FinishReason(end)  # type: ignore[arg-type]
+    return TextDelta(rid, choice, text, pack_ids(ids), finish, completion_tokens=len(ids))
+
+
+def prompt(n: int = 1) -> Prompt:
+    return Prompt([5, 6], SamplingParams(n=n, max_new_tokens=4))
+
+
+def is_empty(manager: TokenizerManager) -> bool:
+    counts = manager.counts
+    balanced = counts.accepted == counts.ok + counts.aborted + counts.failed
+    return balanced and not manager._open and not manager._controls
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_batches_merge_while_nobody_reads() -> None:
+    async def work() -> None:
+        manager, _ = build()
+        with manager.submit([prompt(n=2)], name="a") as submission:
+            for i in range(3):
+                manager.handle(TextBatch([delta("a", 0, i), delta("a", 1, 10 + i, text="y")]))
+            batch = await submission.next_batch()
+            assert {c: d.text for c, d in batch.items()} == {0: "xxx", 1: "yyy"}
+            assert batch[1].ids == pack_ids([10, 11, 12])
+            reader = asyncio.create_task(submission.next_batch())
+            await asyncio.sleep(0)
+            manager.handle(TextBatch([delta("a", 0, 3, end="length")]))
+            assert set(await reader) == {0}
+            manager.handle(TextBatch([delta("a", 1, 13, end="stop")]))
+            assert (await submission.next_batch())[1].finish == FinishReason("stop")
+            assert await submission.next_batch() == {}
+        assert is_empty(manager) and manager.counts.ok == 1
+
+    run(work)
+
+
+def test_merged_logprobs_keep_their_order() -> None:
+    def part(*ids: int) -> Logprobs:
+        values = np.asarray(ids, "<f4").tobytes()
+        return Logprobs(pack_ids(ids), values, 1, pack_ids(ids), values)
+
+    async def work() -> None:
+        manager, _ = build()
+        with manager.submit([prompt()], name="a") as submission:
+            for ids, end in (((1,), None), ((2, 3), None), ((4,), "length")):
+                piece = delta("a", 0, *ids, end=end)
+                piece.logprobs = part(*ids)
+                manager.handle(TextBatch([piece]))
+            whole = (await submission.collect())[0]
+        assert whole.logprobs == part(1, 2, 3, 4)
+
+    run(work)
+
+
+def test_leaving_early_aborts_once_and_only_what_runs() -> None:
+    async def work() -> None:
+        manager, link = build()
+        with manager.submit([prompt(), prompt()], name="a") as submission:
+            assert submission.rids == link.rids(Generate) == ["a-0", "a-1"]
+            manager.handle(TextBatch([delta("a-0", 0, 1, end="stop")]))
+        submission.close()
+        assert link.rids(Abort) == ["a-1"]
+        assert (manager.counts.ok, manager.counts.aborted) == (1, 1) and is_empty(manager)
+        # What was still under way is ignored.
+        manager.handle(TextBatch([delta("a-1", 0, 1, end="abort")]))
+        manager.handle(RequestFailed("a-1", 500, "internal_error", "late"))
+        assert is_empty(manager)
+
+    run(work)
+
+
+def test_a_failed_request_ends_its_call() -> None:
+    async def work() -> None:
+        manager, link = build()
+        with manager.submit([prompt(), prompt()], name="a") as submission:
+            manager.handle(TextBatch([delta("a-1", 0, 1)]))
+            failed = RequestFailed("a-0", 503, "engine_overloaded", "full", retry_after=3)
+            manager.handle(failed)
+            assert set(await submission.next_batch()) == {1}  # what came before it
+            with pytest.raises(RequestError) as caught:
+                await submission.next_batch()
+        assert (caught.value.status, caught.value.retry_after) == (503, 3)
+        assert caught.value.type == "overloaded_error"
+        assert link.rids(Abort) == ["a-1"]
+        assert (manager.counts.failed, manager.counts.aborted) == (1, 1) and is_empty(manager)
+
+    run(work)
+
+
+def test_a_link_that_is_full_leaves_nothing_behind() -> None:
+    async def work() -> None:
+        manager, link = build()
+        link.refuse_after = 1
+        with pytest.raises(RequestError, match="full"):
+            manager.submit([prompt(), prompt()], name="a")
+        assert link.rids(Generate) == link.rids(Abort) == ["a-0"]
+        assert is_empty(manager)
+
+    run(work)
+
+
+def test_engine_death_reaches_everybody_once() -> None:
+    async def work() -> None:
+        manager, _ = build()
+        submissions = [manager.submit([prompt(n=2)], name=f"r{i}") for i in range(3)]
+        control = asyncio.create_task(manager.control("stats"))
+        waiting = [asyncio.create_task(s.collect()) for s in submissions]
+        await asyncio.sleep(0)
+        manager.fail_all(DEAD)
+        manager.fail_all(RequestError(503, "not_ready", "a second reason changes nothing"))
+        for task in [*waiting, control]:
+            with pytest.raises(RequestError, match="died"):
+                await task
+        with pytest.raises(RequestError, match="died"):
+            manager.submit([prompt()], name="later")
+        assert manager.counts.failed == 3 and is_empty(manager) and manager.dead
+
+    run(work)
+
+
+def test_control() -> None:
+    async def work() -> None:
+        manager, link = build()
+        calls = [asyncio.create_task(manager.control("stats")) for _ in range(2)]
+        await asyncio.sleep(0)
+        numbers = [m.id for m in link.sent if isinstance(m, Control)]
+        assert len(set(numbers)) == 2
+        for number in reversed(numbers):
+            manager.handle(ControlReply(number, True, stats={"x": float(number)}))
+        manager.handle(ControlReply(999, True))
+        assert [(await call).stats["x"] for call in calls] == numbers
+        with pytest.raises(RequestError) as caught:
+            await manager.control("check", timeout=0.01)
+        assert caught.value.status == 503 and is_empty(manager)
+
+    run(work)
+
+
+def test_abort_by_request_and_by_call() -> None:
+    async def work() -> None:
+        manager, link = build()
+        both = manager.submit([prompt(), prompt()], name="call")
+        other = manager.submit([prompt()], name="other")
+        assert manager.abort("call-1") == 1 and manager.abort("call") == 2
+        assert manager.abort("none") == 0
+        assert link.rids(Abort) == ["call-1", "call-0", "call-1"]
+        assert manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
+        for rid in ("call-0", "call-1", "other"):
+            manager.handle(TextBatch([delta(rid, 0, end="abort")]))
+        assert [d.finish.type for d in await both.collect() if d.finish] == ["abort"] * 2
+        await other.collect()
+        assert manager.counts.aborted == 3 and is_empty(manager)
+
+    run(work)
+
+
+def test_wrong_messages_are_an_error() -> None:
+    manager, _ = build()
+    with pytest.raises(TypeError, match="TextStop"):
+        manager.handle(TextStop("a", 0, 1, "x"))
+
+
+def test_long_texts_are_refused_unread() -> None:
+    async def work() -> None:
+        manager, _ = build()
+        encoded: list[str] = []
+        encode = TOKENIZER.encode
+        spy = SimpleNamespace(
+            encode=lambda text, special: encoded.append(text) or encode(text, special),
+            max_token_bytes=TOKENIZER.max_token_bytes,
+            changes_length=TOKENIZER.changes_length,
+        )
+        manager.tokenizer = spy  # type: ignore[assignment]
+        longest = 128 * TOKENIZER.max_token_bytes
+        with pytest.raises(RequestError) as caught:
+            await manager.encode(["a" * (longest + TOKENIZER.max_token_bytes)], "prompt")
+        assert caught.value.code == "context_length_exceeded" and not encoded
+        assert "at least 129" in caught.value.message
+        assert len(await manager.encode(["a", "b"], "prompt")) == 2 and encoded == ["a", "b"]
+
+    run(work)
+
+
+def test_defaults_and_deadline() -> None:
+    assert build()[0].sampling_defaults == {"temperature": 0.3, "top_k": 40}
+    assert build(sampling_defaults="openai")[0].sampling_defaults == {}
+    manager, link = build(request_timeout=5.0)
+
+    async def work() -> None:
+        manager.submit([prompt()], name="a").close()
+
+    run(work)
+    sent = link.sent[0]
+    assert isinstance(sent, Generate) and sent.deadline is not None
+
+
+@given(
+    length=st.integers(1, 200),
+    wanted=st.none() | st.integers(0, 200),
+    context=st.integers(1, 150),
+    pool=st.integers(1, 150),
+    clip=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_admission_is_exact(
+    length: int, wanted: int | None, context: int, pool: int, clip: bool
+) -> None:
+    """Admitted exactly when it fits, and what is admitted never exceeds the room."""
+    limits = Limits(context, 10, max_total_tokens=pool)
+    room = min(context, pool)
+    sampling = SamplingParams(max_new_tokens=wanted, top_k=10**30)
+    lowered = wanted is None or clip
+    fits = length + 1 <= room if lowered and wanted != 0 else length + (wanted or 0) <= room
+    try:
+        got = admit([1] * length, sampling, limits, prompt_param="prompt", clip=clip)
+    except RequestError as error:
+        assert not fits
+        exceeded = "context_length_exceeded", "kv_capacity_exceeded"
+        assert error.status == 400 and error.code in exceeded
+        return
+    assert fits and got.max_new_tokens is not None and length + got.max_new_tokens <= room
+    assert got.max_new_tokens == (
+        room - length if wanted is None else min(wanted, room - length) if clip else wanted
+    )
+    assert got.top_k == 10
+
+
+@given(st.lists(st.sampled_from("nrRfca"), max_size=40), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> None:
+    """n: new call, r/R: some delta / a last one, f: failure, c: the client leaves, a: abort."""
+
+    async def work() -> None:
+        manager, _ = build()
+        calls: list[Submission] = []
+        for step, action in enumerate(actions):
+            open_now = sorted(manager._open)
+            if action == "n":
+                count = random.choice([1, 2])
+                calls.append(manager.submit([prompt(n=1)] * count, name=f"c{step}"))
+            elif action == "c" and calls:
+                random.choice(calls).close()
+            elif open_now:
+                rid = random.choice(open_now)
+                if action in "rR":
+                    end = random.choice(["stop", "abort"]) if action == "R" else None
+                    manager.handle(TextBatch([delta(rid, 0, 1, end=end)]))
+                elif action == "f":
+                    manager.handle(RequestFailed(rid, 500, "internal_error", "x"))
+                else:
+                    manager.abort(rid)
+            counts = manager.counts
+            done = counts.ok + counts.aborted + counts.failed
+            assert counts.accepted == done + manager.num_open
+        for call in calls:
+            call.close()
+        assert is_empty(manager)
+        manager.close()
+
+    run(work)
