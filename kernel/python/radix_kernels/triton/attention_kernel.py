@@ -140,12 +140,20 @@ def attend(
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if SOFTCAP:
             scores = _softcapped(scores, softcap)
-        seen = in_keys[None, :] & valid[:, None]
-        if CAUSAL:
-            seen = seen & (key[None, :] <= position[:, None])
-        if WINDOW:
-            seen = seen & (key[None, :] >= position[:, None] - window_left)
-        scores = tl.where(seen, scores, float("-inf"))
+        # One comparison where it is enough: a causal limit also ends the keys, and packed rows
+        # past the last token are not stored, so what they see does not matter.
+        if CAUSAL and WINDOW:
+            age = (position[:, None] - key[None, :]).to(tl.uint32)  # a later key wraps to the top
+            scores = tl.where(age <= window_left.to(tl.uint32), scores, float("-inf"))
+        elif CAUSAL:
+            scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        elif WINDOW:
+            earliest = position - window_left
+            width = tl.maximum(high - earliest, 0).to(tl.uint32)
+            ahead = (key[None, :] - earliest[:, None]).to(tl.uint32)
+            scores = tl.where(ahead < width[:, None], scores, float("-inf"))
+        else:
+            scores = tl.where(in_keys[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         # A query that has seen nothing yet keeps -inf; exp(-inf - 0) is its weight.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -224,7 +232,7 @@ def combine(
         part = tl.load(part_lse + first + split)
         values = tl.load(part_out + (first + split) * DIM + dim, mask=dim < DIM, other=0.0)
         # A split that saw nothing has written no values: whatever is there is not used.
-        acc += tl.where(part == float("-inf"), 0.0, values * tl.exp(part - base))
+        acc += tl.where(part == float("-inf"), 0.0, values) * tl.exp(part - base)
     some = total > 0
     result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
     tl.store(

@@ -1,0 +1,53 @@
+"""Every Triton kernel compiles for the chips that we ship to, and fits them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared memory
+
+if importlib.util.find_spec("triton") is None:
+    if "triton" in os.environ.get("REQUIRE", ""):
+        raise ImportError("REQUIRE names triton, but it is not installed")
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+
+@functools.lru_cache
+def compiled(target: str) -> list[dict]:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "kernel/python"), str(ROOT)])
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.kernel.triton_aot", target],
+        env=env, cwd=ROOT, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiles_and_fits(target):
+    lines = compiled(target)
+    assert len(lines) == 15
+    for line in lines:
+        assert line["shared"] <= TARGETS[target], line
+        wants_matrix_unit = line["kernel"].startswith("attend") and "fp32" not in line["kernel"]
+        assert line["mma"] > 0 or not wants_matrix_unit, line
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("gfx")])
+def test_no_spills_and_wide_loads(target):
+    for line in compiled(target):
+        for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert line[key] == 0, line
+        assert line["vgpr_count"] <= 512, line
+        if line["kernel"].startswith("attend"):
+            assert line["wide_loads"] >= 8, line
