@@ -149,7 +149,7 @@ def test_bad_arguments(path):
     comm = ShmCommunicator(str(path), 0, 1, max_bytes=64)
     with pytest.raises(ValueError, match="contiguous"):
         comm.all_reduce(torch.ones(4, 4).t())
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="out "):
         comm.all_gather(torch.ones(4), torch.ones(4))
     with pytest.raises(ValueError, match="root"):
         comm.broadcast(torch.ones(4), root=1)

@@ -19,8 +19,8 @@ class ShmCommunicator:
     call the same collectives in the same order with equal shapes and dtypes.
 
     Tensors are contiguous CPU torch tensors. Sums run in rank order, rank 0 first, in float32 for
-    16-bit types (rounded once), so that all ranks hold the same bits. A wait spins for at most 50 us,
-    then sleeps. When a rank calls `abort`, or when `timeout` seconds pass, waits raise RuntimeError.
+    16-bit types (rounded once), so that all ranks hold the same bits. A wait spins for 50 us,
+    then sleeps. When a rank calls `abort`, or after `timeout` seconds, waits raise RuntimeError.
     """
 
     def __init__(
