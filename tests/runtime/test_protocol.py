@@ -1,0 +1,174 @@
+"""From bytes to a request body."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radix_runtime.errors import RequestError
+from radix_runtime.server import protocol
+from radix_runtime.server.protocol import (
+    MAX_DEPTH,
+    Body,
+    ChatBody,
+    CompletionBody,
+    NativeBody,
+    TokenizeBody,
+    decode_body,
+    parse_json,
+)
+
+BODIES = [ChatBody, CompletionBody, NativeBody, TokenizeBody]
+USER = [{"role": "user", "content": "x"}]
+
+
+def refusal(kind: type[Body], value: Any, *, lenient: bool = False) -> RequestError:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    with pytest.raises(RequestError) as caught:
+        decode_body(kind, data, lenient=lenient)
+    return caught.value
+
+
+def all_fields(kind: type[Body]) -> list[str]:
+    return [*kind.__struct_fields__, *kind.unbuilt]
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_no_field_is_of_two_kinds(kind: type[Body]) -> None:
+    names = [*all_fields(kind), *kind.harmless]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_null_is_neutral_everywhere(kind: type[Body]) -> None:
+    required = {"messages": USER, "prompt": "x", "text": "x"}
+    body = dict.fromkeys(all_fields(kind))
+    body |= {k: v for k, v in required.items() if k in kind.__struct_fields__}
+    body.pop("add_special_tokens", None)
+    body.pop("add_generation_prompt", None)
+    decode_body(kind, json.dumps(body).encode(), lenient=False)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
+    base = {"messages": USER} if kind is ChatBody else {"prompt": "x"}
+    base = {"text": "x"} if kind is NativeBody else base
+    for name, values in kind.unbuilt.items():
+        for value in values:
+            decode_body(kind, json.dumps({**base, name: value}).encode(), lenient=False)
+        error = refusal(kind, {**base, name: {"something": "else"}}, lenient=True)
+        assert (error.code, error.param) == ("unsupported_parameter", name)
+
+
+def test_true_is_not_one() -> None:
+    assert refusal(CompletionBody, {"prompt": "x", "best_of": True}).param == "best_of"
+    assert refusal(ChatBody, {"messages": USER, "continue_final_message": 0}).param
+
+
+@pytest.mark.parametrize("name", ["n", "max_tokens", "top_k", "seed", "min_tokens"])
+@pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 1.5])
+def test_integers_are_integers(name: str, value: Any) -> None:
+    error = refusal(ChatBody, {"messages": USER, name: value})
+    assert (error.code, error.param) == ("invalid_type", name)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "[]"])
+def test_floats_are_finite_numbers(name: str, text: str) -> None:
+    data = f'{{"messages":{json.dumps(USER)},"{name}":{text}}}'.encode()
+    error = refusal(ChatBody, data)
+    assert (error.code, error.param) == ("invalid_type", name)
+
+
+def test_paths() -> None:
+    nested = {"messages": [*USER, {"role": "user", "content": 5}]}
+    assert refusal(ChatBody, nested).param == "messages[1].content"
+    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
+        "sampling_params[1].n"
+    )
+    assert refusal(NativeBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
+    deep = b'{"a":{"b":[1,{"c":NaN}]}}'
+    assert refusal(ChatBody, deep).param == "a.b[1].c"
+
+
+def test_depth() -> None:
+    def nested(depth: int) -> bytes:
+        return b"[" * depth + b"]" * depth
+
+    parse_json(nested(MAX_DEPTH))
+    parse_json(b"[" + b",".join([b"[]"] * 1000) + b"]")
+    for depth in (MAX_DEPTH + 1, 500, 100_000):
+        with pytest.raises(RequestError) as caught:
+            parse_json(nested(depth))
+        assert caught.value.code == "invalid_json"
+    with pytest.raises(RequestError):
+        parse_json(b'{"a":' * 40 + b"1" + b"}" * 40)
+
+
+def test_nothing_long_comes_back() -> None:
+    long = "x" * 100_000
+    for value in (
+        {long: 1},
+        {"messages": USER, long: 1},
+        {"messages": [{"role": "user", long: 1}]},
+    ):
+        error = refusal(ChatBody, value)
+        assert len(error.message) + len(error.param or "") < 400
+    assert len(refusal(ChatBody, ('{"' + long + '": NaN}').encode()).message) < 300
+
+
+def test_lenient_reaches_nested_bodies() -> None:
+    body = {"messages": [{**USER[0], "colour": 1}], "x": 2}
+    decoded, warnings = decode_body(ChatBody, json.dumps(body).encode(), lenient=True)
+    assert decoded.messages[0].content == "x"
+    assert warnings == [
+        "unknown parameter messages[0].colour was ignored", "unknown parameter x was ignored",
+    ]  # fmt: skip
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_give_a_body_or_a_request_error(data: bytes) -> None:
+    for kind in BODIES:
+        try:
+            decode_body(kind, data, lenient=False)
+        except RequestError as error:
+            assert error.status == 400
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(BODIES), st.data())
+@settings(max_examples=400, deadline=None)
+def test_any_json_in_any_field(kind: type[Body], data: st.DataObject) -> None:
+    names = st.sampled_from(all_fields(kind))
+    body = data.draw(st.dictionaries(names, JSON, max_size=4))
+    for lenient in (False, True):
+        try:
+            decode_body(kind, json.dumps(body).encode(), lenient=lenient)
+        except RequestError as error:
+            assert error.status == 400 and error.code in {
+                "invalid_json", "invalid_type", "missing_field", "unsupported_parameter",
+                "unknown_parameter",
+            }  # fmt: skip
+
+
+def test_a_large_id_list_is_fast_enough_to_walk() -> None:
+    """Depth is only walked where brackets could make it deep."""
+    walked: list[Any] = []
+    original = protocol._depth
+    protocol._depth = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
+    try:
+        parse_json(json.dumps({"prompt": list(range(10_000))}).encode())
+    finally:
+        protocol._depth = original
+    assert not walked
