@@ -9,7 +9,7 @@ import logging
 import sys
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s: %(message)s"
-_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.access")
+_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error")
 
 
 def setup_logging(process_name: str, level: str = "info") -> None:

@@ -31,6 +31,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 _LENGTH = struct.Struct("<I")
 DUMP_SIGNAL = signal.SIGUSR1  # prints the stacks of all threads
 
+Info = dict[str, float | int | str | None]
+
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +59,7 @@ class Report(msgspec.Struct):
 
     event: str
     message: str = ""
-    info: dict[str, float | int | str | None] = {}
+    info: Info = {}
 
 
 class Child:

@@ -87,14 +87,19 @@ class CountingExecutor:
     def __init__(self, executor: Executor, heartbeats: Heartbeats) -> None:
         self._executor = executor
         self._heartbeats = heartbeats
+        self.num_pages = executor.num_pages
+        self.page_size = executor.page_size
+        self.max_rows = executor.max_rows
+        self.max_context = executor.max_context
+        self.vocab_size = executor.vocab_size
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._executor, name)
 
     def launch(self, plan: StepPlan) -> StepHandle:
         self._heartbeats.step_launched()
         return _CountingHandle(self._executor.launch(plan), self._heartbeats)
+
+    def close(self) -> None:
+        self._executor.close()
 
     def _beat(self) -> None:
         while True:

@@ -39,6 +39,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             pass_fds=[launch.status_fd, *descriptors],
             start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         os.close(launch.status_fd)
         self.pid = self._popen.pid

@@ -1,0 +1,58 @@
+"""The command `radix`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from .. import __version__
+from ..errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError, RequestError
+from .flags import Parser
+
+# A command's module is imported when it is used: `serve` must not load torch, `chat` does.
+COMMANDS = {
+    "serve": "serve a model over HTTP (OpenAI-compatible)",
+    "chat": "talk to a model in the terminal",
+    "generate": "complete a file of prompts",
+    "bench": "measure throughput and latency, offline or of a server",
+    "doctor": "show versions and hardware, and what is wrong with them",
+    "version": "print the version",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the process's exit code. 78: the configuration cannot work."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    try:
+        if name in ("version", "--version"):
+            print(f"radix {__version__}")
+            return 0
+        if name not in COMMANDS:
+            _overview().parse_args(arguments or ["--help"])
+        command = import_module(f"{__name__}.{name}")
+        parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
+        command.add_arguments(parser)
+        return int(command.run(parser.parse_args(arguments[1:])))
+    except ConfigError as error:
+        print(f"radix: error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except (EngineDeadError, RequestError) as error:
+        print(f"radix: error: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        return 0
+
+
+def _overview() -> argparse.ArgumentParser:
+    parser = Parser(prog="radix", description="A lean LLM inference runtime.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, help in COMMANDS.items():
+        commands.add_parser(name, help=help)
+    return parser
