@@ -83,8 +83,9 @@ class ForwardBatch:
         self._upload(self._packed, np.concatenate([fixed, tokens.ravel(), inside.ravel()]))
         first, middle = len(fixed), len(fixed) + tokens.size
         self._apply_deltas(self._packed[middle : middle + inside.size])
-        rest = deltas[:, inside.shape[1] :].ravel()
-        self._apply_deltas(self._upload(self._empty((rest.size,)), rest))
+        if inside.size < deltas.size:
+            rest = deltas[:, _MAX_PACKED_DELTAS:].ravel()
+            self._apply_deltas(self._upload(self._empty((rest.size,)), rest))
         self._cut_fixed()
         self._fill_tokens(self._packed[first:middle].view(5, -1), next_token)
         self._fill_page_table()
