@@ -143,7 +143,10 @@ class ForwardBatch:
         return tokens
 
     def _deltas(self, plan: StepPlan) -> np.ndarray:
-        return np.stack([plan.page_rows * self.max_pages + plan.page_index, plan.page_ids])
+        """Of an entry that is named twice the last page: a device scatter promises no order."""
+        entries = plan.page_rows * self.max_pages + plan.page_index
+        unique, last = np.unique(entries[::-1], return_index=True)
+        return np.stack([unique, plan.page_ids[::-1][last]])
 
     def _offsets(self) -> tuple[int, ...]:
         b = self.max_batch

@@ -149,6 +149,17 @@ def decode_plan(rows: list[int], kv: list[int]) -> StepPlan:
     )
 
 
+def test_the_last_of_two_pages_for_one_entry_wins() -> None:
+    batch = make(16)
+    plan = decode_plan([3], [40])
+    plan.page_rows = np.array([3, 3, 3, 3, 3], np.int32)
+    plan.page_index = np.array([0, 2, 1, 2, 0], np.int32)
+    plan.page_ids = np.array([10, 11, 12, 13, 14], np.int32)
+    batch.load(plan, torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+    assert batch.page_table.tolist() == [[14, 12, 13]]
+    assert batch.slot_mapping.tolist() == [13 * 16 + 7]
+
+
 def test_padding_rows() -> None:
     batch = make(16)
     next_token = torch.arange(MAX_ROWS + 1, dtype=torch.int32)
