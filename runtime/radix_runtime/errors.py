@@ -35,6 +35,11 @@ class RequestError(Exception):
         self.retry_after = retry_after
 
 
+def refusal(code: str, message: str, param: str | None = None) -> RequestError:
+    """The client's mistake: status 400."""
+    return RequestError(400, code, message, param=param)
+
+
 def _default_type(status: int) -> str:
     if status in (401, 403):
         return "authentication_error"

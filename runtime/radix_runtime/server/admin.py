@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import ServerArgs, flag_name
-from ..errors import RequestError
+from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
 from . import metrics
 from .admission import admit
@@ -189,7 +189,7 @@ class Operations:
                 break
             await asyncio.sleep(0.05)
         if not reply.ok:
-            raise RequestError(400, "busy", reply.message[:300] or "requests run or wait")
+            raise refusal("busy", reply.message[:300] or "requests run or wait")
         await exchange.json({"success": True, "message": reply.message or "the cache is empty"})
 
 
@@ -199,11 +199,9 @@ def _timeout(value: str | None) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _MAX_FLUSH_WAIT:
-        raise RequestError(
-            400, "invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", param="timeout"
-        )
+        raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
     return seconds
 
 
 async def no_embeddings(exchange: Exchange) -> None:
-    raise RequestError(400, "unsupported_task", "this model generates text; it has no embeddings")
+    raise refusal("unsupported_task", "this model generates text; it has no embeddings")

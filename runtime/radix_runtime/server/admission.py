@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import RequestError
+from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
 
 MAX_PROMPTS = 256
@@ -55,11 +55,11 @@ def admit(
     elif limit > free:
         raise _too_long(len(ids), limit, limits, prompt_param)
     if sampling.min_new_tokens > limit:
-        raise RequestError(
-            400, "invalid_value",
+        raise refusal(
+            "invalid_value",
             f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}",
-            param=(names or {}).get("min_new_tokens", "min_new_tokens"),
-        )  # fmt: skip
+            (names or {}).get("min_new_tokens", "min_new_tokens"),
+        )
     # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
     top_k = min(sampling.top_k, limits.vocab_size)
     return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=top_k)
@@ -76,19 +76,18 @@ def check_sampling(
     for ours, theirs in (names or {}).items():
         message = message.replace(ours, theirs)
     param = (names or {}).get(field, field)
-    raise RequestError(400, "invalid_value", message[:300], param=param)
+    raise refusal("invalid_value", message[:300], param)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises RequestError `invalid_token_id`, or `empty_input` if there are none."""
     if not ids:
-        raise RequestError(400, "empty_input", "the prompt is empty", param=param)
+        raise refusal("empty_input", "the prompt is empty", param)
     if min(ids) < 0 or max(ids) >= vocab_size:
         at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise RequestError(
-            400, "invalid_token_id", f"the id at position {at} is outside [0, {vocab_size})",
-            param=param,
-        )  # fmt: skip
+        raise refusal(
+            "invalid_token_id", f"the id at position {at} is outside [0, {vocab_size})", param
+        )
 
 
 def check_prompt_length(length: int, limits: Limits, param: str, *, known: str = "") -> None:
@@ -100,11 +99,13 @@ def check_prompt_length(length: int, limits: Limits, param: str, *, known: str =
 def _too_long(prompt: int, new: int, limits: Limits, param: str, known: str = "") -> RequestError:
     numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
     if prompt + new > limits.context_length:
-        return RequestError(
-            400, "context_length_exceeded",
-            f"{numbers}; the context is {limits.context_length} tokens", param=param,
-        )  # fmt: skip
-    return RequestError(
-        400, "kv_capacity_exceeded",
-        f"{numbers}; the KV cache holds {limits.max_total_tokens} tokens", param=param,
-    )  # fmt: skip
+        return refusal(
+            "context_length_exceeded",
+            f"{numbers}; the context is {limits.context_length} tokens",
+            param,
+        )
+    return refusal(
+        "kv_capacity_exceeded",
+        f"{numbers}; the KV cache holds {limits.max_total_tokens} tokens",
+        param,
+    )

@@ -102,10 +102,6 @@ class CompletionLogprobs:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def skip(self, characters: int) -> None:
-        """Text that is shown but not scored."""
-        self._offset += characters
-
     def take(self, entries: Sequence[tuple[Scored, bool]]) -> dict[str, Any]:
         result: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],

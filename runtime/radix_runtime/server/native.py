@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ..errors import RequestError
+from ..errors import RequestError, refusal
 from ..messages import Logprobs, TextDelta, unpack_ids
 from ..sampling_params import SamplingParams
 from .admission import MAX_PROMPTS, admit, check_prompt_length, check_sampling, check_token_ids
@@ -88,10 +88,11 @@ class Generate:
 
     async def _ids(self, body: NativeBody) -> tuple[str, list[list[int]]]:
         if (body.text is None) == (body.input_ids is None):
-            raise RequestError(
-                400, "missing_field" if body.text is None else "invalid_combination",
-                "exactly one of text and input_ids is needed", param="text",
-            )  # fmt: skip
+            raise refusal(
+                "missing_field" if body.text is None else "invalid_combination",
+                "exactly one of text and input_ids is needed",
+                "text",
+            )
         if body.text is not None:
             texts = [body.text] if isinstance(body.text, str) else body.text
             _check_count(texts, "text")
@@ -105,9 +106,9 @@ class Generate:
 
 def _check_count(items: Sequence[Any], param: str) -> None:
     if not items:
-        raise RequestError(400, "empty_input", f"{param} is empty", param=param)
+        raise refusal("empty_input", f"{param} is empty", param)
     if len(items) > MAX_PROMPTS:
-        raise RequestError(400, "invalid_value", f"at most {MAX_PROMPTS} prompts", param=param)
+        raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
 
 
 def _id_lists(given: Sequence[Any], param: str) -> list[list[int]]:
@@ -115,9 +116,7 @@ def _id_lists(given: Sequence[Any], param: str) -> list[list[int]]:
     if all(isinstance(item, int) for item in given):
         return [list(given)] if given else []
     if any(isinstance(item, int) for item in given):
-        raise RequestError(
-            400, "invalid_type", f"{param}: ids and lists of ids are mixed", param=param
-        )
+        raise refusal("invalid_type", f"{param}: ids and lists of ids are mixed", param)
     return list(given)
 
 
@@ -126,10 +125,9 @@ def _spread(value: T | list[T] | None, count: int, param: str) -> list[T | None]
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise RequestError(
-            400, "invalid_value", f"{param} has {len(value)} entries for {count} prompts",
-            param=param,
-        )  # fmt: skip
+        raise refusal(
+            "invalid_value", f"{param} has {len(value)} entries for {count} prompts", param
+        )
     return list(value)
 
 
@@ -138,19 +136,17 @@ def _logprob_start(start: int | None, length: int) -> int:
     if start is None or start == -1 or start == length:
         return -1
     if not 0 <= start < length:
-        raise RequestError(
-            400, "invalid_value", f"logprob_start_len must be in [-1, {length}]",
-            param="logprob_start_len",
-        )  # fmt: skip
+        raise refusal(
+            "invalid_value", f"logprob_start_len must be in [-1, {length}]", "logprob_start_len"
+        )
     return start
 
 
 def _top_logprobs(count: int | None) -> int:
     if count is not None and not 0 <= count <= _MAX_TOP:
-        raise RequestError(
-            400, "invalid_value", f"top_logprobs_num must be in [0, {_MAX_TOP}]",
-            param="top_logprobs_num",
-        )  # fmt: skip
+        raise refusal(
+            "invalid_value", f"top_logprobs_num must be in [0, {_MAX_TOP}]", "top_logprobs_num"
+        )
     return count or 0
 
 
@@ -250,10 +246,11 @@ class Tokenize:
         body, warnings = exchange.decode(TokenizeBody)
         manager.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise RequestError(
-                400, "missing_field" if body.prompt is None else "invalid_combination",
-                "exactly one of prompt and messages is needed", param="prompt",
-            )  # fmt: skip
+            raise refusal(
+                "missing_field" if body.prompt is None else "invalid_combination",
+                "exactly one of prompt and messages is needed",
+                "prompt",
+            )
         tokens: Any
         if body.messages is not None:
             tokens = await manager.encode_chat(
@@ -314,5 +311,5 @@ class AbortRequest:
         elif body.rid:
             count = self._manager.abort(body.rid)
         else:
-            raise RequestError(400, "missing_field", "rid is required", param="rid")
+            raise refusal("missing_field", "rid is required", "rid")
         await exchange.json({"aborting": count})

@@ -1,35 +1,35 @@
-"""What chat and completions share: parameters, usage, how a choice ends."""
+"""What chat and completions share: the way of a call, parameters, usage, how a choice ends."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from .. import __version__
-from ..errors import RequestError
+from ..errors import refusal
 from ..messages import FinishReason, TextDelta
 from ..sampling_params import SamplingParams
-from .protocol import Body, OpenAIBody
+from .exchange import Exchange
+from .logprobs import TokenNames
+from .protocol import OpenAIBody, Sampling
+from .responses import event, to_json
 from .submission import Submission
+from .tokenizer_manager import Prompt, TokenizerManager, new_id
 
 FINGERPRINT = f"radix-{__version__}"
 _MAX_NAME = 256
 
-_COPIED = (
-    "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "no_stop_trim", "logit_bias",
-)  # fmt: skip
 
-
-def sampling_from(body: Body, defaults: Mapping[str, float | int], **values: Any) -> SamplingParams:
+def sampling_from(
+    body: Sampling, defaults: Mapping[str, float | int], **values: Any
+) -> SamplingParams:
     """SamplingParams of the fields that the client gave (not null), over `defaults`."""
-    given = {name: value for name in _COPIED if (value := getattr(body, name, None)) is not None}
-    stop = getattr(body, "stop", None)
-    if stop is not None:
-        given["stop"] = [stop] if isinstance(stop, str) else stop
-    values = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(**{**defaults, **given, **values})
+    given = {name: getattr(body, name) for name in Sampling.__struct_fields__} | values
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(body.stop, str):
+        given["stop"] = [body.stop]
+    return SamplingParams(**{**defaults, **given})
 
 
 def openai_sampling(
@@ -37,16 +37,13 @@ def openai_sampling(
 ) -> SamplingParams:
     sampling = sampling_from(body, defaults, min_new_tokens=body.min_tokens)
     sampling.max_new_tokens = max_new_tokens
-    if body.include_stop_str_in_output:
-        sampling.no_stop_trim = True
+    sampling.no_stop_trim |= bool(body.include_stop_str_in_output)
     return sampling
 
 
 def check_stream_options(body: OpenAIBody) -> None:
     if body.stream_options is not None and not body.stream:
-        raise RequestError(
-            400, "invalid_combination", "stream_options needs stream", param="stream_options"
-        )
+        raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
 
 
 def cache_key(body: Any) -> str | None:
@@ -59,9 +56,7 @@ def cache_key(body: Any) -> str | None:
 
 def check_name(value: str | None, param: str) -> None:
     if value is not None and not 1 <= len(value) <= _MAX_NAME:
-        raise RequestError(
-            400, "invalid_value", f"{param} must have 1 to {_MAX_NAME} characters", param=param
-        )
+        raise refusal("invalid_value", f"{param} must have 1 to {_MAX_NAME} characters", param)
 
 
 def finish_of(finish: FinishReason | None) -> dict[str, Any]:
@@ -72,27 +67,124 @@ def finish_of(finish: FinishReason | None) -> dict[str, Any]:
     }
 
 
-class Usage:
-    """Tokens of one HTTP call. A prompt counts once, however many choices it has."""
+class Answer:
+    """What goes back for one call, whole or as chunks. A prompt counts once in the usage, however
+    many choices it has."""
 
-    def __init__(self, submission: Submission) -> None:
-        self._prompt = sum(submission.prompt_lengths)
-        self._prompt_of = submission.prompt_of
+    def __init__(
+        self, call: Call, submission: Submission, kind: str, model: str, warnings: list[str]
+    ) -> None:
+        body = call.body
+        self._call = call
+        self._submission = submission
+        self._warnings = warnings
         self._cached: dict[int, int] = {}
         self._completion = [0] * len(submission.prompt_of)
+        options = body.stream_options
+        self._include_usage = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._head = {
+            "id": submission.name,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._prefix = b"data: " + to_json(self._head)[:-1] + b',"choices":['
 
-    def add(self, deltas: Iterable[tuple[int, TextDelta]]) -> None:
+    def _count(self, deltas: Iterable[tuple[int, TextDelta]]) -> None:
         for choice, delta in deltas:
             # The first choice of a prompt to start tells what the cache gave to the prompt; the
             # others find it there by design.
-            self._cached.setdefault(self._prompt_of[choice], delta.cached_tokens)
+            self._cached.setdefault(self._submission.prompt_of[choice], delta.cached_tokens)
             self._completion[choice] = delta.completion_tokens
 
-    def object(self) -> dict[str, Any]:
-        completion = sum(self._completion)
+    def _usage(self) -> dict[str, Any]:
+        prompt, completion = sum(self._submission.prompt_lengths), sum(self._completion)
         return {
-            "prompt_tokens": self._prompt,
+            "prompt_tokens": prompt,
             "completion_tokens": completion,
-            "total_tokens": self._prompt + completion,
+            "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
+
+    async def whole(self, exchange: Exchange) -> None:
+        deltas = await self._submission.collect()
+        self._count(enumerate(deltas))
+        choices = [
+            {"index": i, **self._call.choice(i, delta), **finish_of(delta.finish)}
+            for i, delta in enumerate(deltas)
+        ]
+        result = {**self._head, "choices": choices, "usage": self._usage()}
+        if self._warnings:
+            result["warnings"] = self._warnings
+        await exchange.json(result)
+
+    async def stream(self, exchange: Exchange) -> None:
+        started: set[int] = set()
+        while batch := await self._submission.next_batch():
+            frames = b""
+            self._count(batch.items())
+            for choice, delta in batch.items():
+                warn, first = not started, choice not in started
+                started.add(choice)
+                for chunk in self._call.chunks(choice, delta, first):
+                    frames += self._frame(chunk, warn=warn)
+                    warn = False
+            if frames:
+                await exchange.events.write(frames)
+        tail = b""
+        if self._include_usage:
+            tail = event({**self._head, "choices": [], "usage": self._usage()})
+        await exchange.events.done(tail)
+
+    def _frame(self, choice: bytes, *, warn: bool) -> bytes:
+        rest = b"]"
+        if self._usage_always:
+            rest += b',"usage":' + to_json(self._usage())
+        elif self._include_usage:
+            rest += b',"usage":null'
+        if warn and self._warnings:
+            rest += b',"warnings":' + to_json(self._warnings)
+        return self._prefix + choice + rest + b"}\n\n"
+
+
+class Call(Protocol):
+    """One request of a route: its prompts, and its choices as the route shapes them."""
+
+    body: OpenAIBody
+    prompts: list[Prompt]
+
+    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+        """The whole choice, less index and finish reason."""
+        ...
+
+    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterable[bytes]:
+        """JSON of the chunk choices that `delta` gives."""
+        ...
+
+
+async def answer_call(
+    manager: TokenizerManager, exchange: Exchange, call: Call, kind: str, warnings: list[str]
+) -> None:
+    """Runs the prompts of `call` and sends what they give. Raises RequestError."""
+    body = call.body
+    check_name(body.rid, "rid")
+    submission = manager.submit(
+        call.prompts,
+        name=body.rid or new_id("chatcmpl-" if kind.startswith("chat") else "cmpl-"),
+        stream=bool(body.stream),
+        extra_key=cache_key(body),
+        started=exchange.started,
+    )
+    with submission:
+        answer = Answer(call, submission, kind, manager.model_name, warnings)
+        await (answer.stream(exchange) if body.stream else answer.whole(exchange))
+
+
+def token_names(manager: TokenizerManager, sampling: SamplingParams) -> TokenNames:
+    return TokenNames(
+        manager.tokenizer,
+        skip_special=sampling.skip_special_tokens,
+        keeps_stop=sampling.no_stop_trim,
+    )

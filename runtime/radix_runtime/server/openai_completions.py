@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import refusal
 from ..messages import TextDelta
 from .admission import MAX_PROMPTS, admit, check_sampling, check_token_ids
 from .exchange import Exchange
 from .logprobs import CompletionLogprobs, Scored, TokenNames, scored
 from .openai_common import (
-    FINGERPRINT,
-    Usage,
-    cache_key,
-    check_name,
+    answer_call,
     check_stream_options,
     finish_of,
     openai_sampling,
+    token_names,
 )
-from .protocol import CompletionBody
-from .responses import event
-from .submission import Submission
-from .tokenizer_manager import Prompt, TokenizerManager, new_id
+from .protocol import CompletionBody, OpenAIBody
+from .responses import to_json
+from .tokenizer_manager import Prompt, TokenizerManager
 
 _MAX_LOGPROBS = 5
 _DEFAULT_MAX_TOKENS = 16
@@ -40,24 +37,8 @@ class Completions:
         manager.check_model(body.model)
         prompts = await self._prompts(body)
         echoed = await self._echoed(body, prompts)
-        submission = manager.submit(
-            prompts,
-            name=body.rid or new_id("cmpl-"),
-            stream=bool(body.stream),
-            extra_key=cache_key(body),
-            started=exchange.started,
-        )
-        names = TokenNames(
-            manager.tokenizer,
-            skip_special=prompts[0].sampling.skip_special_tokens,
-            keeps_stop=prompts[0].sampling.no_stop_trim,
-        )
-        with submission:
-            answer = _Answer(body, submission, names, echoed, manager.model_name, warnings)
-            if body.stream:
-                await answer.stream(exchange)
-            else:
-                await exchange.json(answer.whole(await submission.collect()))
+        call = _Call(body, prompts, echoed, token_names(manager, prompts[0].sampling))
+        await answer_call(manager, exchange, call, "text_completion", warnings)
 
     async def _prompts(self, body: CompletionBody) -> list[Prompt]:
         manager = self._manager
@@ -66,12 +47,8 @@ class Completions:
         sampling = openai_sampling(body, manager.sampling_defaults, wanted)
         check_sampling(sampling, manager.limits, _NAMES)
         check_stream_options(body)
-        check_name(body.rid, "rid")
         if body.logprobs is not None and not 0 <= body.logprobs <= _MAX_LOGPROBS:
-            raise RequestError(
-                400, "invalid_value", f"logprobs must be in [0, {_MAX_LOGPROBS}]",
-                param="logprobs",
-            )  # fmt: skip
+            raise refusal("invalid_value", f"logprobs must be in [0, {_MAX_LOGPROBS}]", "logprobs")
         all_ids = await self._ids(body)
         return [
             Prompt(
@@ -91,17 +68,13 @@ class Completions:
         """The prompts as ids: str, [str], [int] or [[int]]."""
         prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not prompt:
-            raise RequestError(400, "empty_input", "prompt is empty", param="prompt")
+            raise refusal("empty_input", "prompt is empty", "prompt")
         kinds = {type(item) for item in prompt}
         if len(kinds) > 1:
-            raise RequestError(
-                400, "invalid_type", "prompt: strings and token ids are mixed", param="prompt"
-            )
+            raise refusal("invalid_type", "prompt: strings and token ids are mixed", "prompt")
         lists: list[Any] = [prompt] if kinds == {int} else list(prompt)
         if len(lists) > MAX_PROMPTS:
-            raise RequestError(
-                400, "invalid_value", f"at most {MAX_PROMPTS} prompts", param="prompt"
-            )
+            raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", "prompt")
         if kinds == {str}:
             return await self._manager.encode(lists, "prompt")
         for ids in lists:
@@ -124,91 +97,41 @@ class Completions:
 def _max_tokens(body: CompletionBody) -> int | None:
     lowest = 0 if body.echo else 1
     if body.max_tokens is not None and body.max_tokens < lowest:
-        raise RequestError(
-            400, "invalid_value", f"max_tokens must be at least {lowest}", param="max_tokens"
-        )
+        raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
     return body.max_tokens
 
 
-class _Answer:
-    """Builds what goes back, whole or as chunks."""
+class _Call:
+    """`echoed`: the text that goes before the choices of each prompt."""
 
     def __init__(
-        self,
-        body: CompletionBody,
-        submission: Submission,
-        names: TokenNames,
-        echoed: list[str],
-        model: str,
-        warnings: list[str],
+        self, body: CompletionBody, prompts: list[Prompt], echoed: list[str], names: TokenNames
     ) -> None:
-        self._submission = submission
+        self.body: OpenAIBody = body
+        self.prompts = prompts
         self._names = names
         self._echo = bool(body.echo)
         self._echoed = echoed
-        self._warnings = warnings
-        self._usage = Usage(submission)
-        choices = len(submission.prompt_of)
-        self._logprobs = None
+        self._n = prompts[0].sampling.n
+        self._logprobs: list[CompletionLogprobs] = []
         if body.logprobs is not None:
-            self._logprobs = [CompletionLogprobs(names) for _ in range(choices)]
+            self._logprobs = [CompletionLogprobs(names) for _ in range(len(prompts) * self._n)]
         self._prompt_scores: dict[int, list[Scored]] = {}
-        options = body.stream_options
-        self._include_usage = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
-        self._head = {
-            "id": submission.name,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
 
-    def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
-        self._usage.add(enumerate(deltas))
-        choices = [self._choice(i, delta, first=True) for i, delta in enumerate(deltas)]
-        result = {**self._head, "choices": choices, "usage": self._usage.object()}
-        return {**result, "warnings": self._warnings} if self._warnings else result
+    def choice(self, choice: int, delta: TextDelta, first: bool = True) -> dict[str, Any]:
+        text = self._echoed[choice // self._n] + delta.text if first else delta.text
+        return {"text": text, "logprobs": self._scores(choice, delta, first)}
 
-    async def stream(self, exchange: Exchange) -> None:
-        started: set[int] = set()
-        while batch := await self._submission.next_batch():
-            self._usage.add(batch.items())
-            frames = b""
-            for choice, delta in batch.items():
-                first = choice not in started
-                content = self._choice(choice, delta, first=first)
-                chunk: dict[str, Any] = {**self._head, "choices": [content]}
-                if self._include_usage or self._usage_always:
-                    chunk["usage"] = self._usage.object() if self._usage_always else None
-                if self._warnings and not started:
-                    chunk["warnings"] = self._warnings
-                started.add(choice)
-                if content["text"] or content["logprobs"] or delta.finish or first:
-                    frames += event(chunk)
-            if frames:
-                await exchange.events.write(frames)
-        tail = b""
-        if self._include_usage:
-            tail = event({**self._head, "choices": [], "usage": self._usage.object()})
-        await exchange.events.done(tail)
+    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[bytes]:
+        content = self.choice(choice, delta, first)
+        if content["text"] or content["logprobs"] or delta.finish or first:
+            yield to_json({"index": choice, **content, **finish_of(delta.finish)})
 
-    def _choice(self, choice: int, delta: TextDelta, *, first: bool) -> dict[str, Any]:
-        prompt = self._submission.prompt_of[choice]
-        text = self._echoed[prompt] + delta.text if first else delta.text
-        return {
-            "index": choice,
-            "text": text,
-            "logprobs": self._scores(choice, prompt, delta, first=first),
-            **finish_of(delta.finish),
-        }
-
-    def _scores(
-        self, choice: int, prompt: int, delta: TextDelta, *, first: bool
-    ) -> dict[str, Any] | None:
-        if self._logprobs is None:
+    def _scores(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any] | None:
+        if not self._logprobs:
             return None
         entries = list(self._names.of_delta(delta))
+        prompt = choice // self._n
         if delta.prompt_logprobs is not None:
             self._prompt_scores[prompt] = scored(delta.prompt_logprobs)
         if self._echo and first:

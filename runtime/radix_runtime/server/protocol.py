@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from ..errors import RequestError
+from ..errors import RequestError, refusal
 
 MAX_DEPTH = 32
 MAX_MESSAGES = 4096
@@ -25,11 +25,17 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`nested`: fields that hold bodies themselves (one, or a list of them)."""
+    """`nested`: fields that hold bodies themselves (one, or a list of them). `unbuilt`: the values
+    beside null that ask for nothing."""
 
     harmless: ClassVar[frozenset[str]] = frozenset()
     unbuilt: ClassVar[Neutral] = {}
     nested: ClassVar[Mapping[str, type[Body]]] = {}
+
+
+def _never(names: str) -> Neutral:
+    """Fields of which only null passes."""
+    return dict.fromkeys(names.split(), ())
 
 
 class StreamOptions(Body, kw_only=True):
@@ -47,8 +53,9 @@ class ChatMessage(Body, kw_only=True):
 
     harmless: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations"})
     unbuilt: ClassVar[Neutral] = {
-        "tool_calls": ([],), "function_call": (), "tool_call_id": (), "audio": (),
-    }  # fmt: skip
+        **_never("function_call tool_call_id audio"),
+        "tool_calls": ([],),
+    }
 
 
 class TemplateOptions(Body, kw_only=True):
@@ -56,46 +63,9 @@ class TemplateOptions(Body, kw_only=True):
     reasoning_effort: str | None = None
 
 
-_HARMLESS = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key "
-    "prompt_cache_retention parallel_tool_calls".split()
-)
-_UNBUILT: Neutral = {
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "stop_regex": ([],),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
-    "priority": (0,),
-    "lora_path": (),
-    "session_params": (),
-    "return_hidden_states": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "custom_logit_processor": (),
-    "logits_processors": (),
-}
+class Sampling(Body, kw_only=True):
+    """The sampling fields that every route calls the same."""
 
-
-class OpenAIBody(Body, kw_only=True):
-    """What chat and completions share."""
-
-    model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -110,15 +80,45 @@ class OpenAIBody(Body, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    include_stop_str_in_output: bool | None = None
     logit_bias: dict[int, float] | None = None
+
+
+class OpenAIBody(Sampling, kw_only=True):
+    """What chat and completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
 
-    harmless: ClassVar[frozenset[str]] = _HARMLESS
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        "user metadata store service_tier safety_identifier prompt_cache_key "
+        "prompt_cache_retention parallel_tool_calls".split()
+    )
+    unbuilt: ClassVar[Neutral] = {
+        **_never(
+            "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice "
+            "guided_grammar structured_outputs truncate_prompt_tokens prompt_logprobs lora_path "
+            "session_params custom_logit_processor logits_processors"
+        ),
+        **dict.fromkeys(("stop_regex", "bad_words"), ([],)),
+        **dict.fromkeys(("best_of", "length_penalty"), (1,)),
+        **dict.fromkeys(
+            (
+                "use_beam_search", "early_stopping", "return_hidden_states", "return_token_ids",
+                "return_tokens_as_token_ids",
+            ),
+            (False,),
+        ),
+        "spaces_between_special_tokens": (True,),
+        "priority": (0,),
+        "response_format": ({"type": "text"},),
+    }  # fmt: skip
     nested: ClassVar[Mapping[str, type[Body]]] = {"stream_options": StreamOptions}
 
 
@@ -131,24 +131,15 @@ class ChatBody(OpenAIBody, kw_only=True):
     chat_template_kwargs: TemplateOptions | None = None
 
     unbuilt: ClassVar[Neutral] = {
-        **_UNBUILT,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
+        **OpenAIBody.unbuilt,
+        **_never("audio prediction web_search_options chat_template input_ids"),
+        **dict.fromkeys(("tools", "functions"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        **dict.fromkeys(("continue_final_message", "echo"), (False,)),
+        **dict.fromkeys(("separate_reasoning", "include_reasoning"), (True, False)),
         "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
         "verbosity": ("medium",),
-        "web_search_options": (),
-        "chat_template": (),
         "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "echo": (False,),
-        "input_ids": (),
-        "separate_reasoning": (True, False),
-        "include_reasoning": (True, False),
     }
     nested: ClassVar[Mapping[str, type[Body]]] = {
         "stream_options": StreamOptions,
@@ -162,41 +153,21 @@ class CompletionBody(OpenAIBody, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
 
-    unbuilt: ClassVar[Neutral] = {
-        **_UNBUILT,
-        "suffix": ("",),
-        "response_format": ({"type": "text"},),
-        "prompt_embeds": (),
-    }
+    unbuilt: ClassVar[Neutral] = {**OpenAIBody.unbuilt, "suffix": ("",), "prompt_embeds": ()}
 
 
-class NativeSampling(Body, kw_only=True):
+class NativeSampling(Sampling, kw_only=True):
     """`sampling_params` of /generate; the names are SGLang's."""
 
-    n: int | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     sampling_seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    logit_bias: dict[int, float] | None = None
 
     unbuilt: ClassVar[Neutral] = {
-        "json_schema": (), "regex": (), "ebnf": (), "structural_tag": (), "stop_regex": ([],),
-        "spaces_between_special_tokens": (True,), "custom_params": (), "stream_interval": (),
-        "beam_width": (),
-    }  # fmt: skip
+        **_never("json_schema regex ebnf structural_tag custom_params stream_interval beam_width"),
+        "stop_regex": ([],),
+        "spaces_between_special_tokens": (True,),
+    }
 
 
 class NativeBody(Body, kw_only=True):
@@ -215,13 +186,16 @@ class NativeBody(Body, kw_only=True):
 
     harmless: ClassVar[frozenset[str]] = frozenset({"log_metrics", "user"})
     unbuilt: ClassVar[Neutral] = {
-        "token_ids_logprob": ([],), "input_embeds": (), "image_data": ([],), "video_data": ([],),
-        "audio_data": ([],), "modalities": ([],), "lora_path": (), "session_params": (),
-        "custom_logit_processor": (), "return_hidden_states": (False,), "priority": (0,),
-        "background": (False,), "data_parallel_rank": (), "max_thinking_tokens": (),
-        "return_entropy": (False,), "bootstrap_host": (), "bootstrap_port": (),
-        "bootstrap_room": (),
-    }  # fmt: skip
+        **_never(
+            "input_embeds lora_path session_params custom_logit_processor data_parallel_rank "
+            "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room"
+        ),
+        **dict.fromkeys(
+            ("token_ids_logprob", "image_data", "video_data", "audio_data", "modalities"), ([],)
+        ),
+        **dict.fromkeys(("return_hidden_states", "background", "return_entropy"), (False,)),
+        "priority": (0,),
+    }
     nested: ClassVar[Mapping[str, type[Body]]] = {"sampling_params": NativeSampling}
 
 
@@ -259,7 +233,7 @@ def decode_body(kind: type[B], data: bytes, *, lenient: bool) -> tuple[B, list[s
     raw = parse_json(data)
     warnings: list[str] = []
     if not isinstance(raw, dict):
-        raise RequestError(400, "invalid_type", "the body must be a JSON object")
+        raise refusal("invalid_type", "the body must be a JSON object")
     try:
         kept = _sift(kind, raw, "", lenient, warnings)
         return msgspec.convert(kept, kind, str_keys=True), warnings
@@ -275,7 +249,7 @@ def parse_json(data: bytes) -> Any:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise _explain_json(data) from None
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise RequestError(400, "invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
+        raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
     return value
 
 
@@ -292,14 +266,10 @@ def _sift(
             kept[name] = _sift_nested(nested, value, where, lenient, warnings) if nested else value
         elif name in kind.unbuilt:
             if value is not None and not any(_same(value, n) for n in kind.unbuilt[name]):
-                raise RequestError(
-                    400, "unsupported_parameter", f"{where} is not supported", param=where
-                )
+                raise refusal("unsupported_parameter", f"{where} is not supported", where)
         elif name not in kind.harmless:
             if not lenient:
-                raise RequestError(
-                    400, "unknown_parameter", f"unknown parameter {where}", param=where
-                )
+                raise refusal("unknown_parameter", f"unknown parameter {where}", where)
             if len(warnings) < _MAX_WARNINGS:
                 warnings.append(f"unknown parameter {where} was ignored")
     return kept
@@ -312,9 +282,7 @@ def _sift_nested(
         return _sift(kind, value, f"{where}.", lenient, warnings)
     if isinstance(value, list):
         return [
-            _sift(kind, item, f"{where}[{i}].", lenient, warnings)
-            if isinstance(item, dict)
-            else item
+            _sift_nested(kind, item, f"{where}[{i}]", lenient, warnings)
             for i, item in enumerate(value)
         ]
     return value
@@ -333,10 +301,10 @@ def _explain_type(text: str) -> RequestError:
     path = at[1] if at else ""
     if missing := _MISSING.search(text):
         param = f"{path}.{missing[1]}" if path else missing[1]
-        return RequestError(400, "missing_field", f"{param} is required", param=param)
+        return refusal("missing_field", f"{param} is required", param)
     what = (text[: at.start()] if at else text)[:200]
     what = what[:1].lower() + what[1:]
-    return RequestError(400, "invalid_type", f"{path}: {what}", param=path or None)
+    return refusal("invalid_type", f"{path}: {what}", path or None)
 
 
 def _explain_json(data: bytes) -> RequestError:
@@ -346,10 +314,8 @@ def _explain_json(data: bytes) -> RequestError:
         except (ValueError, RecursionError):
             path = None
         if path is not None:
-            return RequestError(
-                400, "invalid_type", f"{path[:64]}: not a finite number", param=path[:64]
-            )
-    return RequestError(400, "invalid_json", "the body is not valid JSON")
+            return refusal("invalid_type", f"{path[:64]}: not a finite number", path[:64])
+    return refusal("invalid_json", "the body is not valid JSON")
 
 
 def _children(value: Any) -> list[tuple[str, Any]]:

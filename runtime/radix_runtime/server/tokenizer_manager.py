@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from ..config import ServerArgs
-from ..errors import RequestError
+from ..errors import RequestError, refusal
 from ..hf import DEMO_MODEL_NAME, GenerationConfig, Tokenizer
 from ..messages import (
     Abort,
@@ -182,7 +182,7 @@ class TokenizerManager:
         """Ids of each text. A text that is too long whatever its tokens are is refused unread."""
         for text in texts:
             if not text:
-                raise refusal("empty_input", f"{param} is empty", param=param)
+                raise refusal("empty_input", f"{param} is empty", param)
             self._check_bytes(text, param)
         encode = self.tokenizer.encode
         return await self.in_thread(lambda: [encode(text, add_special_tokens) for text in texts])
@@ -225,7 +225,7 @@ class TokenizerManager:
         rids = [p.rid or (name if alone else f"{name}-{i}") for i, p in enumerate(prompts)]
         taken = next((r for i, r in enumerate(rids) if r in self._open or r in rids[:i]), None)
         if taken is not None:
-            raise refusal("invalid_value", "this rid is in use", param="rid")
+            raise refusal("invalid_value", "this rid is in use", "rid")
         timeout = self.args.request_timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         submission = Submission(name, self._close_submission, started)
