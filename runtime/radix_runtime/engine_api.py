@@ -7,15 +7,13 @@ parallelism the other ranks are child processes.
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -23,13 +21,12 @@ import numpy as np
 from . import hf
 from .config import ServerArgs
 from .engine.executor import create_executor
-from .errors import ConfigError, EngineDeadError, RequestError
+from .errors import EngineDeadError, RequestError
 from .messages import (
     Abort,
     Control,
     ControlReply,
     Generate,
-    Logprobs,
     Message,
     RequestFailed,
     TextBatch,
@@ -44,10 +41,12 @@ from .scheduler.channel import LocalChannel
 from .scheduler.scheduler import Scheduler
 from .server.admission import Limits, admit
 from .server.detokenizer import Detokenizer
+from .server.logprobs import native, native_top
+from .server.submission import merge
 
 Output = dict[str, Any]
-Params = SamplingParams | Mapping[str, Any]
 _SECRETS = ("api_key", "api_key_file", "admin_api_key")
+_SHUT_DOWN = "the engine was shut down"
 _IDLE_WAIT = 0.05
 
 
@@ -81,8 +80,7 @@ class Engine:
         self._lock = threading.Lock()
         self._dead: str | None = None
         self._open: dict[str, _Call] = {}
-        self._controls: dict[int, ControlReply] = {}
-        self._next_control = 0
+        self._replies: dict[int, ControlReply] = {}
         self._inbox, self._to_detokenizer = LocalChannel(), LocalChannel()
         self._executor = create_executor(args, self.config)
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
@@ -90,91 +88,67 @@ class Engine:
         self._scheduler = Scheduler(args, self._executor, self._inbox, outbox, eos_ids=eos_ids)
         source = self.tokenizer or _NoText()
         self._detokenizer = Detokenizer(source, self._to_detokenizer, outbox)
+        self._pool_tokens = self._executor.num_pages * self._executor.page_size
         self._limits = Limits(
-            self._executor.max_context,
-            self.config.vocab_size,
-            args.max_choices,
-            self._executor.num_pages * self._executor.page_size,
+            self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens
         )
 
     # Generation ---------------------------------------------------------------------------
 
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[str] | None = ...,
-        sampling_params: Params | Sequence[Params] | None = ...,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = ...,
-        *,
-        return_logprob: bool = ...,
-        logprob_start_len: int = ...,
-        top_logprobs_num: int = ...,
-        stream: Literal[False] = ...,
-    ) -> Output | list[Output]: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[str] | None = ...,
-        sampling_params: Params | Sequence[Params] | None = ...,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = ...,
-        *,
-        return_logprob: bool = ...,
-        logprob_start_len: int = ...,
-        top_logprobs_num: int = ...,
-        stream: Literal[True],
-    ) -> Iterator[Output]: ...
-
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Params | Sequence[Params] | None = None,
+        sampling_params: Any = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         return_logprob: bool = False,
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: bool = False,
-    ) -> Output | list[Output] | Iterator[Output]:
+    ) -> Any:
         """Completes one prompt or a list of them, as text or token ids.
 
-        `sampling_params` is one for all or a list of the same length; absent values come from the
-        model's generation_config.json. Each output is a dict: `text`, `output_ids`, `meta_info`
-        (id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, e2e_latency, and with
-        `return_logprob` output_token_logprobs and output_top_logprobs as lists of
-        [logprob, id, None]; with `logprob_start_len` >= 0 also input_token_logprobs and
-        input_top_logprobs from that prompt position on). A single prompt with n = 1 gives a dict,
-        else a list, choices of a prompt side by side. With `stream` see `stream`.
+        `sampling_params` is a SamplingParams or a dict of its fields, one for all prompts or a list
+        of the same length; what a dict leaves out comes from the model's generation_config.json.
+        Each output is a dict: `text`, `output_ids`, `meta_info` (id, finish_reason, prompt_tokens,
+        completion_tokens, cached_tokens, e2e_latency, and with `return_logprob`
+        output_token_logprobs, a list of [logprob, id, None], and output_top_logprobs; with
+        `logprob_start_len` >= 0 also input_token_logprobs and input_top_logprobs from that prompt
+        position on). A single prompt with n = 1 gives one output, else a list, the choices of a
+        prompt side by side. With `stream` see `stream`.
         """
         ids, single = self._prompt_ids(prompt, input_ids)
-        params = self._params(sampling_params, len(ids))
-        requests = [
-            self._request(i, p, clip, stream, return_logprob, logprob_start_len, top_logprobs_num)
-            for i, (p, clip) in zip(ids, params, strict=True)
-        ]
-        call = _Call(requests)
+        many = isinstance(sampling_params, (list, tuple))
+        params = sampling_params if many else [sampling_params] * len(ids)
+        if len(params) != len(ids):
+            raise ValueError(f"{len(params)} sampling_params for {len(ids)} prompts")
+        if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
+            raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
+        wanted = (return_logprob, logprob_start_len, top_logprobs_num)
+        call = _Call(
+            [self._request(i, p, stream, *wanted) for i, p in zip(ids, params, strict=True)]
+        )
+        single = single and len(call.choices) == 1
         if stream:
-            return self._stream(call, with_index=len(call.choices) > 1 or not single)
-        self._start(call)
-        try:
-            while not call.done:
-                self._pump(call)
-        finally:
-            self._finish(call)
-        outputs = [choice.output(call.seconds) for choice in call.choices]
-        return outputs[0] if single and len(outputs) == 1 else outputs
+            return self._stream(call, with_index=not single)
+        self._run(call)
+        outputs = [call.output(index) for index in range(len(call.choices))]
+        return outputs[0] if single else outputs
 
     def stream(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Params | Sequence[Params] | None = None,
+        sampling_params: Any = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> Iterator[Output]:
         """Yields an output whenever a choice has grown: all its text and ids so far, and, with
         more than one choice, its `index`. `finish_reason` is None until the last one. The work
         ends when the iterator is closed. Options are those of `generate`."""
-        return self.generate(prompt, sampling_params, input_ids, **options, stream=True)
+        stream: Iterator[Output] = self.generate(
+            prompt, sampling_params, input_ids, **options, stream=True
+        )
+        return stream
 
     def _stream(self, call: _Call, with_index: bool) -> Iterator[Output]:
         self._start(call)
@@ -182,7 +156,7 @@ class Engine:
             while not call.done:
                 self._pump(call)
                 for index in call.take_grown():
-                    output = call.choices[index].output(call.seconds)
+                    output = call.output(index)
                     yield {**output, "index": index} if with_index else output
         finally:
             self._finish(call)
@@ -202,36 +176,28 @@ class Engine:
         With labels: the probability of each label token after query and item (after item and query
         with `item_first`), normalised over the labels with `apply_softmax`.
         """
-        if label_token_ids is None and (apply_softmax or item_first):
-            raise ValueError("apply_softmax and item_first need label_token_ids")
-        single = isinstance(items, str) or (bool(items) and isinstance(items[0], int))
-        pairs = [(query, item) for item in ([items] if single else items)]
+        many: Any = [items] if isinstance(items, str) or _are_ids(items) else items
         if label_token_ids is None:
-            return self._continuations([(self._ids(q), self._ids(i, False)) for q, i in pairs])
-        if not label_token_ids:
-            raise ValueError("label_token_ids is empty")
-        prefixes = [self._join(i, q) if item_first else self._join(q, i) for q, i in pairs]
+            if apply_softmax or item_first:
+                raise ValueError("apply_softmax and item_first need label_token_ids")
+            return self._continuations([(self._ids(query), self._ids(i, False)) for i in many])
+        pairs = [(i, query) if item_first else (query, i) for i in many]
+        prefixes = [self._join(*pair) for pair in pairs]
         flat = self._continuations([(p, [t]) for p in prefixes for t in label_token_ids])
         table = np.array(flat, np.float64).reshape(len(prefixes), len(label_token_ids))
         if apply_softmax:
             table -= np.logaddexp.reduce(table, axis=1, keepdims=True)
-        return np.exp(table).tolist()
+        scores: list[list[float]] = np.exp(table).tolist()
+        return scores
 
     def _continuations(self, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        requests = []
-        for prefix, tail in pairs:
-            if not prefix or not tail:
-                raise ValueError("score needs at least one token before and one to score")
-            params = SamplingParams(max_new_tokens=0)
-            requests.append(self._request(prefix + tail, params, False, False, True, len(prefix)))
-        call = _Call(requests)
-        self._start(call)
-        try:
-            while not call.done:
-                self._pump(call)
-        finally:
-            self._finish(call)
-        return [[value for value, _, _ in choice.input_tokens] for choice in call.choices]
+        """Log-probabilities of the second part's tokens after the first, by prefill alone."""
+        if not all(prefix and tail for prefix, tail in pairs):
+            raise ValueError("score needs at least one token before and one to score")
+        params = SamplingParams(max_new_tokens=0)
+        call = _Call([self._request(p + t, params, False, True, len(p)) for p, t in pairs])
+        self._run(call)
+        return [[value for value, _, _ in native(c.prompt_logprobs, None)] for c in call.choices]
 
     # Requests -----------------------------------------------------------------------------
 
@@ -252,18 +218,42 @@ class Engine:
         if (prompt is None) == (input_ids is None):
             raise ValueError("pass either prompt or input_ids")
         given = input_ids if prompt is None else prompt
-        if isinstance(given, str) or (prompt is None and (len(given) == 0 or _is_id(given[0]))):
+        if isinstance(given, str) or (prompt is None and (len(given) == 0 or _are_ids(given))):
             return [self._ids(given)], True
         return [self._ids(one) for one in given], False
 
-    def _params(self, given: Any, count: int) -> list[tuple[SamplingParams, bool]]:
-        """For each prompt: its parameters, and whether the output length may be clipped."""
-        many = given if isinstance(given, (list, tuple)) else [given] * count
-        if len(many) != count:
-            raise ValueError(f"{len(many)} sampling_params for {count} prompts")
-        return [self._convert(one) for one in many]
+    def _request(
+        self,
+        ids: list[int],
+        given: SamplingParams | Mapping[str, Any] | None,
+        stream: bool,
+        return_logprob: bool,
+        logprob_start: int = -1,
+        top_logprobs: int = 0,
+    ) -> Generate:
+        params, clip = self._sampling(given)
+        try:
+            params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
+        except RequestError as error:
+            raise ValueError(error.message) from None
+        if not -1 <= logprob_start <= len(ids):
+            raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
+        if not 0 <= top_logprobs <= self.config.vocab_size:
+            raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
+        return Generate(
+            rid=secrets.token_hex(16),
+            input_ids=pack_ids(ids),
+            sampling=params,
+            stream=stream,
+            return_logprob=return_logprob,
+            logprob_start=logprob_start,
+            top_logprobs=top_logprobs,
+        )
 
-    def _convert(self, given: Params | None) -> tuple[SamplingParams, bool]:
+    def _sampling(
+        self, given: SamplingParams | Mapping[str, Any] | None
+    ) -> tuple[SamplingParams, bool]:
+        """The parameters, and whether the output length is ours and may be clipped."""
         if isinstance(given, SamplingParams):
             return given, False
         values: dict[str, Any] = {**self._defaults, **(given or {})}
@@ -275,37 +265,15 @@ class Engine:
             raise ValueError(f"sampling_params: {error}") from None
         return params, "max_new_tokens" not in values
 
-    def _request(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        clip: bool,
-        stream: bool,
-        return_logprob: bool,
-        logprob_start: int = -1,
-        top_logprobs: int = 0,
-    ) -> Generate:
-        try:
-            params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
-        except RequestError as error:
-            raise ValueError(error.message) from None
-        if not -1 <= logprob_start <= len(ids):
-            raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
-        if not 0 <= top_logprobs <= self.config.vocab_size:
-            raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
-        if not return_logprob and (logprob_start != -1 or top_logprobs):
-            raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
-        return Generate(
-            rid=secrets.token_hex(16),
-            input_ids=pack_ids(ids),
-            sampling=params,
-            stream=stream,
-            return_logprob=return_logprob,
-            logprob_start=logprob_start,
-            top_logprobs=top_logprobs,
-        )
-
     # The machine --------------------------------------------------------------------------
+
+    def _run(self, call: _Call) -> None:
+        self._start(call)
+        try:
+            while not call.done:
+                self._pump(call)
+        finally:
+            self._finish(call)
 
     def _start(self, call: _Call) -> None:
         with self._lock:
@@ -348,7 +316,7 @@ class Engine:
         elif isinstance(message, TextStop):
             self._inbox.send(message)
         elif isinstance(message, ControlReply):
-            self._controls[message.id] = message
+            self._replies[message.id] = message
         elif isinstance(message, RequestFailed):
             if (call := self._open.get(message.rid)) is not None:
                 kind = ValueError if message.status < 500 else RuntimeError
@@ -356,14 +324,12 @@ class Engine:
         else:
             self._to_detokenizer.send(message)
 
-    def _control(self, op: Literal["flush_cache", "stats", "check"]) -> ControlReply:
-        with self._lock:
-            self._next_control += 1
-            number = self._next_control
+    def _control(self, op: Literal["flush_cache", "stats"]) -> ControlReply:
+        number = secrets.randbits(62)
         self._inbox.send(Control(number, op))
-        while number not in self._controls:
+        while number not in self._replies:
             self._pump()
-        return self._controls.pop(number)
+        return self._replies.pop(number)
 
     # Administration -----------------------------------------------------------------------
 
@@ -379,7 +345,7 @@ class Engine:
         settings = {k: v for k, v in asdict(self.args).items() if k not in _SECRETS}
         return {
             **settings,
-            "max_total_num_tokens": self._executor.num_pages * self._executor.page_size,
+            "max_total_num_tokens": self._pool_tokens,
             "max_context": self._executor.max_context,
             "internal_states": [self._control("stats").stats],
         }
@@ -387,24 +353,15 @@ class Engine:
     def shutdown(self) -> None:
         """Ends the engine and its processes. Idempotent; later calls raise EngineDeadError."""
         with self._lock:
-            if self._dead == _SHUT_DOWN:
-                return
-            self._dead = _SHUT_DOWN
-            self._executor.close()
+            if self._dead != _SHUT_DOWN:
+                self._dead = _SHUT_DOWN
+                self._executor.close()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.shutdown()
-
-
-_SHUT_DOWN = "the engine was shut down"
 
 
 class _Outbox:
@@ -425,112 +382,68 @@ class _NoText:
 
 
 class _Call:
-    """The requests of one `generate`; written by whichever thread pumps."""
+    """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that
+    has arrived of choice i, merged."""
 
     def __init__(self, requests: list[Generate]) -> None:
         self.requests = requests
-        self.choices: list[_Choice] = []
-        self._first: dict[str, int] = {}
-        for request in requests:
-            self._first[request.rid] = len(self.choices)
-            self.choices += [_Choice(request) for _ in range(request.sampling.n)]
+        self.error: Exception | None = None
+        self._of = [r for r in requests for _ in range(r.sampling.n)]
+        self.choices = [TextDelta(r.rid, 0, "", b"") for r in self._of]
+        self._first = {r.rid: i for i, r in reversed(list(enumerate(self._of)))}
+        self._seconds = [0.0] * len(self.choices)
         self._left = len(self.choices)
         self._started = time.monotonic()
         self._grown: set[int] = set()
-        self.error: Exception | None = None
 
     @property
     def done(self) -> bool:
         return self._left == 0
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
     def add(self, delta: TextDelta) -> None:
         index = self._first[delta.rid] + delta.choice
-        choice = self.choices[index]
-        choice.add(delta)
+        merge(self.choices[index], delta)
+        self._seconds[index] = time.monotonic() - self._started
         self._grown.add(index)
-        if delta.finish is not None:
-            choice.seconds = self.seconds
-            self._left -= 1
+        self._left -= delta.finish is not None
 
     def take_grown(self) -> list[int]:
         grown, self._grown = sorted(self._grown), set()
         return grown
 
-
-class _Choice:
-    """What has arrived of one choice."""
-
-    def __init__(self, request: Generate) -> None:
-        self.request = request
-        self.text = ""
-        self.ids: list[int] = []
-        self.last: TextDelta | None = None
-        self.seconds: float | None = None
-        self.tokens: list[list[Any]] = []
-        self.top: list[list[list[Any]]] = []
-        self.input_tokens: list[list[Any]] = []
-        self.input_top: list[list[list[Any]]] = []
-        self._prompt = (0, 0)
-
-    def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
-        self.ids += unpack_ids(delta.ids).tolist()
-        if self.last is None:
-            self._prompt = (delta.prompt_tokens, delta.cached_tokens)
-        self.last = delta
-        _extend(self.tokens, self.top, delta.logprobs)
-        _extend(self.input_tokens, self.input_top, delta.prompt_logprobs)
-
-    def output(self, seconds: float) -> Output:
-        assert self.last is not None
+    def output(self, index: int) -> Output:
+        request, choice = self._of[index], self.choices[index]
         info: dict[str, Any] = {
-            "id": self.request.rid,
-            "finish_reason": self._finish_reason(),
-            "prompt_tokens": self._prompt[0],
-            "completion_tokens": self.last.completion_tokens,
-            "cached_tokens": self._prompt[1],
-            "e2e_latency": self.seconds or seconds,
+            "id": request.rid,
+            "finish_reason": _finish_reason(choice),
+            "prompt_tokens": choice.prompt_tokens,
+            "completion_tokens": choice.completion_tokens,
+            "cached_tokens": choice.cached_tokens,
+            "e2e_latency": self._seconds[index],
         }
-        if self.request.return_logprob:
-            info["output_token_logprobs"] = list(self.tokens)
-            info["output_top_logprobs"] = list(self.top)
-            if self.request.logprob_start >= 0:
-                info["input_token_logprobs"] = list(self.input_tokens)
-                info["input_top_logprobs"] = list(self.input_top)
-        return {"text": self.text, "output_ids": list(self.ids), "meta_info": info}
-
-    def _finish_reason(self) -> dict[str, Any] | None:
-        assert self.last is not None
-        finish = self.last.finish
-        if finish is None:
-            return None
-        if finish.type == "stop":
-            return {"type": "stop", "matched": finish.matched}
-        if finish.type == "length":
-            return {"type": "length", "length": self.last.completion_tokens}
-        return {"type": "abort", "message": finish.message, "status_code": finish.status}
+        sides = {"output": choice.logprobs} if request.return_logprob else {}
+        if request.logprob_start >= 0:
+            sides["input"] = choice.prompt_logprobs
+        for side, logprobs in sides.items():
+            info[f"{side}_token_logprobs"] = native(logprobs, None)
+            info[f"{side}_top_logprobs"] = native_top(logprobs, None)
+        ids = unpack_ids(choice.ids).tolist()
+        return {"text": choice.text, "output_ids": ids, "meta_info": info}
 
 
-def _extend(tokens: list[list[Any]], tops: list[list[list[Any]]], new: Logprobs | None) -> None:
-    """Appends [logprob, id, None] a token; a token without a logprob has None for it."""
-    if new is None:
-        return
-    ids, values = unpack_ids(new.ids).tolist(), np.frombuffer(new.logprobs, "<f4").tolist()
-    tokens += [[None if math.isnan(v) else v, i, None] for v, i in zip(values, ids, strict=True)]
-    if not new.top_n:
-        return
-    top_ids = unpack_ids(new.top_ids).reshape(-1, new.top_n).tolist()
-    top = np.frombuffer(new.top_logprobs, "<f4").reshape(-1, new.top_n).tolist()
-    for row_ids, row in zip(top_ids, top, strict=True):
-        tops.append([[v, i, None] for v, i in zip(row, row_ids, strict=True) if i >= 0])
+def _finish_reason(choice: TextDelta) -> dict[str, Any] | None:
+    finish = choice.finish
+    if finish is None:
+        return None
+    if finish.type == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.type == "length":
+        return {"type": "length", "length": choice.completion_tokens}
+    return {"type": "abort", "message": finish.message, "status_code": finish.status}
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, (int, np.integer))
+def _are_ids(value: Any) -> bool:
+    return len(value) > 0 and isinstance(value[0], (int, np.integer))
 
 
 def _server_args(model_path: str | Path | None, given: dict[str, Any]) -> ServerArgs:
@@ -546,10 +459,7 @@ def _server_args(model_path: str | Path | None, given: dict[str, Any]) -> Server
 
 def _load_tokenizer(args: ServerArgs, folder: Path) -> hf.Tokenizer | None:
     if args.tokenizer_path is not None:
-        return hf.load_tokenizer(hf.resolve_model_path(args.tokenizer_path), args.chat_template)
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        folder = hf.resolve_model_path(args.tokenizer_path)
+    elif not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return hf.load_tokenizer(folder, args.chat_template)
-
-
-__all__ = ["ConfigError", "Engine", "EngineDeadError"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 
 import numpy as np
 import pytest
 import torch
+
 from radix_runtime import Engine, SamplingParams
 from radix_runtime.errors import ConfigError, EngineDeadError
-
 from tests.runtime.parity import case, engine, greedy
 
 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ def test_stream_grows_to_the_plain_answer(demo):
     want = demo.generate("Tell me a story", params)
     seen = list(demo.stream("Tell me a story", params))
     assert len(seen) > 1 and "index" not in seen[0]
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert after["text"].startswith(before["text"])
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
         assert before["meta_info"]["finish_reason"] is None
@@ -102,7 +103,7 @@ def test_a_stream_that_is_closed_leaves_nothing(demo):
 def test_cached_tokens_and_flush(plain):
     e, c = plain
     params = SamplingParams(temperature=0, max_new_tokens=2, ignore_eos=True)
-    prompt = c.prompts[2]
+    prompt = c.prompts[4]
 
     def cached():
         return e.generate(input_ids=prompt, sampling_params=params)["meta_info"]["cached_tokens"]
@@ -229,7 +230,7 @@ def test_threads_share_an_engine(plain):
 
 def test_a_large_batch_waits_in_its_own_queue(plain):
     """More prompts than a server would queue."""
-    e, c = plain
+    e, _ = plain
     outputs = e.generate(
         input_ids=[[i % 150, 7] for i in range(400)],
         sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True),
@@ -250,6 +251,7 @@ def test_after_shutdown_every_call_fails():
 def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):
     c = case("qwen3_tied_odd")
     with engine(c.folder) as e:
+
         def broken(batch):
             raise RuntimeError("the machine is on fire")
 

@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from radix_runtime import SamplingParams
 
+from radix_runtime import SamplingParams
 from tests.runtime.parity import case, engine, ids_of
 from tests.runtime.tiny_models import TINY, reference_logits, reference_model, save
 
@@ -27,7 +27,7 @@ def mixed_params(count):
         {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.6, "presence_penalty": 0.3},
         {"temperature": 0.0, "repetition_penalty": 1.5},
         {"temperature": 0.7, "logit_bias": {5: 3.0, 6: -100.0}, "repetition_penalty": 1.2},
-        {"temperature": 1.0, "min_new_tokens": 12, "stop_token_ids": list(range(0, 60))},
+        {"temperature": 1.0, "min_new_tokens": 12, "stop_token_ids": list(range(60))},
     ]
     return [
         SamplingParams(**variants[i % 6], seed=rng.randrange(2**62), max_new_tokens=30 + i % 5)

@@ -227,4 +227,4 @@ def test_prompt_scores_come_in_blocks(n):
     assert torch.allclose(got.double(), want, atol=1e-5)
     if n:
         assert torch.equal(torch.cat([b[1] for b in blocks]).long(), exact.topk(2)[1])
-    assert not list(score_in_blocks(hidden, None, 2, lambda rows: None))
+    assert not list(score_in_blocks(hidden, targets, 2, lambda rows: None))

@@ -127,7 +127,9 @@ def test_a_plan_crosses_unchanged():
         kv_len=rng.integers(8, 99, 5, dtype=np.int32),
         input_ids=rng.integers(0, 9999, 11, dtype=np.int32),
         source=np.array([4, 2] + [-1] * 11, np.int32), sample_index=np.array([0, 1, 4], np.int32),
-        new_rows=[RowSampling(3, -5, SamplingParams(seed=7, logit_bias={3: 1.5}), output_ids=b"abcd")],
+        new_rows=[
+            RowSampling(3, -5, SamplingParams(seed=7, logit_bias={3: 1.5}), output_ids=b"abcd")
+        ],
         logprob_spans=[LogprobSpan(2, 0, b"12345678", 2)],
     )  # fmt: skip
     ring = StepRing(1, slots=2, slot_bytes=32)

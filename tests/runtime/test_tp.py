@@ -11,10 +11,10 @@ import time
 
 import pytest
 import torch
+
 from radix_runtime import Engine, SamplingParams
 from radix_runtime.distributed import core_share
 from radix_runtime.errors import ConfigError, EngineDeadError
-
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
@@ -108,7 +108,8 @@ from radix_runtime import Engine
 def main():
     e = Engine(sys.argv[1], tp_size=2, num_threads=2, dtype="float32", max_total_tokens=512)
     print(e._executor._workers.pids[0], flush=True)
-    for _ in e.stream(input_ids=[1, 2], sampling_params={"max_new_tokens": 100, "ignore_eos": True}):
+    params = {"max_new_tokens": 100, "ignore_eos": True}
+    for _ in e.stream(input_ids=[1, 2], sampling_params=params):
         print("token", flush=True)
     time.sleep(60)
 

@@ -152,14 +152,14 @@ class ModelRunner:
         return output
 
     def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
-        """Samples on rank 0, tells the others, and leaves the ids where the next step reads them."""
+        """Samples on rank 0, tells the others, leaves the ids where the next step reads them."""
         batch = self.batch
         ids = torch.empty(batch.num_samples, dtype=torch.int32, device=hidden.device)
         sampled = Sampled(ids)
         if batch.num_samples == 0:
             return sampled
         logits = self.model.compute_logits(hidden.index_select(0, batch.logit_rows))
-        if self._sampler is not None:
+        if self._sampler is not None and logits is not None:
             positions = plan.kv_len[plan.sample_index]
             sampled = self._sampler.sample(logits, plan.rows[plan.sample_index], positions)
         self._comm.broadcast(sampled.ids)

@@ -1,8 +1,9 @@
 """Logits to token ids, with per-row state that outlives the step.
 
-Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask, temperature,
-top-k, top-p, min-p, draw. Log-probabilities come from the logits as the model gave them. The draw is
-keyed by (seed of the row, absolute position of the token), so it depends on neither batch nor rank.
+Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask,
+temperature, top-k, top-p, min-p, draw. Log-probabilities come from the logits as the model gave
+them. The draw is keyed by (seed of the row, absolute position of the token), so it depends on
+neither batch nor rank.
 
 State is kept by request-table row and replaced when the row is (re)admitted; the host arrays are
 gathered for a batch once and kept while the batch stays the same, as it mostly does in decode.
@@ -136,8 +137,8 @@ class Sampler:
         sampled = Sampled(self._draw(batch, logits, positions))
         if batch.penalties is not None:
             ops.count_tokens_inplace(self._counts, batch.slots, sampled.ids)
-        if raw is not None:
-            self._score(batch, raw, sampled)
+        if raw is not None and batch.scored is not None:
+            self._score(raw, batch.scored, batch.top_n, sampled)
         return sampled
 
     def _draw(self, batch: _Batch, logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
@@ -154,16 +155,17 @@ class Sampler:
             self._upload(np.asarray(positions, np.int64)),
         )
 
-    def _score(self, batch: _Batch, raw: torch.Tensor, sampled: Sampled) -> None:
-        ids = sampled.ids.index_select(0, batch.scored).clamp_min(0)
-        logprobs, top, top_ids = ops.token_logprobs(raw, ids, batch.top_n)
+    def _score(self, raw: torch.Tensor, scored: torch.Tensor, top_n: int, sampled: Sampled) -> None:
+        """Fills in the logprobs; row i of `raw` belongs to entry scored[i]."""
+        ids = sampled.ids.index_select(0, scored).clamp_min(0)
+        logprobs, top, top_ids = ops.token_logprobs(raw, ids, top_n)
         size = len(sampled.ids)
-        sampled.logprobs = raw.new_full((size,), torch.nan).index_copy_(0, batch.scored, logprobs)
-        if batch.top_n:
-            empty = raw.new_full((size, batch.top_n), torch.nan)
-            sampled.top_logprobs = empty.index_copy_(0, batch.scored, top)
-            empty_ids = top_ids.new_full((size, batch.top_n), -1)
-            sampled.top_ids = empty_ids.index_copy_(0, batch.scored, top_ids)
+        sampled.logprobs = raw.new_full((size,), torch.nan).index_copy_(0, scored, logprobs)
+        if top_n:
+            empty = raw.new_full((size, top_n), torch.nan)
+            sampled.top_logprobs = empty.index_copy_(0, scored, top)
+            empty_ids = top_ids.new_full((size, top_n), -1)
+            sampled.top_ids = empty_ids.index_copy_(0, scored, top_ids)
 
     def _masked_ids(
         self, batch: _Batch, positions: np.ndarray
@@ -227,7 +229,7 @@ class Sampler:
 
 def score_in_blocks(
     hidden: torch.Tensor,
-    targets: torch.Tensor | None,
+    targets: torch.Tensor,
     top_n: int,
     compute_logits: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

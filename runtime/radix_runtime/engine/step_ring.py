@@ -4,11 +4,12 @@
     word 8                 closed flag
     word 8 * (2 + 2r)      acknowledgement of consumer r: the last slot it has taken
     word 8 * (3 + 2r)      heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
-    slots                  [slots][32-byte header | slot_bytes]; header: sequence, frame size, offset
+    slots                  [slots][32-byte header | slot_bytes]
+                           header: sequence, frame size, offset in the frame
 
 A frame larger than a slot travels in several; a slot is used again when every consumer has
-acknowledged it. Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The memory
-is an anonymous memfd: it goes with the last process, however that one dies.
+acknowledged it. Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The
+memory is an anonymous memfd: it goes with the last process, however that one dies.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class StepRingReader:
                     f"step ring: slot {sequence} at {offset}, expected {self._taken + 1} at "
                     f"{len(frame)}"
                 )
-            frame += layout.payloads[slot, : min(total - offset, layout.handle.slot_bytes)].tobytes()
+            size = min(total - offset, layout.handle.slot_bytes)
+            frame += layout.payloads[slot, :size].tobytes()
             self._taken = sequence
             layout.acks[self._index] = sequence
             if len(frame) == total:

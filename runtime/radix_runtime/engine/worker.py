@@ -65,7 +65,7 @@ def _run(spec: WorkerSpec, communicator: SharedMemory) -> None:
 def _die_with_parent(spec: WorkerSpec) -> None:
     """No worker outlives rank 0, however that one ends."""
     if spec.main_thread:
-        # The signal comes with the end of the *thread* that started us, hence only for the main one.
+        # The signal comes with the end of the *thread* that started us: only for the main one.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != spec.parent_pid:
         os._exit(EXIT_INTERNAL)
