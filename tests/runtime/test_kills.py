@@ -1,0 +1,165 @@
+"""Every process of `radix serve` is killed under load; the bounds are promises to clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.runtime.server_process import Server, join, start_load
+
+ERROR_SECONDS = 2.0  # until every open request has its error
+EXIT_SECONDS = 5.0  # until the server has gone
+
+
+@pytest.mark.parametrize("role", ["scheduler_process", "detokenizer_process"])
+def test_death_of_an_engine_process(role: str) -> None:
+    with Server() as server:
+        calls = start_load(server)
+        victim = server.find(role).pid
+        start = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        code = server.wait_exit(EXIT_SECONDS)
+        assert time.monotonic() - start < EXIT_SECONDS
+        _assert_engine_dead(calls, start)
+        assert code == 70
+        assert "was killed by SIGKILL" in server.log()
+        server.assert_nothing_left()
+
+
+def test_death_of_a_tensor_parallel_worker() -> None:
+    with Server("--tp-size", "2", "--num-threads", "2") as server:
+        calls = start_load(server, 2, 2)
+        start = time.monotonic()
+        os.kill(server.find("engine.worker").pid, signal.SIGKILL)
+        code = server.wait_exit(EXIT_SECONDS)
+        _assert_engine_dead(calls, start)
+        assert code == 70
+        assert "rank 1" in server.log()
+        server.assert_nothing_left()
+
+
+def test_death_of_an_idle_tensor_parallel_worker() -> None:
+    with Server("--tp-size", "2", "--num-threads", "2") as server:
+        os.kill(server.find("engine.worker").pid, signal.SIGKILL)
+        assert server.wait_exit(EXIT_SECONDS) == 70
+        server.assert_nothing_left()
+
+
+def test_death_of_the_api_process() -> None:
+    with Server() as server:
+        calls = start_load(server)
+        start = time.monotonic()
+        os.kill(server.find("api_process").pid, signal.SIGKILL)
+        assert server.wait_exit(EXIT_SECONDS) == 70
+        assert join(calls, start) < ERROR_SECONDS
+        assert all(call.broken and not call.done for call in calls)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+        server.assert_nothing_left()
+
+
+def test_death_of_the_supervisor() -> None:
+    with Server() as server:
+        calls = start_load(server)
+        start = time.monotonic()
+        server.process.kill()
+        assert join(calls, start) < ERROR_SECONDS
+        assert all(call.broken and not call.done for call in calls)
+        server.assert_nothing_left(EXIT_SECONDS)
+
+
+def test_death_of_the_supervisor_with_a_stopped_child_and_a_worker() -> None:
+    with Server("--tp-size", "2", "--num-threads", "2") as server:
+        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        server.process.kill()
+        server.assert_nothing_left(EXIT_SECONDS)
+
+
+def test_death_while_loading() -> None:
+    with Server(wait=False) as server:
+        server.wait_for("settings")
+        deadline = time.monotonic() + 60
+        while not any("scheduler" in " ".join(p.cmdline()) for p in server.family):
+            assert time.monotonic() < deadline
+            server.note_family()
+            time.sleep(0.02)
+        os.kill(server.find("scheduler_process").pid, signal.SIGKILL)
+        assert server.wait_exit(EXIT_SECONDS) == 70
+        server.assert_nothing_left()
+
+
+def test_a_stopped_scheduler_makes_health_fail_then_resumes() -> None:
+    with Server() as server:
+        with httpx.Client(timeout=5) as client:
+            assert client.get(f"{server.url}/health").status_code == 200
+            scheduler = server.find("scheduler_process")
+            start = time.monotonic()
+            scheduler.suspend()
+            while client.get(f"{server.url}/health").status_code == 200:
+                assert time.monotonic() - start < 11
+                time.sleep(0.1)
+            scheduler.resume()
+            deadline = time.monotonic() + 5
+            while client.get(f"{server.url}/health").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+
+def test_a_hang_ends_with_the_hang_code() -> None:
+    with Server("--step-timeout", "2") as server:
+        calls = start_load(server)
+        start = time.monotonic()
+        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        assert server.wait_exit(2 + 1 + EXIT_SECONDS) == 75
+        join(calls, start)
+        assert {call.code for call in calls} == {"engine_dead"}
+        assert not any(call.done for call in calls)
+        server.assert_nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_cleanly(signum: int) -> None:
+    with Server() as server:
+        calls = start_load(server)
+        start = time.monotonic()
+        server.process.send_signal(signum)
+        assert server.wait_exit(EXIT_SECONDS) == 0
+        assert join(calls, start) < EXIT_SECONDS
+        assert {call.code for call in calls} == {"not_ready"}
+        assert all(call.status == (200 if call.stream else 503) for call in calls)
+        assert not any(call.done or call.broken for call in calls)
+        server.assert_nothing_left()
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with Server() as server:
+        # A stopped API makes the clean way out last as long as it may.
+        os.kill(server.find("api_process").pid, signal.SIGSTOP)
+        server.process.terminate()
+        server.wait_for("shutting down")
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait_exit(2) == 128 + signal.SIGINT
+        assert time.monotonic() - start < 2
+        server.assert_nothing_left()
+
+
+def test_a_signal_while_loading() -> None:
+    with Server(wait=False) as server:
+        server.wait_for("settings")
+        time.sleep(0.5)
+        server.note_family()
+        server.process.terminate()
+        assert server.wait_exit(EXIT_SECONDS) == 0
+        server.assert_nothing_left()
+
+
+def _assert_engine_dead(calls: list, start: float) -> None:  # type: ignore[type-arg]
+    assert join(calls, start) < ERROR_SECONDS
+    for call in calls:
+        assert call.code == "engine_dead" and not call.done and not call.broken
+        assert call.status == (200 if call.stream else 500)
