@@ -10,6 +10,10 @@ import torch
 
 from tests.kernel import helpers
 
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported, which may be in any test module.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")

@@ -14,8 +14,8 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 # is half a unit in the last place, with a little room for values next to a rounding border.
 ROUNDED_ONCE = {
     torch.float32: (1e-6, 4e-6),
-    torch.float16: (4e-4, 5.2e-4),
-    torch.bfloat16: (3e-3, 4.1e-3),
+    torch.float16: (4.9e-4, 5.2e-4),
+    torch.bfloat16: (3.95e-3, 4.1e-3),
 }
 # Attention may round probabilities to the dtype of the values before they meet.
 ATTENTION = {
@@ -52,11 +52,14 @@ def assert_close(
         wrong = test(wide) != test(expected)
         assert not wrong.any(), f"{op}: {name} at other places, first {wrong.nonzero()[0].tolist()}"
     norm, worst = errors(wide, expected)
-    if tolerance[1] < 0.01 or got.element_size() == 2:  # not the tests of ill-conditioned inputs
+    # The table is of well-conditioned inputs and of enough elements for a norm.
+    if expected.numel() >= 64 and (tolerance[1] < 0.01 or got.element_size() == 2):
         key = op, str(got.dtype).removeprefix("torch.")
         before = measured.get(key, (0.0, 0.0))
         measured[key] = max(before[0], norm), max(before[1], worst)
-    assert norm <= tolerance[0], f"{op}: norm error {norm:.3g}, allowed {tolerance[0]:.3g}"
+    # The rounding of a few elements does not average out.
+    allowed = tolerance[0] if expected.numel() >= 64 else 2 * max(tolerance)
+    assert norm <= allowed, f"{op}: norm error {norm:.3g}, allowed {allowed:.3g}"
     assert worst <= tolerance[1], f"{op}: worst element {worst:.3g}, allowed {tolerance[1]:.3g}"
 
 
@@ -93,6 +96,18 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, *, gap: int = 0) -> Guarde
     inside = torch.zeros(buffer.shape, dtype=torch.bool)
     inside.as_strided(tuple(shape), strides, guard).fill_(True)
     return Guarded(view, buffer, inside)
+
+
+def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor whose first dimension, of size 2, steps over more than 2**31 elements.
+
+    The memory between is reserved and never touched, so it costs nothing.
+    """
+    assert shape[0] == 2
+    step, inner = 2**31 + 64, math.prod(shape[1:])
+    buffer = torch.empty(step + inner, dtype=dtype)
+    strides = [math.prod(shape[i + 1 :]) for i in range(1, len(shape))]
+    return buffer.as_strided(tuple(shape), (step, *strides))
 
 
 def spread(

@@ -12,6 +12,7 @@ from tests.kernel.helpers import (
     ROUNDED_ONCE,
     assert_close,
     assert_same_bits,
+    distant,
     guarded,
     spread,
 )
@@ -78,3 +79,9 @@ def test_errors_name_the_argument():
         rk.silu_and_mul(torch.ones(2, 4), out=torch.ones(2, 2, dtype=torch.float16))
     with pytest.raises(ValueError, match="input"):
         rk.silu_and_mul(torch.ones(4, 2).t())
+
+
+def test_rows_more_than_2_31_elements_apart(rng):
+    x = distant((2, 64), torch.bfloat16)
+    x.copy_(spread((2, 64), torch.bfloat16, rng))
+    assert_same_bits(rk.silu_and_mul(x), rk.silu_and_mul(x.contiguous()))

@@ -14,6 +14,7 @@ from tests.kernel.helpers import (
     ROUNDED_ONCE,
     assert_close,
     assert_same_bits,
+    distant,
     guarded,
     spread,
 )
@@ -249,3 +250,14 @@ def test_errors(index, change, error, rng):
 def test_option_errors(options, rng):
     with pytest.raises(ValueError):
         rk.flash_attn_with_kvcache(*make_case([(2, 5)], rng).args, **options)
+
+
+def test_pages_more_than_2_31_elements_apart(rng):
+    case = make_case([(3, 30)], rng, heads=(2, 1), page_size=16, dtype=torch.bfloat16)
+    expected = rk.flash_attn_with_kvcache(*case.args)
+    near = case.k_cache, case.v_cache
+    case.k_cache, case.v_cache = (distant((2, 16, 1, 64), torch.bfloat16) for _ in range(2))
+    for far, cache in zip((case.k_cache, case.v_cache), near, strict=True):
+        far.copy_(cache[case.page_table[0, :2].long()])
+    case.page_table[0, :2] = torch.tensor([0, 1])
+    assert_same_bits(rk.flash_attn_with_kvcache(*case.args), expected)

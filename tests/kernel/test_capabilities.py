@@ -1,4 +1,4 @@
-"""Which implementation runs, what is said about it, and the op tests at every ISA level."""
+"""Which implementation runs, and what is said about it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
 
 ROOT = Path(__file__).resolve().parents[2]
-LEVELS = ["portable", "avx2", "avx512", "amx"]
-OP_TESTS = ["norm", "activation", "rope", "kv_cache", "attention", "linear", "sampling"]
 
 
 @pytest.fixture
@@ -147,20 +145,3 @@ def test_threads():
                 rk.set_num_threads(bad)
     finally:
         rk.set_num_threads(before)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_ops_at_every_isa_level(level):
-    """The op tests again in a process that is held to a lower level than the machine's."""
-    here = rk.capabilities()["isa"]
-    if rk.capabilities()["backend"] != "cpu":
-        pytest.skip("no native CPU library in this installation")
-    if LEVELS.index(level) >= LEVELS.index(here):
-        pytest.skip(f"this process runs {here}; {level} is the same or not available")
-    files = [str(ROOT / f"tests/kernel/test_{name}.py") for name in OP_TESTS]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
-        cwd=ROOT, env={**os.environ, "RADIX_CPU_ISA": level},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, assert_same_bits, spread
+from tests.kernel.helpers import FLOATS, assert_same_bits, distant, spread
 
 
 def layouts(pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype):
@@ -83,3 +83,12 @@ def test_errors_name_the_argument(name, value, error):
         rk.store_kv_cache(*args.values())
     if args["k_cache"].dtype == torch.float32:
         assert not args["k_cache"].any(), "an invalid call wrote something"
+
+
+def test_pages_more_than_2_31_elements_apart(rng):
+    caches = [distant((2, 4, 1, 16), torch.bfloat16) for _ in range(2)]
+    k, v = (spread((2, 1, 16), torch.bfloat16, rng) for _ in range(2))
+    rk.store_kv_cache(k, v, *caches, torch.tensor([7, 1]))
+    for source, cache in zip((k, v), caches, strict=True):
+        assert_same_bits(cache[1, 3], source[0])
+        assert_same_bits(cache[0, 1], source[1])

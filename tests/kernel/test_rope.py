@@ -14,6 +14,7 @@ from tests.kernel.helpers import (
     ROUNDED_ONCE,
     assert_close,
     assert_same_bits,
+    distant,
     guarded,
     spread,
 )
@@ -199,3 +200,13 @@ def test_errors_leave_the_tensors_alone(name, value, error):
     with pytest.raises(error):
         rk.apply_rope_inplace(**args)
     assert (args["query"] == 1).all() and (args["key"] == 1).all()
+
+
+def test_rows_more_than_2_31_elements_apart(rng):
+    q = distant((2, 64), torch.bfloat16)
+    q.copy_(spread((2, 64), torch.bfloat16, rng))
+    near = q.contiguous()
+    cache = rk.rope_cos_sin_cache(32, 9, 1e4)
+    rk.apply_rope_inplace(torch.tensor([3, 8]), q, None, 32, cache)
+    rk.apply_rope_inplace(torch.tensor([3, 8]), near, None, 32, cache)
+    assert_same_bits(q, near)

@@ -17,12 +17,9 @@ if importlib.util.find_spec("triton") is None:
         raise ImportError("REQUIRE names triton, but it is not installed")
     pytest.skip("triton is not installed", allow_module_level=True)
 
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+from radix_kernels.triton import attention as rt
 
-from radix_kernels.triton import attention as rt  # noqa: E402
-
+GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
 DEVICE = "cuda" if GPU else "cpu"
 # The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
 TOLERANCE = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e-2)}

@@ -44,8 +44,9 @@ class PackedWeight:
 def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) -> PackedWeight:
     """Lay out w for `linear` and `embedding` on its device.
 
-    w: [N, K] bfloat16, float16 or float32, last dimension contiguous. kind: None or `dense` keeps
-    w's dtype; scales must be None then. The result holds a copy: w may be freed afterwards.
+    w: [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
+    kind: None or `dense` keeps w's dtype; scales must be None then. The result holds a copy: w
+    may be freed afterwards.
     Errors: TypeError (dtype), ValueError (shape, stride), NotImplementedError (another kind).
     """
     if kind not in (None, "dense"):
@@ -56,6 +57,8 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
     if len(w.shape) != 2:
         raise ValueError(f"pack_weight: w has {len(w.shape)} dimensions, expected 2")
     n, k = (int(size) for size in w.shape)
+    if n < 1 or k < 1:
+        raise ValueError(f"pack_weight: w has shape [{n}, {k}], expected at least [1, 1]")
     name = _arrays.dtype_name(w)
     run = _dispatch.native("pack_weight", w)
     if run is None:
@@ -65,7 +68,7 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
         data = rows.view(-1).view(torch.uint8)
         return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
     bind: Any = _loader.bind
-    data = _arrays.empty(w, (bind.packed_weight_size(n, k, name),), "uint8")
+    data = _aligned_bytes(w, bind.packed_weight_size(n, k, name))
     run(w, data)
     return PackedWeight(data, bind.packed_weight_layout(name), n, k, name)
 
@@ -142,6 +145,15 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     _checks.same_dtype(op, "out", to, "weight", tw)
     reference.embedding(ti, tw, out=to)
     return out
+
+
+def _aligned_bytes(w: Array, size: int) -> Array:
+    """uint8 [size] that begins on a cache line, which numpy does not promise."""
+    if _arrays.is_torch(w):
+        return _arrays.empty(w, (size,), "uint8")
+    data = _arrays.empty(w, (size + 63,), "uint8")
+    skip = -_arrays.as_torch(data).data_ptr() % 64
+    return data[skip : skip + size]
 
 
 def _rows(weight: PackedWeight) -> Any:
