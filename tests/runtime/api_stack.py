@@ -111,7 +111,7 @@ class Stack:
 
     def __enter__(self) -> Stack:
         self._listener = bind_port("127.0.0.1", 0)
-        facts = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=CONTEXT)
+        facts = SimpleNamespace(vocab_size=VOCAB, max_context=CONTEXT)
         self.manager = TokenizerManager(self.args, facts, self.tokenizer, self)
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size

@@ -56,7 +56,7 @@ class RecordingLink:
 
 def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
     link = RecordingLink()
-    facts = SimpleNamespace(vocab_size=1536, max_position_embeddings=128)
+    facts = SimpleNamespace(vocab_size=1536, max_context=128)
     generation = hf.GenerationConfig(temperature=0.3, top_k=40)
     args = ServerArgs(**settings)
     manager = TokenizerManager(args, facts, TOKENIZER, link, generation=generation)

@@ -70,7 +70,8 @@ def _request_id(scope: Scope) -> bytes:
 
 def _check_headers(scope: Scope) -> None:
     headers = scope["headers"]
-    size = sum(len(name) + len(value) for name, value in headers) + len(scope["raw_path"] or b"")
+    size = sum(len(name) + len(value) for name, value in headers)
+    size += len(scope["path"]) + len(scope.get("query_string", b""))
     if size > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
         raise RequestError(
             431, "headers_too_large",

@@ -51,7 +51,7 @@ class ModelFacts(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def max_position_embeddings(self) -> int: ...
+    def max_context(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class TokenizerManager:
         self.args = args
         self.tokenizer = tokenizer
         self.limits = Limits(
-            context_length=args.context_length or model_config.max_position_embeddings,
+            context_length=args.context_length or model_config.max_context,
             vocab_size=model_config.vocab_size,
             max_choices=args.max_choices,
         )
@@ -120,10 +120,12 @@ class TokenizerManager:
     # State of the engine ------------------------------------------------------------------
 
     def set_ready(self, info: Mapping[str, Any]) -> None:
-        """The engine takes requests; `info["max_total_num_tokens"]` is the size of its KV cache."""
+        """The engine takes requests. Of `info`: `max_total_num_tokens` is the size of its KV cache
+        and `max_context` the longest sequence."""
         self._phase.info = dict(info)
         tokens = info.get("max_total_num_tokens")
         self.limits.max_total_tokens = None if tokens is None else int(tokens)
+        self.limits.context_length = int(info.get("max_context", self.limits.context_length))
         if self._phase.name == "loading":
             self._phase.name = "ready"
 
