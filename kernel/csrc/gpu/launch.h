@@ -1,0 +1,54 @@
+// Launching: on the tensors' device, with the error of this very launch.
+#pragma once
+
+#include "common/error.h"
+#include "gpu/compat.h"
+#include "radix_kernels/types.h"
+
+namespace radix::gpu {
+
+inline void check_gpu(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail(RK_RUNTIME, "%s: %s", what, cudaGetErrorString(error));
+}
+
+// Makes the tensors' device current for the time of a launch.
+class DeviceScope {
+ public:
+  explicit DeviceScope(rk_device device) {
+    check_gpu(cudaGetDevice(&previous_), "current device");
+    if (previous_ == device.id) return;
+    check_gpu(cudaSetDevice(device.id), "set device");
+    changed_ = true;
+  }
+  ~DeviceScope() {
+    if (changed_) (void)cudaSetDevice(previous_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+template <class... Params, class... Args>
+void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid, int threads,
+            Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  const DeviceScope scope(device);
+  // The launch's own status: GetLastError may hold somebody else's.
+  const auto call = [&](Params... params) {
+    void* pointers[] = {static_cast<void*>(&params)...};
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), pointers, 0,
+                            reinterpret_cast<cudaStream_t>(stream));
+  };
+  check_gpu(call(args...), op);
+}
+
+// Enough blocks for n items, at most `most`: kernels stride over the rest.
+inline unsigned blocks_for(int64_t n, int64_t per_block, int64_t most = 1 << 20) {
+  const int64_t blocks = (n + per_block - 1) / per_block;
+  return static_cast<unsigned>(blocks < most ? blocks : most);
+}
+
+}  // namespace radix::gpu

@@ -1,0 +1,166 @@
+// The HIP functions that the kernels use, found when one is first called instead of when the library is loaded.
+//
+//   - the library imports where there is no ROCm, and then reports no device;
+//   - one wheel serves libamdhip64.so.5 to .7: these symbols kept their names, versions and C signatures;
+//   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used.
+//
+// Compiler-generated constructors register the device code here; the registrations are replayed to the real runtime once
+// it is open. Only functions of scalars, pointers and dim3: the structs of the HIP API changed between releases.
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#define RK_SHIM extern "C" __attribute__((visibility("hidden")))
+
+namespace {
+
+using Status = int;  // hipError_t
+constexpr Status kInvalidValue = 1, kNoDevice = 100;
+
+struct Dim3 {
+  uint32_t x, y, z;
+};
+struct LaunchConfig {
+  Dim3 grid, block;
+  size_t shared_bytes;
+  void* stream;
+};
+struct Function {
+  const void* host;
+  const char* name;
+};
+struct Module {
+  const void* fat_binary;
+  std::vector<Function> functions;
+};
+
+std::vector<Module*>& modules() {
+  static std::vector<Module*> all;  // filled by static constructors, so it must not be one of them itself
+  return all;
+}
+
+class Runtime {
+ public:
+  static Runtime& get() {
+    static Runtime runtime;
+    return runtime;
+  }
+  void* symbol(const char* name) const { return handle_ ? dlsym(handle_, name) : nullptr; }
+  const char* problem() const { return problem_.c_str(); }
+
+ private:
+  Runtime() {
+    std::vector<std::string> names;
+    dl_iterate_phdr(collect_loaded, &names);
+    if (names.size() > 1) {
+      problem_ = "two HIP runtimes in one process: " + names[0] + " and " + names[1];
+      return;
+    }
+    if (names.empty()) names = candidates();
+    for (const auto& name : names) {
+      handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (handle_) break;
+      problem_ += (problem_.empty() ? "no HIP runtime: " : "; ") + std::string(dlerror());
+    }
+    if (handle_) register_modules();
+  }
+
+  static int collect_loaded(dl_phdr_info* info, size_t, void* out) {
+    const char* slash = std::strrchr(info->dlpi_name, '/');
+    const char* base = slash ? slash + 1 : info->dlpi_name;
+    if (std::strncmp(base, "libamdhip64", 11) == 0) static_cast<std::vector<std::string>*>(out)->push_back(info->dlpi_name);
+    return 0;
+  }
+
+  static std::vector<std::string> candidates() {
+    if (const char* path = std::getenv("RADIX_LIBHIP")) return {path};
+    return {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "/opt/rocm/lib/libamdhip64.so"};
+  }
+
+  void register_modules() {
+    using RegisterBinary = void** (*)(const void*);
+    using RegisterFunction = void (*)(void**, const void*, char*, const char*, int, void*, void*, void*, void*, int*);
+    const auto binary = reinterpret_cast<RegisterBinary>(symbol("__hipRegisterFatBinary"));
+    const auto function = reinterpret_cast<RegisterFunction>(symbol("__hipRegisterFunction"));
+    if (!binary || !function) {
+      problem_ = "the HIP runtime lacks __hipRegisterFatBinary";
+      handle_ = nullptr;
+      return;
+    }
+    for (const Module* module : modules()) {
+      void** real = binary(module->fat_binary);
+      for (const Function& f : module->functions)
+        function(real, f.host, const_cast<char*>(f.name), f.name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
+    }
+  }
+
+  void* handle_ = nullptr;
+  std::string problem_;
+};
+
+// Calls the real function of that name, or says that there is no device.
+template <class... Params, class... Args>
+Status forward(const char* name, Args... args) {
+  const auto real = reinterpret_cast<Status (*)(Params...)>(Runtime::get().symbol(name));
+  return real ? real(args...) : kNoDevice;
+}
+
+thread_local std::vector<LaunchConfig> launches;
+
+}  // namespace
+
+RK_SHIM void** __hipRegisterFatBinary(const void* fat_binary) {
+  auto* module = new Module{fat_binary, {}};  // lives as long as the process
+  modules().push_back(module);
+  return reinterpret_cast<void**>(module);
+}
+
+RK_SHIM void __hipRegisterFunction(void** module, const void* host, char*, const char* name, int, void*, void*, void*,
+                                   void*, int*) {
+  reinterpret_cast<Module*>(module)->functions.push_back({host, name});
+}
+
+// Runs when the process ends: the runtime takes itself down.
+RK_SHIM void __hipUnregisterFatBinary(void**) {}
+
+RK_SHIM Status __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t shared_bytes, void* stream) {
+  launches.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+
+RK_SHIM Status __hipPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared_bytes, void** stream) {
+  if (launches.empty()) return kInvalidValue;
+  const LaunchConfig c = launches.back();
+  launches.pop_back();
+  *grid = c.grid;
+  *block = c.block;
+  *shared_bytes = c.shared_bytes;
+  *stream = c.stream;
+  return 0;
+}
+
+RK_SHIM Status hipLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** args, size_t shared_bytes,
+                               void* stream) {
+  return forward<const void*, Dim3, Dim3, void**, size_t, void*>("hipLaunchKernel", function, grid, block, args,
+                                                                 shared_bytes, stream);
+}
+RK_SHIM Status hipGetDeviceCount(int* count) {
+  return forward<int*>("hipGetDeviceCount", count);
+}
+RK_SHIM Status hipGetDevice(int* device) {
+  return forward<int*>("hipGetDevice", device);
+}
+RK_SHIM Status hipSetDevice(int device) {
+  return forward<int>("hipSetDevice", device);
+}
+
+RK_SHIM const char* hipGetErrorString(Status status) {
+  const auto real = reinterpret_cast<const char* (*)(Status)>(Runtime::get().symbol("hipGetErrorString"));
+  return real ? real(status) : Runtime::get().problem();
+}
