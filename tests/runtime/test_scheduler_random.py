@@ -65,7 +65,8 @@ class Traffic:
         rig, rng = self.rig, self.rng
         live = rig.scheduler.live
         if live and rng.random() < 0.08:
-            rid = rng.choice(list(live))
+            running = [r.rid for r in rig.life.running]
+            rid = rng.choice(running if running and rng.random() < 0.7 else list(live))
             self.aborted_in.update(r.state.name for r in live[rid])
             if rig.life.draining:
                 self.aborted_in["DRAINING"] += 1
@@ -75,7 +76,7 @@ class Traffic:
             rig.scheduler.retract_youngest()
         if live and rng.random() < 0.05:
             self.text_stop(rng.choice(list(live)))
-        if rng.random() < 0.002:
+        if rng.random() < 0.0005:
             rig.abort("")
         rig.clock.now += 0.05
 
@@ -129,6 +130,6 @@ def test_ten_thousand_random_requests(index: int) -> None:
     rig.verify_rest()
     ended = counters.num_finished_requests_total + counters.num_aborted_requests_total
     assert ended + counters.num_failed_requests_total == counters.num_requests_total
-    assert counters.num_finished_requests_total > counters.num_requests_total // 2
+    assert counters.num_finished_requests_total > counters.num_requests_total // 3
     assert traffic.aborted_in.keys() >= {State.WAITING.name, State.DECODE.name}
     assert counters.num_retractions_total > 10
