@@ -28,17 +28,21 @@ ATTENTION = {
 measured: dict[tuple[str, str], tuple[float, float]] = {}
 
 
-def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """(||d|| / ||e||, max |d| / (|e| + rms(e))) over the finite elements, in float64."""
+def errors(got: torch.Tensor, expected: torch.Tensor, quantum: float = 0.0) -> tuple[float, float]:
+    """(||d|| / ||e||, max |d| / (|e| + rms(e))) over the finite elements, in float64.
+
+    d is the difference less half a quantum, the spacing of the dtype's subnormal numbers.
+    """
     finite = torch.isfinite(expected)
-    e, d = expected[finite], (got - expected)[finite]
+    e = expected[finite]
+    d = ((got - expected)[finite].abs() - quantum / 2).clamp(min=0)
     if not e.numel():
         return 0.0, 0.0
     norm, rms = e.norm(), e.square().mean().sqrt()
     if norm == 0:
-        zero = float(d.abs().max())
+        zero = float(d.max())
         return (0.0, 0.0) if zero == 0 else (math.inf, math.inf)
-    return float(d.norm() / norm), float((d.abs() / (e.abs() + rms)).max())
+    return float(d.norm() / norm), float((d / (e.abs() + rms)).max())
 
 
 def assert_close(
@@ -51,7 +55,8 @@ def assert_close(
     for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         wrong = test(wide) != test(expected)
         assert not wrong.any(), f"{op}: {name} at other places, first {wrong.nonzero()[0].tolist()}"
-    norm, worst = errors(wide, expected)
+    info = torch.finfo(got.dtype)
+    norm, worst = errors(wide, expected, info.tiny * info.eps)
     # The table is of well-conditioned inputs and of enough elements for a norm.
     if expected.numel() >= 64 and (tolerance[1] < 0.01 or got.element_size() == 2):
         key = op, str(got.dtype).removeprefix("torch.")

@@ -38,6 +38,8 @@ def oracle(op: str, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("gap", [0, 7])
 def test_gated(op, dtype, shape, gap, rng):
     x = spread(shape, dtype, rng, gap=gap)
+    if shape[-1] == 2:  # one output: not one far down a tail, where a relative error is no measure
+        x[..., 0] = x[..., 0].abs() + 0.5
     out = guarded((*shape[:-1], shape[-1] // 2), dtype, gap=gap)
     assert getattr(rk, op)(x, out=out.view) is out.view
     out.check()
