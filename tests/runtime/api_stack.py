@@ -71,6 +71,8 @@ class Stack:
         self.dead_reason: str | None = None
         self._ready = ready
         self._stopping = False
+        self.running = threading.Event()  # cleared: the engine stands still
+        self.running.set()
         self._inbox, ids_in = LocalChannel(), LocalChannel()
         to_api = self._to_api
         scheduler_out = _Outbox(
@@ -102,6 +104,9 @@ class Stack:
 
     def _run_engine(self) -> None:
         while not self._stopping:
+            self.running.wait(0.1)
+            if not self.running.is_set():
+                continue
             busy = self.scheduler.step()
             busy |= self.detokenizer.step()
             if self.delay and self.scheduler.live:

@@ -245,8 +245,7 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
         if stream:
             assert b"200 OK" in connection.recv(4096)
         slow.wait(lambda: slow.manager.num_open == 1)
-    slow.wait(lambda: slow.manager.num_open == 0, seconds=1.0)
-    slow.wait(lambda: slow.scheduler.is_idle, seconds=1.0)
+    slow.wait(lambda: slow.manager.num_open == 0 and slow.scheduler.is_idle)
     assert len(slow.sent_of(Abort)) == 1 and slow.manager.counts.aborted == 1
     assert len(slow.engine.steps) < 150
 
@@ -286,7 +285,7 @@ def test_abort_all_and_abort_of_a_call(slow: Stack) -> None:
 
 def test_flush_while_busy(slow: Stack) -> None:
     thread, _ = in_background(lambda: httpx.post(
-        f"{slow.url}/v1/completions", json={**LONG, "max_tokens": 30}, timeout=20))  # fmt: skip
+        f"{slow.url}/v1/completions", json={**LONG, "max_tokens": 100}, timeout=20))  # fmt: skip
     slow.wait(lambda: slow.manager.num_open == 1)
     error = httpx.post(f"{slow.url}/flush_cache")
     assert (error.status_code, error.json()["error"]["code"]) == (400, "busy")
@@ -328,12 +327,19 @@ def test_health_follows_the_heartbeat(stack: Stack, client: httpx.Client) -> Non
 
 
 def test_health_generate_is_shared(slow: Stack) -> None:
-    slow.delay = 0.3
-    threads = [in_background(lambda: httpx.get(f"{slow.url}/health_generate")) for _ in range(5)]
-    for thread, _ in threads:
-        thread.join(20)
-    assert [result[0].status_code for _, result in threads] == [200] * 5
+    slow.running.clear()
+    probes = [socket.create_connection(("127.0.0.1", slow.port), timeout=20) for _ in range(5)]
+    for probe in probes:
+        probe.sendall(b"GET /health_generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    slow.wait(lambda: len(slow.sent_of(Generate)) == 1)
+    assert httpx.get(f"{slow.url}/health").status_code == 200  # the loop has seen all of them
+    slow.running.set()
+    for probe in probes:
+        assert probe.recv(1000).startswith(b"HTTP/1.1 200")
+        probe.close()
     assert len(slow.sent_of(Generate)) == 1
+    assert httpx.get(f"{slow.url}/health_generate").status_code == 200
+    assert len(slow.sent_of(Generate)) == 2
 
 
 def test_not_ready_and_drain() -> None:
@@ -359,11 +365,18 @@ def test_not_ready_and_drain() -> None:
         stack.check_idle()
 
 
-def test_queue_full() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_queue_full(stream: bool) -> None:
+    """Also a stream is refused with a status: nothing was sent before the first token."""
     with Stack(delay=0.05, max_queued_requests=1) as stack:
         url = f"{stack.url}/v1/completions"
-        body = {**LONG, "prompt": ["a"] * 12, "max_tokens": 20}
-        refused = httpx.post(url, json=body, timeout=20)
+        body = {**LONG, "prompt": ["a"] * 12, "max_tokens": 20, "stream": stream}
+        stack.running.clear()
+        thread, result = in_background(lambda: httpx.post(url, json=body, timeout=20))
+        stack.wait(lambda: len(stack.sent_of(Generate)) == 12)
+        stack.running.set()
+        thread.join(20)
+        refused = result[0]
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         stack.check_idle()

@@ -84,7 +84,7 @@ class Info:
             "object": "model",
             "created": manager.created,
             "owned_by": "radix",
-            "root": manager.args.model_path or manager.model_name,
+            "root": manager.model_name,
             "parent": None,
             "max_model_len": manager.limits.context_length,
             "sampling_defaults": dict(manager.sampling_defaults),
