@@ -95,17 +95,15 @@ class Scheduler:
     def step(self) -> bool:
         """One iteration; True if anything happened, so that another may find work at once."""
         self.heartbeat()
-        messages = self.inbox.receive()
+        messages, completed = self.inbox.receive(), self.life.completed_step
         for message in messages:
             self.handle(message)
         self._expire()
         launched = self._launch()
-        completed = False
         if len(self.in_flight) > (1 if self.overlap else 0) or (self.in_flight and not launched):
             self._complete_oldest()
-            completed = True
         self.output.flush()
-        happened = bool(messages) or launched or completed
+        happened = bool(messages) or launched or completed != self.life.completed_step
         if happened:
             self._checked_idle = False
             if self.args.check_invariants == "step":
