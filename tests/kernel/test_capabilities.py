@@ -16,6 +16,8 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
 
+_NATIVE_NAMES = {"linear": "linear_packed", "embedding": "embedding_packed"}
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,8 +51,8 @@ def test_keys_and_ops():
         assert dtypes, op
         for entry in dtypes.values():
             assert entry["impl"] and entry["why"]
-            native = hasattr(_loader.bind, {"linear": "linear_packed"}.get(op, op))
-            if said["backend"] == "cpu" and op != "embedding":
+            native = hasattr(_loader.bind, _NATIVE_NAMES.get(op, op))
+            if said["backend"] == "cpu":
                 assert (entry["impl"] == f"cpu:{said['isa']}") == native, op
     json.dumps(said)
 
@@ -84,6 +86,18 @@ def test_fallback_modes(no_library):
         rk.rmsnorm(x, w)
     with pytest.raises(ValueError, match="mode"):
         rk.set_fallback("silent")
+
+
+def test_dense_products_on_a_gpu_are_not_a_fallback(no_library):
+    class OnGpu:
+        class device:
+            type = "cuda"
+
+    rk.set_fallback("error")
+    assert _dispatch.native("pack_weight", OnGpu()) is None
+    assert _dispatch.describe("linear_packed", "cuda")[0] == "torch"
+    with pytest.raises(RuntimeError, match="rmsnorm on cuda"):
+        _dispatch.native("rmsnorm", OnGpu())
 
 
 def test_native_functions_are_found_as_they_appear(no_library, monkeypatch):

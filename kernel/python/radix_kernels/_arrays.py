@@ -33,17 +33,18 @@ def device_type(x: Array) -> str:
 
 
 def empty_like(x: Array) -> Array:
-    """An uninitialised contiguous array with the shape, dtype, device and framework of x."""
+    """An uninitialised dense array with the shape, dtype, device and framework of x."""
+    if is_torch(x):
+        return sys.modules["torch"].empty_like(x)
     return empty(x, tuple(x.shape))
 
 
 def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
     """An uninitialised array on x's device, of x's framework; dtype by name (default x's)."""
     if is_torch(x):
-        torch = sys.modules["torch"]
-        return torch.empty(
-            tuple(shape), dtype=getattr(torch, dtype) if dtype else x.dtype, device=x.device
-        )
+        if dtype is None:
+            return x.new_empty(shape)
+        return x.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
     framework = import_module(type(x).__module__.partition(".")[0])
     if not hasattr(framework, "empty"):
         raise TypeError(

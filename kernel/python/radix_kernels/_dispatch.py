@@ -19,7 +19,10 @@ Native = Callable[..., Any]
 
 _MODES = ("reference", "warn", "error")
 _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
+_GPUS = ("cuda", "rocm")
 _TRITON_OPS = frozenset({"flash_attn_with_kvcache"})
+# Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
+_TORCH_OPS = frozenset({"pack_weight", "linear_packed", "embedding_packed"})
 
 _mode = "warn"
 _warned: set[str] = set()
@@ -66,6 +69,8 @@ def describe(op: str, device: str) -> tuple[str, str]:
         return f"{_loader.backend}:{isa()}" if isa() else str(_loader.backend), "native kernel"
     if _has_triton(op, device):
         return "triton", f"{_why_not_native(op, device)}; Triton is installed"
+    if op in _TORCH_OPS and device in _GPUS:
+        return "torch", "dense products on a GPU are the vendor's BLAS"
     return "reference", _why_not_native(op, device)
 
 
@@ -88,7 +93,7 @@ def _native(op: str, device: str) -> Native | None:
 
 
 def _has_triton(op: str, device: str) -> bool:
-    return op in _TRITON_OPS and device in ("cuda", "rocm") and triton_installed()
+    return op in _TRITON_OPS and device in _GPUS and triton_installed()
 
 
 def _why_not_native(op: str, device: str) -> str:
@@ -103,7 +108,7 @@ def _choose(op: str, device: str) -> Native | None:
     found = _native(op, device)
     if found is None and _has_triton(op, device):
         found = getattr(importlib.import_module("radix_kernels.triton"), op)
-    if found is None:
+    if found is None and not (op in _TORCH_OPS and device in _GPUS):
         _report(op, device)
     _cache[op, device] = found
     return found
