@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -129,13 +130,28 @@ class CoreShare:
     cores: frozenset[int] | None
 
 
-def core_share(rank: int, world_size: int, num_threads: int | None = None) -> CoreShare:
+def core_share(
+    rank: int,
+    world_size: int,
+    num_threads: int | None = None,
+    cpu_max: Path = Path("/sys/fs/cgroup/cpu.max"),
+) -> CoreShare:
     """Splits the cores of this process between the ranks: disjoint cores; with too few of them
-    fewer threads; with fewer cores than ranks one thread each and no pinning."""
+    fewer threads; with fewer cores than ranks one thread each and no pinning. Under a cgroup quota
+    nobody is pinned: other containers would choose the same cores."""
     cores = sorted(os.sched_getaffinity(0))
-    threads = min(num_threads or len(cores), len(cores)) // world_size
-    if threads == 0:
-        return CoreShare(1, None)
-    if world_size == 1:
-        return CoreShare(threads, None)
+    quota = _quota(cpu_max)
+    wanted = num_threads or min(quota or len(cores), len(cores))
+    threads = min(wanted, len(cores)) // world_size
+    if threads == 0 or world_size == 1 or quota is not None:
+        return CoreShare(max(1, threads), None)
     return CoreShare(threads, frozenset(cores[rank * threads : (rank + 1) * threads]))
+
+
+def _quota(cpu_max: Path) -> int | None:
+    """Whole CPUs that the cgroup (version 2) allows; None without a limit."""
+    try:
+        limit, period = cpu_max.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else -(-int(limit) // int(period))

@@ -169,11 +169,23 @@ def test_a_worker_that_cannot_load_is_said_at_once(tmp_path):
         assert e.generate(input_ids=[3], sampling_params={"max_new_tokens": 1})["output_ids"]
 
 
-def test_cores_are_shared_out_disjointly(monkeypatch):
+def test_cores_are_shared_out_disjointly(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 11})
-    shares = [core_share(r, 2) for r in range(2)]
-    assert [(s.threads, s.cores) for s in shares] == [(2, {2, 3}), (2, {5, 7})]
-    assert [core_share(r, 2, 3).threads for r in range(2)] == [1, 1]
-    assert core_share(0, 1).threads == 5 and core_share(0, 1).cores is None
-    assert core_share(5, 6) == core_share(0, 6) and core_share(0, 6).cores is None
-    assert core_share(0, 1, 99).threads == 5
+    file = tmp_path / "cpu.max"
+
+    def share(rank, world, threads=None):
+        return core_share(rank, world, threads, file)
+
+    for unlimited in (None, "max 100000\n"):
+        if unlimited:
+            file.write_text(unlimited)
+        shares = [share(r, 2) for r in range(2)]
+        assert [(s.threads, s.cores) for s in shares] == [(2, {2, 3}), (2, {5, 7})]
+        assert [share(r, 2, 3).threads for r in range(2)] == [1, 1]
+        assert share(0, 1).threads == 5 and share(0, 1).cores is None
+        assert share(5, 6) == share(0, 6) and share(0, 6).cores is None
+        assert share(0, 1, 99).threads == 5
+    file.write_text("350000 100000\n")  # three and a half CPUs: four threads
+    assert (share(0, 1).threads, share(0, 1).cores) == (4, None)
+    assert (share(1, 2).threads, share(1, 2).cores) == (2, None)
+    assert share(0, 1, 5).threads == 5

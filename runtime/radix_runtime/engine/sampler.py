@@ -42,7 +42,6 @@ class _Batch:
     """State of the rows of one batch, on the device."""
 
     key: bytes
-    greedy: bool
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
@@ -134,18 +133,7 @@ class Sampler:
             ops.apply_penalties_inplace(logits, self._counts, batch.slots, *batch.penalties)
         if masked is not None:
             logits[masked] = -torch.inf
-        sampled = Sampled(self._draw(batch, logits, positions))
-        if batch.penalties is not None:
-            ops.count_tokens_inplace(self._counts, batch.slots, sampled.ids)
-        if raw is not None and batch.scored is not None:
-            self._score(raw, batch.scored, batch.top_n, sampled)
-        return sampled
-
-    def _draw(self, batch: _Batch, logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
-        if batch.greedy:
-            best, ids = logits.max(dim=-1)  # the first of equals; NaN wins over everything
-            return torch.where(torch.isfinite(best), ids, -1).int()
-        return ops.top_k_top_p_sampling(
+        ids = ops.top_k_top_p_sampling(  # rows of temperature 0 cost it no more than an argmax
             logits,
             batch.temperature,
             batch.top_k,
@@ -154,6 +142,12 @@ class Sampler:
             batch.seed,
             self._upload(np.asarray(positions, np.int64)),
         )
+        sampled = Sampled(ids)
+        if batch.penalties is not None:
+            ops.count_tokens_inplace(self._counts, batch.slots, sampled.ids)
+        if raw is not None and batch.scored is not None:
+            self._score(raw, batch.scored, batch.top_n, sampled)
+        return sampled
 
     def _score(self, raw: torch.Tensor, scored: torch.Tensor, top_n: int, sampled: Sampled) -> None:
         """Fills in the logprobs; row i of `raw` belongs to entry scored[i]."""
@@ -194,7 +188,6 @@ class Sampler:
         scored = np.flatnonzero(self._scored[rows])
         self._batch = _Batch(
             key=key,
-            greedy=not self._temperature[rows].any(),
             temperature=self._upload(self._temperature[rows]),
             top_k=self._upload(self._top_k[rows]),
             top_p=self._upload(self._top_p[rows]),

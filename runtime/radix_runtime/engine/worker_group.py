@@ -68,12 +68,14 @@ class WorkerGroup:
             parent_pid=os.getpid(),
             main_thread=threading.current_thread() is threading.main_thread(),
         )
+        # The worker finds what this process finds, and nothing of the current directory besides.
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", "radix_runtime.engine.worker"],
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else subprocess.DEVNULL,
             pass_fds=[self._memory_fd, *self.ring.handle.fds],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **paths},
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
