@@ -167,6 +167,19 @@ def test_info_routes(client: httpx.Client) -> None:
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
+def test_request_log_has_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with Stack(log_requests=True) as stack:
+        body = {"prompt": "a secret text", "max_tokens": 2}
+        answer = httpx.post(f"{stack.url}/v1/completions", json=body)
+        httpx.post(f"{stack.url}/v1/completions", json={**body, "secret_field": 1})
+        stack.check_idle()
+    lines = [r.getMessage() for r in caplog.records if r.name.endswith("exchange")]
+    assert [line.split()[3] for line in lines] == ["200", "400"]
+    assert lines[0].startswith(answer.headers["x-request-id"])
+    assert "secret" not in caplog.text
+
+
 def test_docs_when_asked() -> None:
     with Stack(enable_docs=True) as stack:
         paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]

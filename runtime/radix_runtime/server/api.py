@@ -104,8 +104,9 @@ def create_app(
 
 def uvicorn_options(args: ServerArgs) -> dict[str, Any]:
     """Keyword arguments for uvicorn.Config. Header limits are ours (gate.py) up to the size at
-    which the parser gives up."""
+    which the parser gives up; h11 because it is the parser that has such a size."""
     return {
+        "http": "h11",
         "lifespan": "off",
         "ws": "none",
         "access_log": False,
