@@ -9,7 +9,7 @@ execute_process(COMMAND ${Python_EXECUTABLE} -c "import pybind11; print(pybind11
 
 set(_inc "")
 set(_sources ${RADIX_CSRC}/bindings/module.cpp ${RADIX_CSRC}/bindings/exchange.cpp
-    ${RADIX_CSRC}/common/find_object.cpp)
+    ${RADIX_CSRC}/bindings/no_demangle.cpp ${RADIX_CSRC}/common/find_object.cpp)
 foreach(family ${RADIX_FAMILIES})
   string(APPEND _inc "RK_FAMILY(${family})\n")
   list(APPEND _sources ${RADIX_CSRC}/bindings/${family}.cpp)
@@ -28,7 +28,7 @@ foreach(python ${RADIX_PYTHONS})
   target_include_directories(${_target} SYSTEM PRIVATE ${RADIX_PYBIND11_INCLUDE} ${_include})
   target_compile_options(${_target} PRIVATE ${RADIX_CXX_FLAGS} -Os -ffunction-sections -fdata-sections)
   # Python's own symbols come from the interpreter that loads the module.
-  target_link_options(${_target} PRIVATE ${RADIX_LINK_FLAGS} -Wl,-z,undefs
+  target_link_options(${_target} PRIVATE ${RADIX_LINK_FLAGS} -Wl,-z,undefs -Wl,-z,noseparate-code
     -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/radix_bind.map)
   target_link_libraries(${_target} PRIVATE radix_kernels)
   set_target_properties(${_target} PROPERTIES

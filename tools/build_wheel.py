@@ -64,8 +64,7 @@ def build(backend: str, folder: Path, pythons: list[str], jobs: int) -> Path:
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
-    if pythons:
-        command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]
+    command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
         command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))

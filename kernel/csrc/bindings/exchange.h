@@ -2,7 +2,8 @@
 //
 // Fast path: the DLPack C exchange API, a table of functions found on the object's type and cached for each type (about
 // 50 ns a tensor, borrowed for the time of the call). Otherwise __dlpack__(): the capsule is kept until the call ends.
-// What the exchange cannot tell is the library's to refuse (NULL data of a FakeTensor) or is asked here (read-only).
+// What the library cannot see is asked here (read-only). What the exchange hides is refused by the library's ordinary
+// checks: a FakeTensor has NULL data, a conjugate view is complex, a negative view has no contiguous last dimension.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,0 +1,54 @@
+"""The op tests again on every lower instruction-set level that this machine can run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radix_kernels import _loader
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = ("portable", "avx2", "avx512", "amx")
+FILES = ("norm", "rope", "activation", "kv_cache", "linear", "attention", "sampling", "bindings")
+
+pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+
+
+def run(level: str, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(str(ROOT / p) for p in ("kernel/python", "runtime", "."))
+    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+
+
+def has(level: str) -> bool:
+    code = "from radix_kernels import _loader; print(_loader.bind.isa())"
+    return run(level, "-c", code).stdout.strip() == level
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ops(level):
+    if level == _loader.bind.isa():
+        pytest.skip("this level is the one the other test files ran on")
+    if not has(level):
+        pytest.skip(f"this machine has no {level}")
+    files = [f"tests/kernel/test_{name}.py" for name in FILES]
+    done = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+def test_unknown_level_is_refused():
+    done = run("sse9", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
+    assert "ValueError: RADIX_CPU_ISA=sse9: expected portable, avx2, avx512 or amx" in done.stderr
+
+
+def test_level_above_the_machine_is_refused():
+    if has("amx"):
+        pytest.skip("this machine has every level")
+    done = run("amx", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
+    assert "NotImplementedError: RADIX_CPU_ISA=amx: this machine has" in done.stderr
