@@ -3,10 +3,14 @@
 #define RADIX_KERNELS_H
 
 #include "radix_kernels/activation.h"
+#include "radix_kernels/attention.h"
+#include "radix_kernels/comm.h"
 #include "radix_kernels/kv_cache.h"
 #include "radix_kernels/library.h"
+#include "radix_kernels/linear.h"
 #include "radix_kernels/norm.h"
 #include "radix_kernels/rope.h"
+#include "radix_kernels/sampling.h"
 #include "radix_kernels/threads.h"
 #include "radix_kernels/types.h"
 
