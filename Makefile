@@ -73,3 +73,24 @@ dev: $(VENV)/.packages
 # each of them into the one wheel.
 wheel: $(VENV)/.packages
 	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS))
+
+# install: .venv with torch, the kernel wheel of BACKEND built from this tree, and the runtime (editable).
+# TORCH says which torch; the default for the CPU is the build without CUDA libraries.
+TORCH ?= $(if $(filter cpu,$(BACKEND)),--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu,torch)
+INSTALLED := .venv/.installed-$(BACKEND)
+KERNEL_SOURCES := $(shell find CMakeLists.txt cmake kernel -type f \
+	! -name '*.so' ! -name '*.pyc' ! -name _build.json ! -path '*/lib/*' 2>/dev/null)
+
+install: $(INSTALLED)
+
+$(INSTALLED): $(KERNEL_SOURCES) pyproject_$(BACKEND).toml runtime/pyproject.toml
+	test -x .venv/bin/python || python3 -m venv .venv
+	.venv/bin/python -m pip install -q $(TORCH) scikit-build-core pybind11 cmake ninja
+	$(MAKE) wheel PYTHON=$(CURDIR)/.venv/bin/python
+	.venv/bin/python -m pip install -q --force-reinstall --no-deps dist/radix_kernels_$(BACKEND)-*.whl
+	.venv/bin/python -m pip install -q -e runtime
+	touch $@
+
+# serve: installs what is missing and serves the embedded demo model (or MODEL) on port 30000; ARGS are further flags.
+serve: install
+	.venv/bin/radix serve $(MODEL) $(ARGS)

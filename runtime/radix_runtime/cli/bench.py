@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", help="its address")
     serve.add_argument("--api-key", help="its key")
     serve.add_argument("--request-rate", type=float, help="requests a second; default: all at once")
+    serve.add_argument("--max-concurrency", type=int, help="open requests; default: no limit")
     serve.add_argument("--vocab-size", type=int, default=_RANDOM_VOCAB, help="ids of the prompts")
     for mode in (offline, serve):
         group = mode.add_argument_group("workload")
@@ -37,9 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            help="tokens of a prompt")  # fmt: skip
         group.add_argument("--output-len", type=parse_range, default="64", metavar="N[:M]",
                            help="tokens of an answer")  # fmt: skip
-        group.add_argument("--max-concurrency", type=int, help="open requests; default: no limit")
         group.add_argument("--temperature", type=float, default=0.6, help="of sampling")
-        group.add_argument("--seed", type=int, default=0, dest="workload_seed", help="of lengths")
+        group.add_argument("--workload-seed", type=int, default=0, help="of the lengths")
         group.add_argument("--json", metavar="FILE", help="write the figures there")
 
 

@@ -6,12 +6,13 @@ import argparse
 import difflib
 import sys
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..config import ServerArgs, flag_name
 from ..errors import EXIT_CONFIG, ConfigError
+from ..log import setup_logging
 
 SECRETS = ("api_key", "admin_api_key")
 _GROUPS = ("model", "engine", "scheduler", "server")
@@ -95,6 +96,21 @@ def server_args(namespace: argparse.Namespace) -> ServerArgs:
         args.model_path = model
     args.validate()
     return args
+
+
+E = TypeVar("E")
+
+
+def engine_of(engine: Callable[..., E], namespace: argparse.Namespace) -> E:
+    """An Engine of the flags that were given; its own defaults hold for the rest."""
+    setup_logging("radix", "warning")
+    args = server_args(namespace)
+    given = {
+        f.name: value
+        for f in fields(ServerArgs)
+        if (value := getattr(args, f.name)) != f.default and f.name != "model_path"
+    }
+    return engine(args.model_path, **given)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from .child import Launch, Report
 
 _JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _BACKLOG = 2048
+_MAX_PORT = 65535
 _KILL_WAIT = 5.0  # seconds for the kernel to end a killed process
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class PrivateDirectory:
 
 def bind_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
+    if port > _MAX_PORT:  # getaddrinfo would take it modulo 65536
+        raise ConfigError(f"--port must be at most {_MAX_PORT}, got {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,0 +1,190 @@
+"""`radix serve` as a user meets it: start, answers, mistakes, silence when idle."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from radix_runtime.hf import DEMO_MODEL_DIR
+from tests.runtime.server_process import Server, environment, start_load
+
+MESSAGES = [{"role": "user", "content": "What is 17 + 25?"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--disable-overlap-schedule", "--check-invariants", "step") as server:
+        yield server
+        server.process.terminate()
+        assert server.wait_exit(5) == 0
+        server.assert_nothing_left()
+
+
+def test_openai_client(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    kwargs = {"model": "radix-demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**kwargs)
+    text, reasons, usage = "", [], None
+    options = {"include_usage": True}
+    for chunk in client.chat.completions.create(**kwargs, stream=True, stream_options=options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons.append(choice.finish_reason)
+    assert text == whole.choices[0].message.content
+    assert [r for r in reasons if r] == [whole.choices[0].finish_reason]
+    assert usage is not None and usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_a_stop_string_cuts_text_and_usage(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    kwargs = {"model": "radix-demo", "prompt": "Once upon a time", "temperature": 0}
+    whole = client.completions.create(**kwargs, max_tokens=40, extra_body={"ignore_eos": True})
+    text = whole.choices[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    cut = client.completions.create(
+        **kwargs, max_tokens=40, stop=stop, extra_body={"ignore_eos": True}
+    )
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens < 40
+
+
+def test_the_private_directory_is_private(server: Server) -> None:
+    (directory,) = Path(server.runtime_dir).iterdir()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {p.name for p in directory.iterdir()} == {
+        "api.sock",
+        "scheduler.sock",
+        "detokenizer.sock",
+    }
+
+
+def test_light_processes_load_no_torch(server: Server) -> None:
+    for role in ("supervisor", "api_process", "detokenizer_process"):
+        maps = {Path(m.path).name for m in server.find(role).memory_maps()}
+        assert not any(name.startswith("libtorch") for name in maps), role
+    assert "libtorch_cpu.so" in {
+        Path(m.path).name for m in server.find("scheduler_process").memory_maps()
+    }
+
+
+def test_idle_processes_sleep(server: Server) -> None:
+    time.sleep(0.5)  # the idle check of the requests before
+    before = [p.cpu_times() for p in server.family if p.is_running()]
+    time.sleep(3)
+    after = [p.cpu_times() for p in server.family if p.is_running()]
+    used = sum(t.user + t.system for t in after) - sum(t.user + t.system for t in before)
+    assert used < 0.3
+
+
+def test_second_instance_on_the_same_port(server: Server) -> None:
+    port = server.url.rpartition(":")[2]
+    error = _refused("--port", port)
+    assert f"port {port}" in error
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+
+
+def test_port_is_taken_before_anything_else_is_done() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "in use" in _refused("/no/such/model", "--port", str(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["/no/such/model"], "/no/such/model"),
+        (["--tp-size", "3"], "--tp-size 3"),
+        (["--max-total-tokens", str(10**12)], "--max-total-tokens"),
+        (["--port", "70000"], "70000"),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--attention-backend", "nonsense"], "nonsense"),
+        (["--chat-template", "/no/such/file"], "chat template"),
+        (["--context-length", "100000"], "context"),
+        (["--api-key-file", "/no/such/keys"], "key"),
+    ],
+)
+def test_a_mistake_of_the_operator_is_one_line_and_78(flags: list[str], text: str) -> None:
+    assert text in _refused("--port", "0", *flags)
+
+
+def test_a_broken_checkpoint_is_one_line_and_78(tmp_path: Path) -> None:
+    for file in DEMO_MODEL_DIR.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "safetensors" in _refused(str(tmp_path), "--port", "0")
+
+
+def _refused(*flags: str) -> str:
+    """The one line on which `radix serve` refuses to start."""
+    with tempfile.TemporaryDirectory(prefix="rt-") as runtime_dir:
+        result = subprocess.run(
+            [sys.executable, "-m", "radix_runtime.cli", "serve", "--log-level", "error", *flags],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment(runtime_dir),
+            check=False,
+        )
+        assert result.returncode == 78, result.stderr
+        errors = [line for line in result.stderr.splitlines() if "Warning" not in line]
+        assert len(errors) == 1 and errors[0].startswith("radix: error: "), result.stderr
+        deadline = time.monotonic() + 5
+        while os.listdir(runtime_dir):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    return errors[0]
+
+
+def test_not_ready_while_loading_and_a_warning_for_an_open_host() -> None:
+    with Server("--host", "0.0.0.0", wait=False) as server:
+        server.wait_for("ANYBODY WHO REACHES")
+        ports = set()
+        deadline = time.monotonic() + 60
+        while not ports:
+            assert time.monotonic() < deadline
+            found = psutil.Process(server.process.pid).net_connections("tcp")
+            ports = {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+        (port,) = ports
+        answers = set()
+        while "ready: http" not in server.log():
+            assert time.monotonic() < deadline + 60
+            answers.add(httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60).status_code)
+        assert answers == {503} or answers == {503, 200}
+        server.note_family()
+
+
+def test_clients_that_leave_are_aborted() -> None:
+    with Server() as server:
+        body = {"prompt": "abc", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        for _ in range(4):
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+                next(answer.iter_lines())
+        deadline = time.monotonic() + 5
+        while _stats(server)["num_running_reqs"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        calls = start_load(server, 1, 1)
+        assert not any(call.code or call.broken for call in calls)
+
+
+def _stats(server: Server) -> dict[str, float]:
+    info = json.loads(httpx.get(f"{server.url}/get_server_info").content)
+    stats: dict[str, float] = info["internal_states"][0]
+    return stats
