@@ -34,10 +34,12 @@ class ShmCommunicator:
             raise ValueError(f"timeout is {timeout}, expected a positive number of seconds")
         self.rank = rank
         self.world_size = world_size
-        native = getattr(_loader.bind, "Comm", None)
-        if native is None:
-            from .reference.comm import ShmGroup as native
-        self._group: Any = native(name, rank, world_size, max_bytes, timeout)
+        group: Any = getattr(_loader.bind, "Comm", None)
+        if group is None:
+            from .reference.comm import ShmGroup
+
+            group = ShmGroup
+        self._group: Any = group(name, rank, world_size, max_bytes, timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks, in place; returns `tensor`."""
