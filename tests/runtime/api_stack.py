@@ -71,6 +71,7 @@ class Stack:
         self.dead_reason: str | None = None
         self._ready = ready
         self._stopping = False
+        self._stepping = threading.Lock()
         self.running = threading.Event()  # cleared: the engine stands still
         self.running.set()
         self._inbox, ids_in = LocalChannel(), LocalChannel()
@@ -107,8 +108,9 @@ class Stack:
             self.running.wait(0.1)
             if not self.running.is_set():
                 continue
-            busy = self.scheduler.step()
-            busy |= self.detokenizer.step()
+            with self._stepping:
+                busy = self.scheduler.step()
+                busy |= self.detokenizer.step()
             if self.delay and self.scheduler.live:
                 time.sleep(self.delay)
             if not busy:
@@ -152,15 +154,20 @@ class Stack:
 
     def check_idle(self) -> None:
         """Nothing is open anywhere, every request has exactly one end, no page is lost."""
-        self.wait(lambda: self.scheduler.is_idle and not self._inbox._messages)
+        self.wait(self._at_rest)
         self.wait(lambda: self.manager.num_open == 0 and self.detokenizer.num_choices == 0)
         counts = self.manager.counts
         assert counts.accepted == counts.ok + counts.aborted + counts.failed
         assert not self.manager._open and not self.manager._controls
-        self.scheduler.check()
-        life = self.scheduler.life
-        assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
-        assert life.table.num_free == life.table.max_rows
+        with self._stepping:
+            self.scheduler.check()
+            life = self.scheduler.life
+            assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
+            assert life.table.num_free == life.table.max_rows
+
+    def _at_rest(self) -> bool:
+        with self._stepping:
+            return self.scheduler.is_idle and not self._inbox._messages
 
     def sent_of(self, kind: type[Generate] | type[Abort] | type[Control]) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
