@@ -11,7 +11,7 @@ gathered for a batch once and kept while the batch stays the same, as it mostly 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,19 +37,26 @@ class Sampled:
     top_logprobs: torch.Tensor | None = None
 
 
+# One record a row. `slot` -1: no penalty counts. `min_end`: stop ids are masked before it.
+_ROW = np.dtype(
+    [
+        ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("seed", "i8"),
+        ("repetition", "f4"), ("frequency", "f4"), ("presence", "f4"), ("slot", "i4"),
+        ("min_end", "i8"), ("scored", "?"), ("top_n", "i4"),
+    ]
+)  # fmt: skip
+_DRAW = ("temperature", "top_k", "top_p", "min_p", "seed")
+_PENALTIES = ("slot", "repetition", "frequency", "presence")
+
+
 @dataclass(slots=True)
 class _Batch:
-    """State of the rows of one batch, on the device."""
+    """State of the rows of one batch; tensors are on the device, None where no row needs them."""
 
     key: bytes
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    slots: torch.Tensor  # int32 [S], -1: no counts
-    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None  # batch index, id, value
+    draw: list[torch.Tensor]  # in the order of _DRAW
+    penalties: list[torch.Tensor] | None  # in the order of _PENALTIES
+    bias: list[torch.Tensor] | None  # batch index, id, value
     min_end: np.ndarray | None  # int64 [S]
     stop_ids: list[list[int]]
     scored: torch.Tensor | None  # batch indices that want logprobs
@@ -62,46 +69,30 @@ class Sampler:
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._temperature = np.zeros(max_rows, np.float32)
-        self._top_k = np.full(max_rows, -1, np.int32)
-        self._top_p = np.ones(max_rows, np.float32)
-        self._min_p = np.zeros(max_rows, np.float32)
-        self._seed = np.zeros(max_rows, np.int64)
-        self._repetition = np.ones(max_rows, np.float32)
-        self._frequency = np.zeros(max_rows, np.float32)
-        self._presence = np.zeros(max_rows, np.float32)
-        self._slot = np.full(max_rows, -1, np.int32)
-        self._min_end = np.zeros(max_rows, np.int64)
+        self._rows = np.zeros(max_rows, _ROW)
+        self._rows["slot"] = -1
         self._stop_ids: list[list[int]] = [[] for _ in range(max_rows)]
         self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
-        self._scored = np.zeros(max_rows, bool)
-        self._top_n = np.zeros(max_rows, np.int32)
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
         self._batch: _Batch | None = None
 
     def admit(self, state: RowSampling) -> None:
         """Replaces all state of `state.row`."""
-        row, params = state.row, state.params
-        self._temperature[row] = params.temperature
-        self._top_k[row] = params.top_k
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._seed[row] = state.seed
-        self._repetition[row] = params.repetition_penalty
-        self._frequency[row] = params.frequency_penalty
-        self._presence[row] = params.presence_penalty
-        self._min_end[row] = state.min_end if state.stop_ids else 0
+        row, p = state.row, state.params
+        slot = int(self._rows["slot"][row])
+        if slot >= 0:
+            self._free_slots.append(slot)
+        self._rows[row] = (
+            p.temperature, p.top_k, p.top_p, p.min_p, state.seed,
+            p.repetition_penalty, p.frequency_penalty, p.presence_penalty,
+            self._fill_counts(state) if p.has_penalties else -1,
+            state.min_end if state.stop_ids else 0,
+            state.return_logprob, state.top_logprobs if state.return_logprob else 0,
+        )  # fmt: skip
         self._stop_ids[row] = state.stop_ids
-        self._bias[row] = params.logit_bias
-        self._scored[row] = state.return_logprob
-        self._top_n[row] = state.top_logprobs if state.return_logprob else 0
+        self._bias[row] = p.logit_bias
         self._batch = None
-        if self._slot[row] >= 0:
-            self._free_slots.append(int(self._slot[row]))
-            self._slot[row] = -1
-        if params.has_penalties:
-            self._slot[row] = self._fill_counts(state)
 
     def _fill_counts(self, state: RowSampling) -> int:
         """A slot of the counts with the row's prompt bits and generated counts."""
@@ -130,21 +121,16 @@ class Sampler:
             index, ids, values = batch.bias
             logits.index_put_((index, ids), values, accumulate=True)
         if batch.penalties is not None:
-            ops.apply_penalties_inplace(logits, self._counts, batch.slots, *batch.penalties)
+            ops.apply_penalties_inplace(logits, self._counts, *batch.penalties)
         if masked is not None:
             logits[masked] = -torch.inf
-        ids = ops.top_k_top_p_sampling(  # rows of temperature 0 cost it no more than an argmax
-            logits,
-            batch.temperature,
-            batch.top_k,
-            batch.top_p,
-            batch.min_p,
-            batch.seed,
-            self._upload(np.asarray(positions, np.int64)),
+        temperature, top_k, top_p, min_p, seed = batch.draw
+        places = self._upload(np.asarray(positions, np.int64))
+        sampled = Sampled(  # rows of temperature 0 cost no more than an argmax
+            ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, places)
         )
-        sampled = Sampled(ids)
         if batch.penalties is not None:
-            ops.count_tokens_inplace(self._counts, batch.slots, sampled.ids)
+            ops.count_tokens_inplace(self._counts, batch.penalties[0], sampled.ids)
         if raw is not None and batch.scored is not None:
             self._score(raw, batch.scored, batch.top_n, sampled)
         return sampled
@@ -178,43 +164,30 @@ class Sampler:
         key = rows.tobytes()
         if self._batch is not None and self._batch.key == key:
             return self._batch
-        slots = self._slot[rows]
-        penalties = None
-        if (slots >= 0).any():
-            tables = (self._repetition, self._frequency, self._presence)
-            first, second, third = (self._upload(table[rows]) for table in tables)
-            penalties = (first, second, third)
-        min_end = self._min_end[rows]
-        scored = np.flatnonzero(self._scored[rows])
+        state, order = self._rows[rows], rows.tolist()
+
+        def columns(names: Sequence[str]) -> list[torch.Tensor]:
+            return [self._upload(state[name].copy()) for name in names]
+
+        scored = np.flatnonzero(state["scored"])
         self._batch = _Batch(
             key=key,
-            temperature=self._upload(self._temperature[rows]),
-            top_k=self._upload(self._top_k[rows]),
-            top_p=self._upload(self._top_p[rows]),
-            min_p=self._upload(self._min_p[rows]),
-            seed=self._upload(self._seed[rows]),
-            penalties=penalties,
-            slots=self._upload(slots),
-            bias=self._gather_bias(rows),
-            min_end=min_end if min_end.any() else None,
-            stop_ids=[self._stop_ids[row] for row in rows.tolist()],
+            draw=columns(_DRAW),
+            penalties=columns(_PENALTIES) if (state["slot"] >= 0).any() else None,
+            bias=self._gather_bias(order),
+            min_end=state["min_end"].copy() if state["min_end"].any() else None,
+            stop_ids=[self._stop_ids[row] for row in order],
             scored=self._upload(scored) if len(scored) else None,
-            top_n=int(self._top_n[rows].max(initial=0)),
+            top_n=int(state["top_n"].max(initial=0)),
         )
         return self._batch
 
-    def _gather_bias(
-        self, rows: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        entries = [(i, t, b) for i, r in enumerate(rows.tolist()) for t, b in self._bias[r].items()]
+    def _gather_bias(self, rows: list[int]) -> list[torch.Tensor] | None:
+        entries = [(i, t, b) for i, row in enumerate(rows) for t, b in self._bias[row].items()]
         if not entries:
             return None
-        index, ids, values = zip(*entries, strict=True)
-        return (
-            self._upload(np.array(index, np.int64)),
-            self._upload(np.array(ids, np.int64)),
-            self._upload(np.array(values, np.float32)),
-        )
+        columns = zip(*entries, (np.int64, np.int64, np.float32), strict=True)
+        return [self._upload(np.array(values, dtype)) for *values, dtype in columns]
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
