@@ -17,7 +17,7 @@ import msgspec
 
 from ..device import Device
 from ..distributed import SharedMemory
-from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
+from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
 from ..step_plan import decode_plan
@@ -42,12 +42,10 @@ def main() -> int:
         logger.error("%s", error)
         communicator.abort()
         return EXIT_CONFIG
-    except EngineDeadError as error:
-        logger.error("%s", error)
-        communicator.abort()
-        return EXIT_INTERNAL
-    except RuntimeError as error:
-        logger.error("a step failed: %s", error)
+    except RuntimeError as error:  # EngineDeadError is one
+        # Who aborted the group has said why.
+        level = logging.DEBUG if "aborted by rank" in str(error) else logging.ERROR
+        logger.log(level, "%s: %s", type(error).__name__, error)
         communicator.abort()
         return EXIT_INTERNAL
     return EXIT_CLEAN
