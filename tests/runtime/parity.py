@@ -28,6 +28,7 @@ class Case:
     prompts: list[list[int]]
     answers: list[list[int]]
     gap: float
+    home: tempfile.TemporaryDirectory[str]  # removes `folder` when the process ends
 
 
 def prompts_for(vocab_size: int, seed: int) -> list[list[int]]:
@@ -70,8 +71,8 @@ def case(name: str) -> Case:
             if gap <= GAP:
                 break
         else:
-            folder = Path(tempfile.mkdtemp(prefix=f"radix-{name}-"))
-            return Case(save(model, folder), model, prompts, answers, gap)
+            home = tempfile.TemporaryDirectory(prefix=f"radix-{name}-")
+            return Case(save(model, Path(home.name)), model, prompts, answers, gap, home)
     raise AssertionError(f"no seed of {name} keeps clear of ties")
 
 
