@@ -8,18 +8,18 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 VENV := $(CURDIR)/.venv
 RUN := $(VENV)/bin/python
-KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_cpu.toml -type f \
+KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BACKEND).toml -type f \
     -not -name '*.pyc' -not -name '*.so' -not -name '_build.json' 2>/dev/null)
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
 .PHONY: install serve test test-full test-old-torch lint bench dev wheel
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed-$(BACKEND)
 
-$(VENV)/.installed: $(VENV)/.packages $(KERNEL_SOURCES)
-	$(RUN) tools/build_wheel.py cpu --jobs $(JOBS)
-	$(RUN) -m pip install -q --force-reinstall --no-deps dist/radix_kernels_cpu-*.whl
+$(VENV)/.installed-$(BACKEND): $(VENV)/.packages $(KERNEL_SOURCES)
+	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS)
+	$(RUN) -m pip install -q --force-reinstall --no-deps dist/radix_kernels_$(BACKEND)-*.whl
 	touch $@
 
 $(VENV)/.packages: runtime/pyproject.toml
@@ -30,9 +30,9 @@ $(VENV)/.packages: runtime/pyproject.toml
 	$(RUN) -m pip install -q -e ./runtime
 	touch $@
 
-# The embedded model on port 30000; ARGS="--port 8000 ..." adds flags.
+# The embedded model (or MODEL) on port 30000; ARGS="--port 8000 ..." adds flags.
 serve: install
-	$(VENV)/bin/radix serve $(ARGS)
+	$(VENV)/bin/radix serve $(MODEL) $(ARGS)
 
 $(VENV)/.test-packages: $(VENV)/.packages
 	$(RUN) -m pip install -q -e './runtime[test]' $(if $(findstring triton,$(REQUIRE)),triton)
@@ -53,11 +53,12 @@ test-full: install $(VENV)/.test-packages lint
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3
+OLD_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm activation kv_cache attention linear sampling comm bindings))
 test-old-torch: install
 	rm -rf build/old-torch
-	$(OLD_PYTHON) -m venv --system-site-packages --without-pip build/old-torch
-	$(RUN) -m pip install -q --no-deps --target build/old-torch/site dist/radix_kernels_cpu-*.whl
-	PYTHONPATH=build/old-torch/site:. build/old-torch/bin/python tests/kernel/old_torch.py
+	$(RUN) -m pip install -q --no-deps --target build/old-torch dist/radix_kernels_cpu-*.whl pytest pluggy iniconfig packaging pygments
+	$(OLD_PYTHON) -c "import torch; print('torch', torch.__version__)"
+	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
 
 bench: install
 	$(RUN) -m bench.kernels all
@@ -73,24 +74,3 @@ dev: $(VENV)/.packages
 # each of them into the one wheel.
 wheel: $(VENV)/.packages
 	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS))
-
-# install: .venv with torch, the kernel wheel of BACKEND built from this tree, and the runtime (editable).
-# TORCH says which torch; the default for the CPU is the build without CUDA libraries.
-TORCH ?= $(if $(filter cpu,$(BACKEND)),--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu,torch)
-INSTALLED := .venv/.installed-$(BACKEND)
-KERNEL_SOURCES := $(shell find CMakeLists.txt cmake kernel -type f \
-	! -name '*.so' ! -name '*.pyc' ! -name _build.json ! -path '*/lib/*' 2>/dev/null)
-
-install: $(INSTALLED)
-
-$(INSTALLED): $(KERNEL_SOURCES) pyproject_$(BACKEND).toml runtime/pyproject.toml
-	test -x .venv/bin/python || python3 -m venv .venv
-	.venv/bin/python -m pip install -q $(TORCH) scikit-build-core pybind11 cmake ninja
-	$(MAKE) wheel PYTHON=$(CURDIR)/.venv/bin/python
-	.venv/bin/python -m pip install -q --force-reinstall --no-deps dist/radix_kernels_$(BACKEND)-*.whl
-	.venv/bin/python -m pip install -q -e runtime
-	touch $@
-
-# serve: installs what is missing and serves the embedded demo model (or MODEL) on port 30000; ARGS are further flags.
-serve: install
-	.venv/bin/radix serve $(MODEL) $(ARGS)

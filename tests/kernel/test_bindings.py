@@ -159,7 +159,8 @@ def test_views_that_carry_a_bit_are_refused():
     """DLPack loses the conjugate and negative bits; such views are complex or have stride 2."""
     z = torch.randn(3, 16, dtype=torch.complex64).conj()
     assert z.is_conj() and z.imag.is_neg()
-    with pytest.raises(TypeError, match="input has dtype complex64"):
+    # torch's exchange table passes it on; its __dlpack__ refuses by itself.
+    with pytest.raises((TypeError, ValueError), match="input has dtype complex64|conjugate bit"):
         call("rmsnorm", input=z)
     with pytest.raises(ValueError, match="input has strides"):
         call("rmsnorm", input=z.imag)
