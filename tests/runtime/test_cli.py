@@ -1,0 +1,209 @@
+"""The command `radix`: flags, and every command but `serve` (see test_server_process)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from radix_runtime.cli.flags import Parser, add_server_flags, server_args
+from radix_runtime.cli.generate import read_lines
+from radix_runtime.cli.workload import Record, figures, make_workload, parse_range
+from radix_runtime.config import ServerArgs, flag_name
+from radix_runtime.errors import ConfigError
+from tests.runtime.server_process import ROOT, Server, environment
+
+SMALL = ("--max-total-tokens", "4096", "--num-threads", "1")
+
+
+def radix(*argv: str, stdin: str = "", limit: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "radix_runtime.cli", *argv],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env=environment("/tmp"),
+        check=False,
+    )
+
+
+def parse(*argv: str) -> ServerArgs:
+    parser = Parser(prog="radix serve")
+    add_server_flags(parser)
+    return server_args(parser.parse_args(list(argv)))
+
+
+def test_every_setting_has_a_flag_and_its_default() -> None:
+    assert parse() == ServerArgs()
+    parser = Parser(prog="x")
+    add_server_flags(parser)
+    text = parser.format_help()
+    for field in fields(ServerArgs):
+        assert flag_name(field.name) in text
+
+
+def test_values_and_aliases() -> None:
+    args = parse(
+        "--model", "m", "-tp", "2", "--max-model-len", "99", "--block-size=4", "--dtype", "float32",
+        "--chunked-prefill-size", "-1", "--disable-radix-cache", "--gpu-memory-utilization", "0.5",
+    )  # fmt: skip
+    assert args == ServerArgs(
+        model_path="m", tp_size=2, context_length=99, page_size=4, dtype="float32",
+        chunked_prefill_size=-1, disable_radix_cache=True, mem_fraction_static=0.5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--tp-sise", "2"], "did you mean --tp-size?"),
+        (["--page-siz=3"], "did you mean --page-size?"),
+        (["--max-run", "3"], "unknown flag --max-run"),
+        (["extra"], "extra"),
+        (["--port", "x"], "--port"),
+        (["--dtype", "int3"], "--dtype"),
+    ],
+)
+def test_bad_flags_exit_with_78_and_one_line(
+    argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse(*argv)
+    error = capsys.readouterr().err
+    assert exit.value.code == 78 and text in error and error.count("\n") == 1
+
+
+def test_values_that_cannot_work() -> None:
+    with pytest.raises(ConfigError, match="--page-size"):
+        parse("--page-size", "0")
+
+
+def test_help_version_and_unknown_command() -> None:
+    assert re.fullmatch(r"radix \d+\.\d+\.\d+\n", radix("--version").stdout)
+    overview = radix()
+    assert overview.returncode == 0 and "doctor" in overview.stdout
+    assert radix("sevre").returncode == 78
+    result = radix("serve", "--explain-config", "--page-size", "4", "--api-key", "secret-key")
+    assert "* --page-size" in result.stdout and "secret-key" not in result.stdout
+
+
+def test_doctor() -> None:
+    result = radix("doctor", "--ops")
+    assert "torch" in result.stdout and "rmsnorm" in result.stdout
+    assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
+
+
+def test_generate_keeps_order_and_takes_every_form(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {"prompt": "Hello", "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}},
+        {"messages": [{"role": "user", "content": "What is 2 + 3?"}]},
+        {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 1, "ignore_eos": True}},
+    ]
+    source.write_text("\n".join(json.dumps(line) for line in lines))
+    flags = ["--max-new-tokens", "4", "--temperature", "0", *SMALL]
+    result = radix("generate", str(source), "-o", str(target), *flags)
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [r["index"] for r in records] == [0, 1, 2]
+    assert [r["completion_tokens"] for r in records][::2] == [9, 1]
+    assert records[2]["prompt_tokens"] == 3 and all(isinstance(r["text"], str) for r in records)
+
+
+def test_generate_names_the_bad_line(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    for text in ("{", '{"promt": "x"}', '{"prompt": "x", "input_ids": [1]}', "{}"):
+        file.write_text('{"prompt": "x"}\n\n' + text)
+        with pytest.raises(ConfigError, match="line 3"):
+            read_lines(file)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_lines(tmp_path / "absent")
+
+
+def test_chat_in_process() -> None:
+    stdin = "Hello\n/help\n/reset\n\nHello\n/exit\nnever asked\n"
+    result = radix("chat", "--temperature", "0", "--max-new-tokens", "5", *SMALL, stdin=stdin)
+    assert result.returncode == 0, result.stderr
+    before, _, after = result.stdout.partition("/reset")
+    assert before.strip() and after.strip().splitlines()[-1] == before.strip().splitlines()[0]
+
+
+def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
+    with Server() as server:
+        argv = ("chat", "--url", server.url, "--temperature", "0", "--max-new-tokens", "5")
+        result = radix(*argv, stdin="Hello\n/reset\nHello\n")
+        first, second = result.stdout.splitlines()
+        assert first == second and result.returncode == 0
+        report = tmp_path / "bench.json"
+        result = radix(
+            "bench", "serve", "--url", server.url, "--num-prompts", "6", "--input-len", "20:40",
+            "--output-len", "5:9", "--max-concurrency", "3", "--json", str(report),
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(report.read_text())
+    items = make_workload(None, 6, (20, 40), (5, 9), 1000, 0)
+    assert found["requests"] == 6 and found["failed"] == 0
+    assert found["prompt_tokens"] == sum(len(i.prompt) for i in items)
+    assert found["output_tokens"] == sum(i.output_len for i in items)
+    for name in ("output", "decode", "prefill"):
+        assert found[f"{name}_tokens_per_second"] > 0
+    assert found["ttft_ms"]["p99"] >= found["ttft_ms"]["p50"] > 0 and found["itl_ms"]["p95"] > 0
+    result = radix("chat", "--url", server.url, stdin="Hello\n")
+    assert "error: no answer from the server" in result.stdout
+
+
+def test_bench_offline(tmp_path: Path) -> None:
+    report = tmp_path / "bench.json"
+    workload = ROOT / "bench" / "serving" / "workloads" / "offline256.json"
+    result = radix(
+        "bench", "offline", "--workload", str(workload), "--num-prompts", "2", *SMALL,
+        "--json", str(report),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(report.read_text())
+    lengths = json.loads(workload.read_text())["requests"][:2]
+    assert found["prompt_tokens"] == sum(p for p, _ in lengths)
+    assert found["output_tokens"] == sum(o for _, o in lengths)
+
+
+def test_bench_offline_with_dummy_weights(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "runtime/radix_runtime/demo_model/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    argv = ("--load-format", "dummy", "--num-prompts", "2", "--input-len", "8", "--output-len", "3")
+    result = radix("bench", "offline", str(tmp_path), *argv, *SMALL)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_workloads() -> None:
+    assert parse_range("7") == (7, 7) and parse_range("100:1024") == (100, 1024)
+    for bad in ("0", "5:4", "x"):
+        with pytest.raises(ValueError):
+            parse_range(bad)
+    items = make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
+    assert {len(i.prompt) for i in items} == set(range(3, 10))
+    assert all(0 <= token < 17 for i in items for token in i.prompt)
+    assert items == make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
+    with pytest.raises(ConfigError, match="workload"):
+        make_workload("/no/such/file", None, (1, 1), (1, 1), 9, 0)
+
+
+def test_figures_by_hand() -> None:
+    """Two requests at time 0 and 1; one has failed and counts as such only."""
+    first = Record(10, 0.0, [2.0, 3.0, 5.0], 5.0, output_tokens=3, cached_tokens=4)
+    second = Record(20, 1.0, [4.0, 6.0], 6.0, output_tokens=2)
+    found = figures([first, second, Record(5, 0.0, error="no")])
+    assert (found["requests"], found["failed"]) == (3, 1)
+    assert found["output_tokens_per_second"] == pytest.approx(5 / 6)
+    assert found["prefill_tokens_per_second"] == pytest.approx(26 / 4)
+    assert found["decode_tokens_per_second"] == pytest.approx(3 / 4)
+    assert found["cache_hit_rate"] == pytest.approx(4 / 30)
+    assert found["ttft_ms"]["mean"] == pytest.approx(2500)
+    assert found["tpot_ms"]["max"] == pytest.approx(2000)
+    assert found["itl_ms"]["p50"] == pytest.approx(2000)
+    assert figures([Record(5, 0.0, error="no")]) == {"requests": 1, "failed": 1}
