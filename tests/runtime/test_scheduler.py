@@ -10,7 +10,7 @@ from radix_runtime.messages import unpack_ids
 from radix_runtime.scheduler import policy
 from radix_runtime.scheduler.request import State
 from tests.runtime.fake_engine import fake_logprob, fold, kv_of, oracle
-from tests.runtime.scheduler_rig import Rig
+from tests.runtime.scheduler_rig import Rig, Stream
 
 RNG = np.random.default_rng()
 
@@ -262,15 +262,21 @@ def test_cached_tokens_do_not_depend_on_overlap(page_size: int) -> None:
 
 @BOTH
 def test_text_stop_saves_work_and_sends_nothing_more(overlap: bool) -> None:
-    rig = Rig(overlap=overlap)
-    rig.submit("a", prompt(10), max_new_tokens=100, ignore_eos=True, stop=["x"], n=2, seed=3)
-    while ("a", 0) not in rig.streams or len(rig.streams["a", 0].ids) < 6:
+    rig = Rig(overlap=overlap, page_size=1, pages=256)
+    ids = prompt(10)
+    rig.submit("a", ids, max_new_tokens=100, ignore_eos=True, stop=["x"], n=2, seed=3)
+    rig.submit("b", prompt(10), max_new_tokens=100, ignore_eos=True, stop=["x"])
+    while len(rig.streams.get(("b", 0), Stream()).ids) < 9:
         rig.step()
     rig.text_stop("a", 0, 5)
+    whole = rig.request("b").ids.copy()
+    rig.text_stop("b", 0, 6)
     rig.run()
+    assert len(rig.streams["a", 0].ids) < 12 and len(rig.streams["a", 1].ids) == 100
+    assert rig.scheduler.counters.num_finished_requests_total == 3
+    # What came after the stop is not kept, however late the stop was found.
+    assert rig.life.cache.match_length(whole) == 10 + 6 - 1
     rig.verify_all()
-    assert len(rig.streams["a", 0].ids) < 10 and len(rig.streams["a", 1].ids) == 100
-    assert rig.scheduler.counters.num_finished_requests_total == 2
 
 
 def test_tokens_without_a_reader_travel_in_blocks() -> None:
@@ -435,6 +441,23 @@ def test_unseeded_requests_keep_their_seed_over_retraction() -> None:
     rig.verify_rest()
 
 
+def test_what_a_readmitted_request_computes_is_waited_for() -> None:
+    rig = Rig(chunk=20)  # its second chunk leaves room for the other request
+    rig.submit("a", prompt(12), max_new_tokens=40, ignore_eos=True)
+    while rig.scheduler.counters.generation_tokens_total < 20:
+        rig.step()
+    rig.scheduler.retract_youngest()
+    rig.life.cache.reset()
+    ids = rig.request("a").ids.copy()
+    before = rig.scheduler.counters.prefill_tokens_total
+    rig.submit("b", ids, max_new_tokens=3)
+    while "b" in rig.scheduler.live:
+        rig.step()
+    assert rig.scheduler.counters.prefill_tokens_total - before < len(ids) + 5
+    rig.run()
+    rig.verify_all()
+
+
 @BOTH
 def test_forced_retraction_at_every_step(overlap: bool) -> None:
     for every in (1, 2, 3, 7):
@@ -484,11 +507,12 @@ def expected_prompt_logprobs(ids: np.ndarray, start: int) -> list[float]:
 
 @BOTH
 @pytest.mark.parametrize("chunk", [7, -1])
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("start", [0, 1, 13, 39, 40])
 def test_prompt_logprobs_over_chunks_and_cached_prefixes(
-    start: int, chunk: int, overlap: bool
+    start: int, page_size: int, chunk: int, overlap: bool
 ) -> None:
-    rig = Rig(overlap=overlap, chunk=chunk)
+    rig = Rig(overlap=overlap, chunk=chunk, page_size=page_size, pages=256)
     ids = prompt(40)
     rig.submit("warm", ids, max_new_tokens=1)
     rig.run()
