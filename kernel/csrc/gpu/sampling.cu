@@ -33,6 +33,8 @@ struct Settings {
   const int32_t* top_k;
   const int64_t *seed, *position;
   uint32_t stream;
+
+  __device__ bool has_top_k(int64_t row, int64_t n) const { return top_k[row] > 0 && top_k[row] < n; }
 };
 
 // A candidate: the better of two has the larger score, or the lower id.
@@ -77,22 +79,23 @@ __device__ Candidate draw(const float* logits, int64_t n, float temperature, con
   return block_reduce<kThreads>(best, Better());
 }
 
-__device__ Candidate draw_filtered(const float* logits, int64_t n, float temperature, float largest, int64_t top_k,
-                                   float top_p, float min_p, const Settings& s, int64_t b) {
+__device__ Candidate draw_filtered(const float* logits, int64_t n, float temperature, float largest, const Settings& s,
+                                   int64_t b) {
   const auto key_of = [&](int64_t id) { return order_key(logits[id] / temperature); };
   Border by_k, by_p;
-  if (top_k > 0)
-    by_k = find_border(n, static_cast<uint64_t>(top_k), key_of, [](int64_t, uint32_t) { return uint64_t{1}; });
-  if (top_p < 1) {
+  if (s.has_top_k(b, n))
+    by_k = find_border(n, static_cast<uint64_t>(s.top_k[b]), key_of, [](int64_t, uint32_t) { return uint64_t{1}; });
+  if (s.top_p[b] < 1) {
     const auto mass = [&](int64_t id, uint32_t key) {
       return by_k.keeps(key, id) ? fixed_mass(logits[id] / temperature, largest) : 0;
     };
     uint64_t total = 0;
     for (int64_t id = threadIdx.x; id < n; id += kThreads) total += mass(id, key_of(id));
     total = block_reduce<kThreads>(total, Sum());
-    const double limit = static_cast<double>(top_p) * static_cast<double>(total);
+    const double limit = static_cast<double>(s.top_p[b]) * static_cast<double>(total);
     by_p = find_border(n, limit < 1 ? 1 : static_cast<uint64_t>(ceil(limit)), key_of, mass);
   }
+  const float min_p = s.min_p[b];
   return draw(logits, n, temperature, s, b, [&](int64_t id, float x) {
     const uint32_t key = order_key(x);
     return by_k.keeps(key, id) && by_p.keeps(key, id) && (min_p <= 0 || expf(x - largest) >= min_p);
@@ -115,17 +118,15 @@ __global__ void __launch_bounds__(kThreads) sampling_kernel(Matrix logits_matrix
     return;
   }
   const float temperature = s.temperature[b];
-  const bool top_k = s.top_k[b] > 0 && s.top_k[b] < n;
   Candidate best{0.f, -1};
   if (!(temperature > 0) || !isfinite(largest / temperature)) {
     for (int64_t id = threadIdx.x; id < n; id += kThreads)
       best = Better()(best, {logits[id], static_cast<int32_t>(id)});
     best = block_reduce<kThreads>(best, Better());
-  } else if (!top_k && s.top_p[b] >= 1 && s.min_p[b] <= 0) {
+  } else if (!s.has_top_k(b, n) && s.top_p[b] >= 1 && s.min_p[b] <= 0) {
     best = draw(logits, n, temperature, s, b, [](int64_t, float) { return true; });
   } else {
-    best = draw_filtered(logits, n, temperature, largest / temperature, top_k ? s.top_k[b] : 0, s.top_p[b], s.min_p[b],
-                         s, b);
+    best = draw_filtered(logits, n, temperature, largest / temperature, s, b);
   }
   if (threadIdx.x == 0) out[b] = best.id;
 }
@@ -133,17 +134,19 @@ __global__ void __launch_bounds__(kThreads) sampling_kernel(Matrix logits_matrix
 __global__ void __launch_bounds__(kPointwiseThreads)
     penalties_kernel(Matrix logits, Matrix counts, const int32_t* slots, const float* repetition,
                      const float* frequency, const float* presence) {
-  const int64_t b = blockIdx.y, slot = slots[b];
-  if (slot < 0 || slot >= counts.rows) return;
-  float* x = logits.row<float>(b);
-  const int32_t* words = counts.row<const int32_t>(slot);
-  for (int64_t i = int64_t{blockIdx.x} * kPointwiseThreads + threadIdx.x; i < logits.columns;
-       i += int64_t{gridDim.x} * kPointwiseThreads) {
-    if (words[i] == 0) continue;
-    float y = x[i] > 0 ? x[i] / repetition[b] : x[i] * repetition[b];
-    const int32_t count = words[i] & (kInPrompt - 1);
-    if (count > 0) y -= frequency[b] * static_cast<float>(count) + presence[b];
-    x[i] = y;
+  for (int64_t b = blockIdx.y; b < logits.rows; b += gridDim.y) {
+    const int64_t slot = slots[b];
+    if (slot < 0 || slot >= counts.rows) continue;
+    float* x = logits.row<float>(b);
+    const int32_t* words = counts.row<const int32_t>(slot);
+    for (int64_t i = int64_t{blockIdx.x} * kPointwiseThreads + threadIdx.x; i < logits.columns;
+         i += int64_t{gridDim.x} * kPointwiseThreads) {
+      if (words[i] == 0) continue;
+      float y = x[i] > 0 ? x[i] / repetition[b] : x[i] * repetition[b];
+      const int32_t count = words[i] & (kInPrompt - 1);
+      if (count > 0) y -= frequency[b] * static_cast<float>(count) + presence[b];
+      x[i] = y;
+    }
   }
 }
 
@@ -160,7 +163,8 @@ namespace backend {
 
 void apply_penalties(const rk_apply_penalties_args& args, rk_stream stream) {
   const Matrix logits(*args.logits), counts(*args.counts);
-  const dim3 grid(blocks_for(logits.columns, kPointwiseThreads * 8, 256), static_cast<unsigned>(logits.rows));
+  constexpr int64_t kMostRows = 65535;  // a grid has no more in y
+  const dim3 grid(blocks_for(logits.columns, kPointwiseThreads * 8, 256), blocks_for(logits.rows, 1, kMostRows));
   launch("apply_penalties_inplace", args.logits->device, stream, penalties_kernel, grid, kPointwiseThreads, logits,
          counts, static_cast<const int32_t*>(data_ptr<int32_t>(*args.slots)),
          static_cast<const float*>(data_ptr<float>(*args.repetition)),

@@ -18,7 +18,7 @@ __device__ inline uint32_t order_key(float x) {
 // The ids before the border: key above `key`, or equal to it and id at most `last_id`.
 struct Border {
   uint32_t key = 0;
-  int64_t last_id = INT64_MAX;
+  int32_t last_id = INT32_MAX;
   __device__ bool keeps(uint32_t k, int64_t id) const { return k > key || (k == key && id <= last_id); }
 };
 
@@ -63,10 +63,10 @@ __device__ Border find_border(int64_t n, uint64_t limit, const Key& key_of, cons
     __syncthreads();
   }
   // Among equal keys the lowest ids stay: walk them in order until the limit is reached.
-  __shared__ int64_t last_shared;
-  if (threadIdx.x == 0) last_shared = INT64_MAX;
+  __shared__ int32_t last_shared;
+  if (threadIdx.x == 0) last_shared = INT32_MAX;
   __syncthreads();
-  for (int64_t first = 0; first < n && last_shared == INT64_MAX; first += kSelectThreads) {
+  for (int64_t first = 0; first < n && last_shared == INT32_MAX; first += kSelectThreads) {
     const int64_t id = first + threadIdx.x;
     const uint64_t w = id < n && key_of(id) == prefix ? weight(id, prefix) : 0;
     // Exclusive prefix sum over the block, by warps.
@@ -83,7 +83,7 @@ __device__ Border find_border(int64_t n, uint64_t limit, const Key& key_of, cons
     for (int i = 0; i < warp; i++) offset += warp_sum[i];
     const uint64_t mine = offset + inclusive - w;
     // The last one that is still below the limit and reaches it.
-    if (w && mine < limit && mine + w >= limit) last_shared = id;
+    if (w && mine < limit && mine + w >= limit) last_shared = static_cast<int32_t>(id);
     for (int i = 0; i < kSelectThreads / RK_WARP; i++) before += warp_sum[i];
     __syncthreads();
   }
