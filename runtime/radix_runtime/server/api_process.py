@@ -56,7 +56,9 @@ class ApiProcess:
             generation=hf.load_generation_config(model_dir),
         )
         app = create_app(args, self._manager, health=self._health)
-        options = {**uvicorn_options(args), "timeout_graceful_shutdown": _CLOSE_SECONDS}
+        options = uvicorn_options(args)
+        # Its lines about itself would only repeat the supervisor's.
+        options.update(timeout_graceful_shutdown=_CLOSE_SECONDS, log_level="warning")
         self._server = _Server(uvicorn.Config(app, **options))
 
     def _health(self) -> str | None:
