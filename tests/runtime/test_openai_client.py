@@ -211,7 +211,7 @@ def test_error_after_the_first_chunk(stack: Stack, client: openai.OpenAI) -> Non
     stack.engine.nan_rows = lambda step, row: armed[0]
     stack.delay = 0.01
     try:
-        stream = chat(client, stream=True, max_tokens=200)
+        stream = chat(client, stream=True, max_tokens=200, extra_body={"ignore_eos": True})
         seen = []
         with pytest.raises(openai.APIError) as caught:
             for chunk in stream:
@@ -220,7 +220,7 @@ def test_error_after_the_first_chunk(stack: Stack, client: openai.OpenAI) -> Non
         assert len(seen) > 3 and caught.value.code == "numerical_error", caught.value
         armed[0] = False
         lines = []
-        body = {"messages": HI, "stream": True, "max_tokens": 200}
+        body = {"messages": HI, "stream": True, "max_tokens": 200, "ignore_eos": True}
         with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body) as raw:
             for line in raw.iter_lines():
                 lines.append(line)
