@@ -130,7 +130,8 @@ View& Call::view(const char* name, py::handle object) {
   } else {
     if (!py::hasattr(object, "__dlpack__"))
       raise(RK_DTYPE, (std::string(op_) + ": " + name + " is a '" + Py_TYPE(object.ptr())->tp_name +
-                       "', expected a tensor (an object with __dlpack__)").c_str());
+                       "', expected a tensor (an object with __dlpack__)")
+                          .c_str());
     try {
       view.owner = call_dlpack(py::reinterpret_borrow<py::object>(object), info).release().ptr();
       read_capsule(view, view.owner);
@@ -157,8 +158,7 @@ View& Call::view(const char* name, py::handle object) {
 
 const rk_tensor* Call::out(const char* name, py::handle object) {
   View& v = view(name, object);
-  if (v.read_only)
-    raise(RK_INVALID, (std::string(op_) + ": " + name + " is read-only, the op writes to it").c_str());
+  if (v.read_only) raise(RK_INVALID, (std::string(op_) + ": " + name + " is read-only, the op writes to it").c_str());
   return &v.tensor;
 }
 

@@ -1,5 +1,6 @@
 // The Python module `_bind`: one function an op, with the arguments of the public Python function in its order, all
-// positional, every output passed (last); nothing is allocated here. families.inc is written by CMake: RK_FAMILY(name) for each family of the backend.
+// positional, every output passed (last); nothing is allocated here. families.inc is written by CMake: RK_FAMILY(name)
+// for each family of the backend.
 #include <pybind11/pybind11.h>
 
 #include "bindings/exchange.h"

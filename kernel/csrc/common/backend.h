@@ -1,4 +1,5 @@
-// What every backend (cpu, cuda, rocm) provides besides its ops. The ops are declared family by family in api/<family>.h.
+// What every backend (cpu, cuda, rocm) provides besides its ops. The ops are declared family by family in
+// api/<family>.h.
 #pragma once
 
 #include "radix_kernels/types.h"

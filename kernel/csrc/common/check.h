@@ -28,7 +28,8 @@ Args read_args(const char* op, const Args* args) {
   return out;
 }
 
-// One tensor argument under check. Methods return *this, so that checks read as a sentence; the first that fails throws.
+// One tensor argument under check. Methods return *this, so that checks read as a sentence; the first that fails
+// throws.
 class Arg {
  public:
   Arg(const char* op, const char* name, const rk_tensor* tensor);

@@ -1,6 +1,6 @@
-// The static unwinder of gcc 12 and later asks glibc for _dl_find_object, which is newer (2.35) than the glibc this wheel
-// promises to run on (2.34). It gets this one instead, by dl_iterate_phdr; exceptions are on error paths only. Linked
-// into the library and into each binding, never exported.
+// The static unwinder of gcc 12 and later asks glibc for _dl_find_object, which is newer (2.35) than the glibc this
+// wheel promises to run on (2.34). It gets this one instead, by dl_iterate_phdr; exceptions are on error paths only.
+// Linked into the library and into each binding, never exported.
 #include <dlfcn.h>
 #include <link.h>
 

@@ -18,7 +18,10 @@ inline int element_size(const rk_tensor& t) {
 class Indices {
  public:
   explicit Indices(const rk_tensor& t)
-      : data_(data_ptr<char>(t)), count_(t.shape[0]), step_(t.strides[0] * element_size(t)), wide_(t.dtype.bits == 64) {}
+      : data_(data_ptr<char>(t)),
+        count_(t.shape[0]),
+        step_(t.strides[0] * element_size(t)),
+        wide_(t.dtype.bits == 64) {}
 
   int64_t count() const { return count_; }
   int64_t operator[](int64_t i) const {
@@ -37,9 +40,9 @@ class Indices {
 struct Rows {
   char* data = nullptr;
   int64_t count = 1;
-  int dims = 0;                    // merged dimensions left
-  int64_t size[kMaxDims] = {};     // innermost first
-  int64_t stride[kMaxDims] = {};   // in bytes
+  int dims = 0;                   // merged dimensions left
+  int64_t size[kMaxDims] = {};    // innermost first
+  int64_t stride[kMaxDims] = {};  // in bytes
 
   Rows() = default;
   explicit Rows(const rk_tensor& t, int inner = 1) : data(data_ptr<char>(t)) {

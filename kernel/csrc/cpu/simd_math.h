@@ -10,7 +10,8 @@ namespace radix::cpu::RK_ISA {
 inline Vec exp(Vec x) {
   const Vec clamped = min(set1(89.f), max(set1(-105.f), x));  // operand order lets NaN through
   const Vec n = round_nearest(clamped * set1(1.44269504088896341f));
-  Vec r = fnma(n, set1(0x1.62e4p-1f), clamped);  // ln2 in two parts; the first has trailing zeros, so n times it is exact
+  Vec r =
+      fnma(n, set1(0x1.62e4p-1f), clamped);  // ln2 in two parts; the first has trailing zeros, so n times it is exact
   r = fnma(n, set1(0x1.7f7d1cp-20f), r);
   Vec p = set1(1.f / 5040);
   p = fma(p, r, set1(1.f / 720));

@@ -11,8 +11,13 @@ constexpr int64_t kGrainElements = 16 * 1024;
 
 void rmsnorm(const rk_rmsnorm_args& args, rk_stream) {
   const rk_tensor& in = *args.input;
-  const cpu::RmsnormTask task{Rows(in),      Rows(*args.out),          data_ptr<void>(*args.weight), in.shape[in.ndim - 1],
-                              dtype_of(in), dtype_of(*args.weight), args.eps};
+  const cpu::RmsnormTask task{Rows(in),
+                              Rows(*args.out),
+                              data_ptr<void>(*args.weight),
+                              in.shape[in.ndim - 1],
+                              dtype_of(in),
+                              dtype_of(*args.weight),
+                              args.eps};
   const auto kernel = cpu::norm_kernels().rmsnorm;
   cpu::parallel_for(task.input.count, 1 + kGrainElements / task.hidden,
                     [&](int64_t begin, int64_t end) { kernel(task, begin, end); });
@@ -20,8 +25,13 @@ void rmsnorm(const rk_rmsnorm_args& args, rk_stream) {
 
 void fused_add_rmsnorm(const rk_fused_add_rmsnorm_args& args, rk_stream) {
   const rk_tensor& in = *args.input;
-  const cpu::FusedAddRmsnormTask task{Rows(in),     Rows(*args.residual),     data_ptr<void>(*args.weight),
-                                      in.shape[in.ndim - 1], dtype_of(in), dtype_of(*args.weight), args.eps};
+  const cpu::FusedAddRmsnormTask task{Rows(in),
+                                      Rows(*args.residual),
+                                      data_ptr<void>(*args.weight),
+                                      in.shape[in.ndim - 1],
+                                      dtype_of(in),
+                                      dtype_of(*args.weight),
+                                      args.eps};
   const auto kernel = cpu::norm_kernels().fused_add_rmsnorm;
   cpu::parallel_for(task.input.count, 1 + kGrainElements / task.hidden,
                     [&](int64_t begin, int64_t end) { kernel(task, begin, end); });
