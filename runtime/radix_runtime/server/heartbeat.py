@@ -65,16 +65,18 @@ class StepWatch:
     def __init__(self, heartbeats: Heartbeats, timeout: float) -> None:
         self._heartbeats = heartbeats
         self._timeout = timeout
-        self._completed = -1
+        self._completed = -1  # when last seen busy; -1: was idle
         self._since = 0.0
 
     def hung(self) -> bool:
         """To be asked about once a second."""
         completed, in_flight = self._heartbeats.steps
         now = time.monotonic()
-        if in_flight <= 0 or completed != self._completed:
-            self._completed, self._since = completed, now
+        if in_flight <= 0:
+            self._completed = -1
             return False
+        if completed != self._completed:
+            self._completed, self._since = completed, now
         return now - self._since > self._timeout
 
 
