@@ -67,7 +67,7 @@ def _heading(limits: Limits) -> str:
 
 
 def _share(row: Row, limits: Limits) -> float:
-    """Least time the machine needs over the time taken. Can pass 1 where the limit is a library's."""
+    """Least time the machine needs over the time taken; above 1 where we beat the library's."""
     seconds = row.timings["radix"].median_us / 1e6
     peak = limits.tflops.get(row.case.dtype, limits.tflops[torch.float32])
     return max(row.case.bytes / limits.read_gbs / 1e9, row.case.flops / peak / 1e12) / seconds

@@ -187,7 +187,7 @@ def _sampling_case(
             return logits.argmax(-1)
         probs = (logits / temperature).softmax(-1)
         if top_k > 0:
-            probs, ids = probs.sort(descending=True)
+            probs, _ = probs.sort(descending=True)
             probs[:, top_k:] = 0
             probs[probs.cumsum(-1) - probs > top_p] = 0
         return torch.multinomial(probs, 1)

@@ -1,7 +1,7 @@
 """ServerArgs: every setting of the runtime, once. The command line is generated from it.
 
-A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones), `choices`,
-`group` (section of --help). `flag_name` of field `tp_size` is `--tp-size`; booleans are switches.
+A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones),
+`choices`, `group` (section of --help). `flag_name` of field `tp_size` is `--tp-size`; booleans are switches.
 """
 
 from __future__ import annotations

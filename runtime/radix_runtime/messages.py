@@ -12,7 +12,7 @@ Ids travel as raw little-endian int32 bytes.
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -157,9 +157,9 @@ class TextBatch(_Message):
     deltas: list[TextDelta]
 
 
-Message = Union[
-    Generate, Abort, Control, ControlReply, RequestFailed, TokenBatch, TextStop, TextBatch
-]
+Message = (
+    Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

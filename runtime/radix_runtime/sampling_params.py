@@ -17,8 +17,9 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     the end of the context".
 
     The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature,
-    top_k, top_p on the renormalised rest, min_p against the largest kept. `temperature` 0 is greedy.
-    Without a `seed` the scheduler draws one at admission; choice i of n uses `splitmix64(seed + i)`.
+    top_k, top_p on the renormalised rest, min_p against the largest kept. `temperature` 0 is
+    greedy. Without a `seed` the scheduler draws one at admission; choice i of n uses
+    `splitmix64(seed + i)`.
     """
 
     n: int = 1
