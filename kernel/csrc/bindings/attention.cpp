@@ -18,24 +18,23 @@ rk_attention_options options(float scale, bool causal, int left, int right, floa
 }  // namespace
 
 void bind_attention(py::module_& m) {
-  m.def("flash_attn_with_kvcache",
-        [](py::handle q, py::handle k_cache, py::handle v_cache, py::handle page_table, py::handle kv_lens,
-           py::handle cu_seqlens_q, float scale, bool causal, int left, int right, float softcap, py::handle sinks,
-           py::handle out, py::handle lse) {
-          Call call("flash_attn_with_kvcache");
-          rk_flash_attn_with_kvcache_args args{sizeof args};
-          args.options = options(scale, causal, left, right, softcap);
-          args.q = call.in("q", q);
-          args.k_cache = call.in("k_cache", k_cache);
-          args.v_cache = call.in("v_cache", v_cache);
-          args.page_table = call.in("page_table", page_table);
-          args.kv_lens = call.in("kv_lens", kv_lens);
-          args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
-          args.sinks = call.optional_in("sinks", sinks);
-          args.out = call.out("out", out);
-          args.lse = call.optional_out("lse", lse);
-          call.run(rk_flash_attn_with_kvcache, args);
-        });
+  m.def("flash_attn_with_kvcache", [](py::handle q, py::handle k_cache, py::handle v_cache, py::handle page_table,
+                                      py::handle kv_lens, py::handle cu_seqlens_q, float scale, bool causal, int left,
+                                      int right, float softcap, py::handle sinks, py::handle out, py::handle lse) {
+    Call call("flash_attn_with_kvcache");
+    rk_flash_attn_with_kvcache_args args{sizeof args};
+    args.options = options(scale, causal, left, right, softcap);
+    args.q = call.in("q", q);
+    args.k_cache = call.in("k_cache", k_cache);
+    args.v_cache = call.in("v_cache", v_cache);
+    args.page_table = call.in("page_table", page_table);
+    args.kv_lens = call.in("kv_lens", kv_lens);
+    args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
+    args.sinks = call.optional_in("sinks", sinks);
+    args.out = call.out("out", out);
+    args.lse = call.optional_out("lse", lse);
+    call.run(rk_flash_attn_with_kvcache, args);
+  });
   m.def("flash_attn_varlen",
         [](py::handle q, py::handle k, py::handle v, py::handle cu_seqlens_q, py::handle cu_seqlens_k, float scale,
            bool causal, int left, int right, float softcap, py::handle sinks, py::handle out, py::handle lse) {
@@ -52,18 +51,18 @@ void bind_attention(py::module_& m) {
           args.lse = call.optional_out("lse", lse);
           call.run(rk_flash_attn_varlen, args);
         });
-  m.def("merge_state", [](py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::handle out,
-                          py::handle lse) {
-    Call call("merge_state");
-    rk_merge_state_args args{sizeof args};
-    args.out_a = call.in("out_a", out_a);
-    args.lse_a = call.in("lse_a", lse_a);
-    args.out_b = call.in("out_b", out_b);
-    args.lse_b = call.in("lse_b", lse_b);
-    args.out = call.out("out", out);
-    args.lse = call.out("lse", lse);
-    call.run(rk_merge_state, args);
-  });
+  m.def("merge_state",
+        [](py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::handle out, py::handle lse) {
+          Call call("merge_state");
+          rk_merge_state_args args{sizeof args};
+          args.out_a = call.in("out_a", out_a);
+          args.lse_a = call.in("lse_a", lse_a);
+          args.out_b = call.in("out_b", out_b);
+          args.lse_b = call.in("lse_b", lse_b);
+          args.out = call.out("out", out);
+          args.lse = call.out("lse", lse);
+          call.run(rk_merge_state, args);
+        });
 }
 
 }  // namespace radix::bind

@@ -59,18 +59,17 @@ void bind_linear(py::module_& m) {
     args.desc = &desc;
     call.run(rk_unpack_weight, args);
   });
-  m.def("linear_packed",
-        [](py::handle x, py::handle packed, int64_t n, int64_t k, py::handle bias, py::handle out) {
-          Call call("linear");
-          rk_linear_args args{sizeof args};
-          args.x = call.in("x", x);
-          args.packed = call.in("weight", packed);
-          args.bias = call.optional_in("bias", bias);
-          args.out = call.out("out", out);
-          const auto desc = describe(args.x->dtype, n, k);
-          args.desc = &desc;
-          call.run(rk_linear, args);
-        });
+  m.def("linear_packed", [](py::handle x, py::handle packed, int64_t n, int64_t k, py::handle bias, py::handle out) {
+    Call call("linear");
+    rk_linear_args args{sizeof args};
+    args.x = call.in("x", x);
+    args.packed = call.in("weight", packed);
+    args.bias = call.optional_in("bias", bias);
+    args.out = call.out("out", out);
+    const auto desc = describe(args.x->dtype, n, k);
+    args.desc = &desc;
+    call.run(rk_linear, args);
+  });
   m.def("embedding_packed", [](py::handle ids, py::handle packed, int64_t n, int64_t k, py::handle out) {
     Call call("embedding");
     rk_embedding_args args{sizeof args};

@@ -8,9 +8,9 @@
  *   word 0              abort flag: the rank that gave up, plus one
  *   word 8 * (1 + r)    sequence number of rank r
  *   page-aligned data   [rank][2][max_bytes]
- * All ranks call the same collectives in the same order with equal shapes and dtypes. Waits spin for at most 50 us, then
- * sleep; they end with RK_RUNTIME when a rank aborts or the time limit passes. Calls on one handle must not overlap,
- * except rk_comm_abort. */
+ * All ranks call the same collectives in the same order with equal shapes and dtypes. Waits spin for at most 50 us,
+ * then sleep; they end with RK_RUNTIME when a rank aborts or the time limit passes. Calls on one handle must not
+ * overlap, except rk_comm_abort. */
 typedef struct rk_comm rk_comm;
 
 RK_API rk_status rk_comm_create(const char* path, int32_t rank, int32_t world_size, int64_t max_bytes, double timeout,

@@ -51,8 +51,7 @@ void check_offsets(const char* op, const char* name, const int32_t* cu, int64_t 
     if (cu[b + 1] < cu[b])
       fail(RK_INVALID, "%s: %s[%lld] is %d, less than the one before (%d)", op, name, (long long)b + 1, cu[b + 1],
            cu[b]);
-  if (cu[batch] != total)
-    fail(RK_INVALID, "%s: %s ends at %d, expected %lld", op, name, cu[batch], (long long)total);
+  if (cu[batch] != total) fail(RK_INVALID, "%s: %s ends at %d, expected %lld", op, name, cu[batch], (long long)total);
 }
 
 void check_pages(const char* op, const AttentionTask& t, int64_t batch, int64_t max_pages, int64_t num_pages) {

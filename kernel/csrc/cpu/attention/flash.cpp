@@ -6,8 +6,8 @@
 //     values   part[r] = sum_t p[r][t] v[t]      V rows are read once for the range that all rows see
 //     combine  running (m, l, o) with the part, in the order of positions
 //
-// Decode is bound by reading K and V once; prefill by FMA. Every sum of a row runs in an order that its own position and
-// visible range fix, whichever rows share the tile.
+// Decode is bound by reading K and V once; prefill by FMA. Every sum of a row runs in an order that its own position
+// and visible range fix, whichever rows share the tile.
 #include "cpu/attention/attention.h"
 #include "cpu/attention/merge_state.h"
 
@@ -175,8 +175,7 @@ inline void value_block(const float* p, const T* const* v, int64_t begin, int64_
 template <int Rows, class T>
 void value_rows(const float* p, const T* const* v, int64_t begin, int64_t end, int64_t dim, float* out) {
   int64_t d = 0;
-  for (; d + kVecBlock * W <= dim; d += kVecBlock * W)
-    value_block<Rows, kVecBlock>(p, v, begin, end, dim, d, out);
+  for (; d + kVecBlock * W <= dim; d += kVecBlock * W) value_block<Rows, kVecBlock>(p, v, begin, end, dim, d, out);
   for (; d < dim; d += W) value_block<Rows, 1>(p, v, begin, end, dim, d, out);
 }
 
@@ -250,8 +249,7 @@ class Tile {
       for (int64_t r = i * tile_.group; r < (i + 1) * tile_.group; r++) {
         m[r] = kNegInf;
         l[r] = 0;
-        if (!own.empty())
-          softmax(task_.options, st_.s + r * kSplitTokens, range[i].begin, range[i].end, m[r], l[r]);
+        if (!own.empty()) softmax(task_.options, st_.s + r * kSplitTokens, range[i].begin, range[i].end, m[r], l[r]);
         for (int64_t d = 0; d < dim_; d += W) store(st_.part + r * dim_ + d, zero());
       }
     }
@@ -265,8 +263,7 @@ class Tile {
   void add_values(const Range* range, Range common) {
     const int64_t group = tile_.group;
     if (common.empty()) {
-      for (int64_t i = 0; i < tile_.tokens; i++)
-        values(st_, i * group, group, range[i].begin, range[i].end, dim_);
+      for (int64_t i = 0; i < tile_.tokens; i++) values(st_, i * group, group, range[i].begin, range[i].end, dim_);
       return;
     }
     for (int64_t i = 0; i < tile_.tokens; i++) values(st_, i * group, group, range[i].begin, common.begin, dim_);

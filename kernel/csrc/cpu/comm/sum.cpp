@@ -37,8 +37,7 @@ void sum(DType dtype, const void* const* parts, int count, void* out, int64_t n)
     case DType::i32: return sum_plain<uint32_t>(parts, count, out, n);
     case DType::i64: return sum_plain<uint64_t>(parts, count, out, n);
     case DType::f64: return sum_plain<double>(parts, count, out, n);
-    default:
-      dispatch_float(dtype, [&](auto type) { sum_floats<typename decltype(type)::type>(parts, count, out, n); });
+    default: dispatch_float(dtype, [&](auto type) { sum_floats<typename decltype(type)::type>(parts, count, out, n); });
   }
 }
 

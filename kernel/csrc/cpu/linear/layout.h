@@ -14,9 +14,15 @@ namespace radix::cpu::linear_layout {
 constexpr int64_t kBlockN = 16;
 constexpr int64_t kPadK = 32;
 
-constexpr int64_t padded_k(int64_t k) { return (k + kPadK - 1) / kPadK * kPadK; }
-constexpr int64_t num_blocks(int64_t n) { return (n + kBlockN - 1) / kBlockN; }
-constexpr int64_t elements(int64_t n, int64_t k) { return num_blocks(n) * kBlockN * padded_k(k); }
+constexpr int64_t padded_k(int64_t k) {
+  return (k + kPadK - 1) / kPadK * kPadK;
+}
+constexpr int64_t num_blocks(int64_t n) {
+  return (n + kBlockN - 1) / kBlockN;
+}
+constexpr int64_t elements(int64_t n, int64_t k) {
+  return num_blocks(n) * kBlockN * padded_k(k);
+}
 
 // Offset of weight element (n, k) in elements.
 constexpr int64_t pairs16_offset(int64_t n, int64_t k, int64_t kp) {

@@ -178,8 +178,7 @@ void amx_group(const Problem& p, const bf16* x, int64_t m0, int64_t m1, int64_t 
     } else {
       amx_tile<1>(x + m * p.kp, w, count == 2 ? kBlockN * p.kp : 0, p.kp, acc);
     }
-    for (int64_t b = 0; b < count; b++)
-      store<bf16>(p, acc + b * 16, 32, m, lesser(32, m1 - m), (block + b) * kBlockN);
+    for (int64_t b = 0; b < count; b++) store<bf16>(p, acc + b * 16, 32, m, lesser(32, m1 - m), (block + b) * kBlockN);
   }
 }
 

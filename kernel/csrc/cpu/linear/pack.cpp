@@ -46,8 +46,7 @@ void pack(const rk_pack_weight_args& a) {
   const int64_t row = a.weight->strides[0], col = a.weight->strides[1];
   for_blocks(desc, [&](int64_t n0, int64_t n1) {
     std::memset(packed + n0 * padded_k(desc.k), 0, kBlockN * padded_k(desc.k) * sizeof(T));
-    for_elements(desc, n0, n1,
-                 [&](int64_t n, int64_t k, int64_t at) { packed[at] = weight[n * row + k * col]; });
+    for_elements(desc, n0, n1, [&](int64_t n, int64_t k, int64_t at) { packed[at] = weight[n * row + k * col]; });
   });
 }
 
@@ -57,8 +56,7 @@ void unpack(const rk_unpack_weight_args& a) {
   T* weight = data_ptr<T>(*a.weight);
   const int64_t row = a.weight->strides[0], col = a.weight->strides[1];
   for_blocks(*a.desc, [&](int64_t n0, int64_t n1) {
-    for_elements(*a.desc, n0, n1,
-                 [&](int64_t n, int64_t k, int64_t at) { weight[n * row + k * col] = packed[at]; });
+    for_elements(*a.desc, n0, n1, [&](int64_t n, int64_t k, int64_t at) { weight[n * row + k * col] = packed[at]; });
   });
 }
 
@@ -98,7 +96,9 @@ void unpack_weight(const rk_unpack_weight_args& args, rk_stream) {
   dispatch_float(weight_type(*args.desc), [&](auto type) { unpack<typename decltype(type)::type>(args); });
 }
 
-void linear(const rk_linear_args& args, rk_stream) { linear_kernels().linear(args); }
+void linear(const rk_linear_args& args, rk_stream) {
+  linear_kernels().linear(args);
+}
 
 void embedding(const rk_embedding_args& args, rk_stream) {
   const int64_t tokens = args.ids->shape[0];

@@ -189,8 +189,9 @@ void count_tokens(const rk_count_tokens_args& args, rk_stream) {
 }
 
 void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& args, rk_stream) {
-  const Settings s{data_ptr<float>(*args.temperature), data_ptr<float>(*args.top_p), data_ptr<float>(*args.min_p),
-                   data_ptr<int32_t>(*args.top_k), data_ptr<int64_t>(*args.seed), data_ptr<int64_t>(*args.position)};
+  const Settings s{data_ptr<float>(*args.temperature), data_ptr<float>(*args.top_p),
+                   data_ptr<float>(*args.min_p),       data_ptr<int32_t>(*args.top_k),
+                   data_ptr<int64_t>(*args.seed),      data_ptr<int64_t>(*args.position)};
   int32_t* out = data_ptr<int32_t>(*args.out);
   parallel_for(args.logits->shape[0], 1, [&](int64_t begin, int64_t end) noexcept {
     for (int64_t b = begin; b < end; b++)
