@@ -153,8 +153,8 @@ class Rig:
     def _receive(self, delta: TokenDelta) -> None:
         key = (delta.rid, delta.choice)
         if delta.rid in self.failed:
-            finish = delta.finish
-            assert finish is None or finish.type == "abort" or key not in self.streams
+            # Only the detokenizer is told, so that it forgets what it had begun.
+            assert delta.finish is not None and delta.finish.type == "abort" and key in self.streams
             return
         first = key not in self.streams
         stream = self.streams.setdefault(key, Stream())

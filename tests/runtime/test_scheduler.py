@@ -441,6 +441,21 @@ def test_unseeded_requests_keep_their_seed_over_retraction() -> None:
     rig.verify_rest()
 
 
+@BOTH
+def test_the_youngest_is_retracted_and_the_oldest_never(overlap: bool) -> None:
+    rig = Rig(pages=24, page_size=4, overlap=overlap, schedule_conservativeness=0.0)
+    for i in range(4):
+        rig.submit(str(i), prompt(12), max_new_tokens=60, ignore_eos=True)
+    for _ in range(4):
+        rig.step()
+    rig.scheduler.retract_youngest()
+    assert [r.rid for r in rig.life.waiting] == ["3"]
+    requests = [rig.request(str(i)) for i in range(4)]
+    rig.run()
+    assert requests[0].retractions == 0 and requests[3].retractions > 1
+    rig.verify_all()
+
+
 def test_what_a_readmitted_request_computes_is_waited_for() -> None:
     rig = Rig(chunk=20)  # its second chunk leaves room for the other request
     rig.submit("a", prompt(12), max_new_tokens=40, ignore_eos=True)

@@ -207,6 +207,7 @@ class Scheduler:
 
     def _fail(self, rid: str, status: int, code: str, detail: str, *, poisoned: bool) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
+        self.output.flush()  # what came before the error leaves before it
         self.outbox.send(RequestFailed(rid, status, code, detail))
         for request in list(self.live[rid]):
             request.poisoned = poisoned
