@@ -317,6 +317,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
         ("n", [3], {"n": 17}, "invalid_value"),
         ("start", [3], {"logprob_start": 2}, "invalid_value"),
         ("top", [3], {"top_logprobs": -1}, "invalid_value"),
+        ("", [3], {}, "invalid_value"),
     ]
     for rid, ids, fields, code in cases:
         rig.submit(rid, ids, **fields)
@@ -570,6 +571,19 @@ def test_prompt_logprobs_come_in_blocks() -> None:
     assert len(got.ids) == 4 * 2500
     values = np.frombuffer(got.logprobs, "<f4")
     np.testing.assert_array_equal(values, np.float32(expected_prompt_logprobs(ids, 0)))
+
+
+@BOTH
+def test_prefill_only_waits_for_its_last_chunk(overlap: bool) -> None:
+    rig = Rig(chunk=8, overlap=overlap)
+    ids = prompt(21)
+    rig.submit("a", ids, max_new_tokens=0, logprob_start=0)
+    rig.run()
+    (got,) = rig.streams["a", 0].prompt_logprobs
+    values = np.frombuffer(got.logprobs, "<f4")
+    np.testing.assert_array_equal(values, np.float32(expected_prompt_logprobs(ids, 0)))
+    assert rig.streams["a", 0].deltas == 1
+    rig.verify_all()
 
 
 # Faults ---------------------------------------------------------------------------------------

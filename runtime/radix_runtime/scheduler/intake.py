@@ -56,6 +56,8 @@ class Intake:
         return len(message.input_ids) // 4 + message.sampling.max_new_tokens
 
     def _check(self, message: Generate) -> None:
+        if not message.rid:  # an Abort without an id ends everything
+            raise _invalid("rid", "the request id is empty")
         if len(message.input_ids) % 4:
             raise _invalid("input_ids", "input_ids must be int32")
         ids = unpack_ids(message.input_ids)

@@ -161,12 +161,7 @@ class Scheduler:
             self._check_queue(len(requests))
         except RequestError as error:
             self.counters.num_refused_requests_total += 1
-            self.outbox.send(
-                RequestFailed(
-                    message.rid, error.status, error.code, error.message,
-                    error.param, error.retry_after,
-                )
-            )  # fmt: skip
+            self._send_error(message.rid, error)
             return
         self.live[message.rid] = requests
         self.life.waiting.extend(requests)
@@ -205,10 +200,16 @@ class Scheduler:
                 self.counters.num_finished_requests_total += 1
                 return
 
+    def _send_error(self, rid: str, error: RequestError) -> None:
+        self.output.flush()  # what came before the error leaves before it
+        failed = RequestFailed(
+            rid, error.status, error.code, error.message, error.param, error.retry_after
+        )
+        self.outbox.send(failed)
+
     def _fail(self, rid: str, status: int, code: str, detail: str, *, poisoned: bool) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
-        self.output.flush()  # what came before the error leaves before it
-        self.outbox.send(RequestFailed(rid, status, code, detail))
+        self._send_error(rid, RequestError(status, code, detail))
         for request in list(self.live[rid]):
             request.poisoned = poisoned
             if request.started:
