@@ -14,6 +14,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
 from radix_runtime.hf import Tokenizer
 from radix_runtime.messages import (
     FinishReason,
@@ -29,7 +31,6 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.detokenizer import Detokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and STOP means stop. END",

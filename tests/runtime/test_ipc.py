@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import (
     Abort,

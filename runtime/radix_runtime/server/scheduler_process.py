@@ -45,7 +45,7 @@ class LoadLog:
         self._last = stats
         prompt, cached = since["prefill_tokens_total"], since["cached_tokens_total"]
         output = since["generation_tokens_total"]
-        if not (prompt or output):
+        if prompt + output < seconds:  # next to nothing, as a health probe
             return
         log.info(
             "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, "
