@@ -71,6 +71,6 @@ dev: $(VENV)/.packages
 	PYTHON=$(RUN) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" tools/dev_build.sh
 
 # dist/radix_kernels_<backend>-<version>-py3-none-manylinux_*.whl. PYTHONS="/path/python3.10 ..." puts a binding for
-# each of them into the one wheel.
+# each of them into the one wheel; ARCHS="90a-real" (ROCm: "gfx942") builds for those GPUs only.
 wheel: $(VENV)/.packages
-	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS))
+	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ARCHS),--archs "$(ARCHS)")

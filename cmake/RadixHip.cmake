@@ -1,7 +1,10 @@
 # The ROCm backend: csrc/gpu as HIP by any clang with the AMDGPU target, ROCm's amdclang++ or a distribution's. Custom
 # commands and not CMake's HIP language, which insists on an installed ROCm and on linking libamdhip64: the library finds
 # the HIP runtime when it is first used (csrc/rocm/hip_shim.cpp).
-set(RADIX_HIP_ARCHS gfx90a gfx942 CACHE STRING "AMD GPU targets")
+set(_archs gfx90a gfx942)
+if(RADIX_ARCHS)
+  set(_archs ${RADIX_ARCHS})
+endif()
 find_program(RADIX_HIPCXX NAMES amdclang++ clang++-21 clang++-20 clang++-19
              HINTS $ENV{ROCM_PATH}/llvm/bin /opt/rocm/llvm/bin REQUIRED)
 if(DEFINED ENV{ROCM_PATH})
@@ -26,7 +29,7 @@ if(RADIX_ROCM_PATH STREQUAL "/usr" AND EXISTS ${_bitcode})
     file(CREATE_LINK ${library} ${_links}/${_name} SYMBOLIC)
   endforeach()
   set(_isa_942 9402)
-  foreach(arch ${RADIX_HIP_ARCHS})
+  foreach(arch ${_archs})
     string(REPLACE "gfx" "" _number ${arch})
     set(_constant ${_links}/oclc_isa_version_${_number}.bc)
     if(NOT EXISTS ${_constant} AND DEFINED _isa_${_number})
@@ -39,7 +42,7 @@ if(RADIX_ROCM_PATH STREQUAL "/usr" AND EXISTS ${_bitcode})
   endforeach()
   list(APPEND _flags --rocm-device-lib-path=${_links})
 endif()
-foreach(arch ${RADIX_HIP_ARCHS})
+foreach(arch ${_archs})
   list(APPEND _flags --offload-arch=${arch})
 endforeach()
 foreach(folder ${RADIX_INCLUDES})
@@ -53,7 +56,7 @@ foreach(source ${RADIX_GPU_SOURCES})
   add_custom_command(OUTPUT ${_object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/hip
     COMMAND ${RADIX_HIPCXX} ${_flags} -MD -MF ${_object}.d -MT hip/${_name}.o -c ${source} -o ${_object}
-    DEPENDS ${source} DEPFILE ${_object}.d COMMENT "HIP ${_name}.cu [${RADIX_HIP_ARCHS}]" VERBATIM)
+    DEPENDS ${source} DEPFILE ${_object}.d COMMENT "HIP ${_name}.cu [${_archs}]" VERBATIM)
   set_source_files_properties(${_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_sources(radix_kernels PRIVATE ${_object})
 endforeach()

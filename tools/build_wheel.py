@@ -59,12 +59,13 @@ def stage(backend: str, target: Path) -> None:
         os.utime(copy)  # newer than what was built from the last copy
 
 
-def build(backend: str, folder: Path, pythons: list[str], jobs: int) -> Path:
+def build(backend: str, folder: Path, pythons: list[str], archs: str, jobs: int) -> Path:
     """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
+    command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
     if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
         command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
@@ -113,13 +114,14 @@ def main() -> None:
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--pythons", nargs="*", default=[], help="interpreters to bind for")
+    parser.add_argument("--archs", default="", help="GPU targets instead of a release's, as CMake's list")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     folder = ROOT / "build" / f"{args.backend}-wheel"
     (folder / "src").mkdir(parents=True, exist_ok=True)
     args.dist.mkdir(parents=True, exist_ok=True)
     stage(args.backend, folder / "src")
-    built = build(args.backend, folder, args.pythons, args.jobs)
+    built = build(args.backend, folder, args.pythons, args.archs, args.jobs)
     wheel = retag(built, args.dist)
     shutil.rmtree(built.parent)
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.kernel import helpers
+from tests.kernel import helpers, on_device
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which may be in any test module.
@@ -17,7 +17,21 @@ if not torch.cuda.is_available():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
+    parser.addoption("--device", choices=on_device.DEVICES, default="cpu", help="where ops run")
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = request.config.getoption("--device")
+    if device != "cpu":
+        if request.node.get_closest_marker("cpu_only"):
+            pytest.skip("on the CPU only")
+        on_device.patch(monkeypatch, device)
 
 
 @pytest.fixture(autouse=True, scope="session")

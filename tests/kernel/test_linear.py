@@ -121,6 +121,7 @@ def test_embedding(dtype, index, tokens, rng):
         assert_same_bits(rk.embedding(ids, weight), out.view.contiguous())
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("bad", [-1, 37])
 def test_embedding_checks_ids(bad, rng):
     w = spread((37, 16), torch.float32, rng)
@@ -164,6 +165,7 @@ def test_errors():
             rk.embedding(torch.tensor([1]), weight, out=torch.ones(1, 8).half())
 
 
+@pytest.mark.cpu_only
 def test_numpy_arrays(rng):
     x, w = spread((3, 20), torch.float32, rng), spread((9, 20), torch.float32, rng)
     out = rk.linear(x.numpy(), rk.pack_weight(w.numpy()))

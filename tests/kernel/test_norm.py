@@ -132,6 +132,7 @@ def test_errors_name_the_argument(change, error, text):
         rk.rmsnorm(args["input"], args["weight"], out=args["out"])
 
 
+@pytest.mark.cpu_only
 def test_other_frameworks(rng):
     x = spread((3, 32), torch.float32, rng)
     w = torch.ones(32)

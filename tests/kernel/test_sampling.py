@@ -410,5 +410,9 @@ def test_errors():
         rk.count_tokens_inplace(torch.zeros(2, 8), slots, slots)
     with pytest.raises(ValueError, match="top_n"):
         rk.token_logprobs(logits, slots, 9)
+
+
+@pytest.mark.cpu_only
+def test_token_logprobs_checks_ids():
     with pytest.raises(ValueError, match="ids"):
-        rk.token_logprobs(logits, slots + 8)
+        rk.token_logprobs(torch.zeros(2, 8), torch.full((2,), 8, dtype=torch.int32))

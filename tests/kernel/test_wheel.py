@@ -1,4 +1,5 @@
-"""What is in the wheels of dist/ (see `make wheel`): dependencies, symbols, size, tag."""
+"""What is in the wheels of dist/ (see `make wheel`), or in those that the tests of a GPU's wheel have
+built: dependencies, symbols, size, tag."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernel.gpu_objects import TEST_WHEELS
+
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = (ROOT / "kernel" / "VERSION").read_text().strip()
 TAG = "py3-none-manylinux_2_34_x86_64"
@@ -29,7 +32,7 @@ def wheel(request) -> Path:
     """The backend's wheel; the CPU's is built when it is not there."""
     backend = request.param
     pattern = f"radix_kernels_{backend}-*.whl"
-    found = sorted((ROOT / "dist").glob(pattern))
+    found = sorted((ROOT / "dist").glob(pattern)) or sorted(TEST_WHEELS.glob(pattern))
     if not found and backend != "cpu":
         text = f"no {backend} wheel in dist/ (make wheel BACKEND={backend})"
         assert REQUIRED[backend] not in os.environ.get("REQUIRE", "").split(","), text

@@ -112,7 +112,7 @@ def linear(
     tx, tb, to = (_arrays.as_torch(t) for t in (x, bias, out))
     tw = _rows(weight) if isinstance(weight, PackedWeight) else _arrays.as_torch(weight)
     _check_linear(op, tx, tw, tb, to)
-    reference.linear(tx, tw, tb, out=to, compute_dtype=_accumulator(tx))
+    reference.linear(tx, tw, tb, out=to, compute_dtype=_accumulator(tx, tb))
     return out
 
 
@@ -162,11 +162,13 @@ def _rows(weight: PackedWeight) -> Any:
     return _arrays.as_torch(weight.data).view(getattr(torch, weight.dtype)).view(weight.shape)
 
 
-def _accumulator(x: Any) -> Any:
-    # On a GPU torch's GEMM accumulates in float32 itself; on the CPU the reference widens.
+def _accumulator(x: Any, bias: Any) -> Any:
+    # On a GPU torch's GEMM accumulates in float32 itself, and adds a bias of its own dtype there;
+    # on the CPU the reference widens.
     import torch
 
-    return torch.float32 if x.device.type == "cpu" else x.dtype
+    plain = x.device.type != "cpu" and (bias is None or bias.dtype == x.dtype)
+    return x.dtype if plain else torch.float32
 
 
 def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:

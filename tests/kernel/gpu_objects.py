@@ -1,0 +1,241 @@
+"""What device code a GPU library holds: kernels by name, registers, spills, instructions.
+
+Reads the compiler's own records (ELF notes, cuobjdump); nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST_WHEELS = ROOT / "build/test-wheels"
+_BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+_PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
+
+
+def _table() -> set[str]:
+    names = {"count_kernel", "penalties_kernel", "sampling_kernel", "logprobs_kernel"}
+    names |= {f"store_kernel<{word}>" for word in ("Wide", "unsigned int", "unsigned short")}
+    for dtype, pack in _PACK.items():
+        names.add(f"rope_kernel<{dtype}>")
+        for n in (pack, 1):
+            for act in ("Silu", "Gelu", "GeluTanh"):
+                names.add(f"gated_kernel<{act}, {n}, {dtype}>")
+            for weight in {dtype, "float"}:
+                for norm in ("rmsnorm_kernel", "fused_add_rmsnorm_kernel"):
+                    names.add(f"{norm}<{n}, {dtype}, {weight}>")
+    return names
+
+
+# Every kernel of csrc/gpu, as `short_names` spells it.
+KERNELS = _table()
+# Those that move 16 bytes a time.
+WIDE = {name for name in KERNELS if re.search(r"<Wide>|[< ](4|8), ", name)}
+
+
+def short_names(mangled: list[str]) -> list[str]:
+    """`rmsnorm_kernel<8, bf16, float>` for each symbol."""
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout
+    names = []
+    for line in text.splitlines():
+        plain = re.sub(r"radix::|gpu::|\(anonymous namespace\)::|^void ", "", line)
+        names.append(re.sub(r"\(int\)", "", plain.split("(")[0] if "<" not in plain else plain))
+    return [re.match(r"\w+(<[^(]*>)?", name)[0] for name in names]  # type: ignore[index]
+
+
+def tool(*names: str) -> str | None:
+    """The first of these programs that is installed."""
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def need(what: str, found: object) -> None:
+    """Skips the module when a compiler is missing, or fails where REQUIRE names it."""
+    if not found:
+        text = f"the {what} compiler or its tools are not installed"
+        if what in os.environ.get("REQUIRE", "").split(","):
+            pytest.fail(text)
+        pytest.skip(text)
+
+
+def build_wheel(backend: str, folder: Path) -> Path:
+    """Builds (incrementally) the backend's wheel; unpacks it and returns the library's path.
+
+    It goes to TEST_WHEELS: dist/ may hold a release.
+    """
+    command = [sys.executable, "tools/build_wheel.py", backend, "--dist", str(TEST_WHEELS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (wheel,) = TEST_WHEELS.glob(f"radix_kernels_{backend}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder / "radix_kernels/lib/libradix_kernels.so"
+
+
+def importable(folder: Path) -> str:
+    """What `capabilities()` of an unpacked wheel says, by an interpreter that sees nothing else."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+        "import radix_kernels as rk\n"
+        "facts = rk.capabilities()\n"
+        "print(facts['backend'], facts['isa'], facts['devices'], rk._loader.reason, sep='|')\n"
+        "print(facts['ops']['rmsnorm']['bfloat16'])"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ------------------------------------------------------------------ AMD
+
+
+@dataclass(frozen=True)
+class AmdKernel:
+    """One kernel in one code object; `facts` are the metadata's integers."""
+
+    facts: dict[str, int]
+    instructions: collections.Counter[str]
+
+
+@dataclass(frozen=True)
+class AmdObject:
+    abi_version: int
+    flags: str
+    kernels: dict[str, AmdKernel]
+
+
+def amd_objects(library: Path) -> dict[str, list[AmdObject]]:
+    """gfx target -> its code objects, one for each source file with kernels."""
+    found = collections.defaultdict(list)
+    for target, elf in _bundled(library.read_bytes()):
+        found[target].append(_amd_object(target, elf))
+    return found
+
+
+def _bundled(blob: bytes) -> list[tuple[str, bytes]]:
+    assert b"CCOB" not in blob, "a compressed bundle: old runtimes cannot read it"
+    out, at = [], blob.find(_BUNDLE)
+    while at >= 0:
+        (count,) = struct.unpack_from("<Q", blob, at + 24)
+        entry = at + 32
+        for _ in range(count):
+            offset, size, length = struct.unpack_from("<QQQ", blob, entry)
+            triple = blob[entry + 24 : entry + 24 + length].decode()
+            entry += 24 + length
+            if triple.startswith("hip") and size:
+                out.append((triple.rpartition("-")[2], blob[at + offset : at + offset + size]))
+        at = blob.find(_BUNDLE, entry)
+    return out
+
+
+def _amd_object(target: str, elf: bytes) -> AmdObject:
+    with tempfile.NamedTemporaryFile(suffix=".hsaco") as file:
+        file.write(elf)
+        file.flush()
+        notes = _run("llvm-readelf", "-h", "--notes", file.name)
+        code = _run("llvm-objdump", "-d", f"--mcpu={target}", file.name)
+    counts = _instructions(code)
+    mangled, facts = [], []
+    for text in re.split(r"(?m)^  - (?=\.agpr_count)", notes)[1:]:
+        mangled.append(re.search(r"\.name: +(\S+)", text)[1])  # type: ignore[index]
+        facts.append({k: int(v) for k, v in re.findall(r"(?m)^ *\.(\w+): +(\d+)$", text)})
+        facts[-1]["dynamic_stack"] = int("uses_dynamic_stack: true" in text)
+    kernels = {
+        short: AmdKernel(values, counts[name])
+        for short, name, values in zip(short_names(mangled), mangled, facts, strict=True)
+    }
+    version = re.search(r"ABI Version: +(\d+)", notes)
+    flags = re.search(r"Flags: +(.*)", notes)
+    assert version and flags
+    return AmdObject(int(version[1]), flags[1], kernels)
+
+
+def _instructions(disassembly: str) -> dict[str, collections.Counter[str]]:
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    current = ""
+    for line in disassembly.splitlines():
+        if begin := re.match(r"[0-9a-f]+ <(.+)>:$", line):
+            current = begin[1]
+        elif op := re.match(r"\s+([a-z]\w+)", line):
+            counts[current][re.sub(r"_e(32|64)$", "", op[1])] += 1
+    return counts
+
+
+def _run(name: str, *args: str) -> str:
+    program = llvm(name)
+    assert program
+    return subprocess.run([program, *args], capture_output=True, text=True, check=True).stdout
+
+
+def llvm(name: str) -> str | None:
+    """An LLVM tool by any of its names, ROCm's first."""
+    places = "/opt/rocm/llvm/bin", *(f"/usr/lib/llvm-{n}/bin" for n in (21, 20, 19))
+    path = os.pathsep.join([*places, os.environ.get("PATH", "")])
+    return shutil.which(name, path=path) or tool(*(f"{name}-{n}" for n in (21, 20, 19)))
+
+
+# ------------------------------------------------------------------ NVIDIA
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    registers: int
+    stack: int
+    shared: int
+    local: int
+
+
+def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
+    """sm_XX -> kernels in its machine code."""
+    program = cuobjdump()
+    assert program
+    text = subprocess.run(
+        [program, "-res-usage", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    found: dict[str, dict[str, CudaKernel]] = collections.defaultdict(dict)
+    rows: list[tuple[str, str, CudaKernel]] = []
+    arch = ""
+    pattern = r"arch = (\S+)|Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
+    for match in re.finditer(pattern, text):
+        if match[1]:
+            arch = match[1]
+        else:
+            rows.append((arch, match[2], CudaKernel(*(int(match[i]) for i in range(3, 7)))))
+    for short, (arch, _, kernel) in zip(short_names([r[1] for r in rows]), rows, strict=True):
+        found[arch][short] = kernel
+    return found
+
+
+def ptx_kernels(library: Path) -> dict[str, set[str]]:
+    """sm_XX -> kernels in its PTX."""
+    program = cuobjdump()
+    assert program
+    text = subprocess.run([program, "-ptx", str(library)], capture_output=True, text=True).stdout
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    target = ""
+    for match in re.finditer(r"(?m)^\.target (\w+)|\.entry (\w+)", text):
+        if match[1]:
+            target = match[1]
+        else:
+            found[target].update(short_names([match[2]]))
+    return found
+
+
+def cuobjdump() -> str | None:
+    """The toolkit's, or the one that Triton's package brings."""
+    here = Path(sys.prefix).glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/cuobjdump")
+    return tool("cuobjdump", "/usr/local/cuda/bin/cuobjdump", *map(str, here))

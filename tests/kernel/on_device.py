@@ -1,0 +1,104 @@
+"""Runs the public ops on a GPU for tests that make and check their tensors on the CPU.
+
+For the time of a call the storages behind the arguments are copied to the GPU as they are, with the
+poison around and between the rows, and back afterwards: a write outside of a view is seen on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import radix_kernels
+
+DEVICES = ("cpu", "cuda", "cupy")  # cupy: on the GPU, in CuPy's arrays
+_PACKING = ("pack_weight", "unpack_weight")
+_GPU = "cuda"
+_LARGE = 1 << 30  # bytes; of a larger storage only the view is copied
+
+
+def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Every op of radix_kernels runs on the GPU until the monkeypatch is undone."""
+    for name in (*radix_kernels.capabilities()["ops"], *_PACKING):
+        original = getattr(radix_kernels, name)
+        monkeypatch.setattr(radix_kernels, name, _moved(original, device))
+
+
+def _moved(op: Callable[..., Any], device: str) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        trip = _Trip(device)
+        there = [trip.send(x) for x in args]
+        given = {name: trip.send(x) for name, x in options.items()}
+        try:
+            result = op(*there, **given)
+        finally:
+            torch.cuda.synchronize()
+            trip.copy_back()
+        return trip.receive(result)
+
+    return call
+
+
+class _Trip:
+    """The tensors of one call: views of one storage stay views of one storage."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._storages: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []  # of large storages
+        self._origin: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def send(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
+            return x
+        there: Any = self._view(x)
+        if self._device == "cupy":
+            there = _as_cupy(there)
+        self._origin[id(there)] = (there, x)  # holds it, so that its id stays its own
+        return there
+
+    def _view(self, x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        key = storage.data_ptr() or id(x), x.dtype
+        large = storage.nbytes() > _LARGE
+        if key not in self._storages:
+            flat = torch.empty(0, dtype=x.dtype).set_(storage)  # type: ignore[call-overload]
+            copy = torch.empty_like(flat, device=_GPU)
+            self._storages[key] = flat, copy if large else copy.copy_(flat)
+        there = self._storages[key][1].as_strided(x.shape, x.stride(), x.storage_offset())
+        if large:
+            there.copy_(x)
+            self._views.append((x, there))
+        return there
+
+    def copy_back(self) -> None:
+        for flat, copy in self._storages.values():
+            if flat.nbytes <= _LARGE:
+                flat.copy_(copy)
+        for view, copy in self._views:
+            view.copy_(copy)
+
+    def receive(self, result: Any) -> Any:
+        if isinstance(result, tuple):
+            return tuple(self.receive(x) for x in result)
+        if id(result) in self._origin:
+            return self._origin[id(result)][1]
+        if isinstance(result, torch.Tensor):
+            return result.cpu()
+        if hasattr(result, "__dlpack__"):
+            assert self._device == "cupy", "the result is of another framework than the arguments"
+            return torch.from_dlpack(result).cpu()
+        return result
+
+
+def _as_cupy(x: torch.Tensor) -> Any:
+    cupy = pytest.importorskip("cupy")
+    try:
+        return cupy.from_dlpack(x)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        if x.dtype != torch.bfloat16:
+            raise
+        pytest.skip(f"CuPy has no bfloat16: {error}")

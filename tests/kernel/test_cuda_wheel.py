@@ -1,0 +1,71 @@
+"""The CUDA wheel, built here: what code it holds for each GPU, and that it imports without one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import gpu_objects
+from tests.kernel.gpu_objects import KERNELS, CudaKernel
+
+MACHINE_CODE = ("sm_80", "sm_89", "sm_90a", "sm_100")
+PTX = "sm_80"
+SHARED_BYTES = 49152  # what a kernel may have without asking
+# What an SM has, over the 1,024 threads of the largest block.
+REGISTERS = 64
+# The slow path of a division or square root is a call, which saves a few registers.
+STACK_BYTES = 32
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    nvcc = gpu_objects.tool("nvcc", "/usr/local/cuda/bin/nvcc")
+    gpu_objects.need("cuda", nvcc and gpu_objects.cuobjdump())
+    return gpu_objects.build_wheel("cuda", tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def kernels(library) -> dict[str, dict[str, CudaKernel]]:
+    return gpu_objects.cuda_kernels(library)
+
+
+@pytest.mark.parametrize("arch", MACHINE_CODE)
+def test_every_kernel_is_there(kernels, arch):
+    assert set(kernels[arch]) == KERNELS
+
+
+def test_no_other_architecture(kernels):
+    assert set(kernels) == set(MACHINE_CODE)
+
+
+def test_ptx_for_later_gpus(library):
+    found = gpu_objects.ptx_kernels(library)
+    assert {arch: names for arch, names in found.items() if names} == {PTX: KERNELS}
+
+
+@pytest.mark.parametrize("arch", MACHINE_CODE)
+def test_kernels_fit_the_gpu(kernels, arch):
+    for name, kernel in kernels[arch].items():
+        assert kernel.registers <= REGISTERS, (name, kernel)
+        assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
+        assert kernel.stack <= STACK_BYTES, (name, kernel)
+
+
+def test_nothing_of_cuda_is_linked(library):
+    dynamic = subprocess.run(
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    assert not re.search(r"NEEDED.*(cuda|cudart|nvidia|torch|c10)", dynamic)
+    symbols = re.findall(r"UND (\S+)", dynamic)
+    assert not [name for name in symbols if re.match(r"cu[A-Z]|cuda|__cuda", name)]
+
+
+def test_import_without_a_gpu(library):
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a GPU")
+    facts = gpu_objects.importable(library.parents[2])
+    assert facts.startswith("cuda|no device|['cpu']||")
+    assert "'impl': 'cuda:no device'" in facts

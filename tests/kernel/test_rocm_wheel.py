@@ -1,0 +1,100 @@
+"""The ROCm wheel, built here: what code it holds for each GPU, and that it imports without HIP.
+
+No AMD GPU runs these tests: they say that every kernel is there for each target and fits it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import gpu_objects
+from tests.kernel.gpu_objects import KERNELS, WIDE, AmdKernel
+
+TARGETS = ("gfx90a", "gfx942")
+LDS_BYTES = 65536
+CODE_OBJECT_V5 = 3  # as the ELF header counts
+# A call that was not inlined, memory through the generic path, scratch, a trap.
+UNWANTED = re.compile(r"s_swappc|s_setpc|flat_|scratch_|s_trap|buffer_.*off")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    compiler = gpu_objects.llvm("clang++") or gpu_objects.tool("amdclang++")
+    header = any(Path(p, "hip/hip_runtime.h").exists() for p in ("/usr/include", "/opt/rocm/include"))
+    tools = all(gpu_objects.llvm(name) for name in ("llvm-readelf", "llvm-objdump", "ld.lld"))
+    gpu_objects.need("hip", compiler and header and tools)
+    return gpu_objects.build_wheel("rocm", tmp_path_factory.mktemp("rocm"))
+
+
+@pytest.fixture(scope="module")
+def kernels(library) -> dict[str, dict[str, AmdKernel]]:
+    """gfx target -> every kernel in the library."""
+    objects = gpu_objects.amd_objects(library)
+    assert set(objects) == set(TARGETS)
+    for target, parts in objects.items():
+        for part in parts:
+            assert part.abi_version == CODE_OBJECT_V5
+            # "any" setting of xnack: the object runs on every GPU of the target.
+            assert target in part.flags
+    return {t: {n: k for p in parts for n, k in p.kernels.items()} for t, parts in objects.items()}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_is_there(kernels, target):
+    assert set(kernels[target]) == KERNELS
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_fit_the_gpu(kernels, target):
+    for name, kernel in kernels[target].items():
+        facts = kernel.facts
+        assert facts["wavefront_size"] == 64, name
+        for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert facts[key] == 0, (name, key)
+        assert facts["dynamic_stack"] == 0, name
+        assert facts["group_segment_fixed_size"] <= LDS_BYTES, name
+        # 1,024 threads are 16 waves on 4 SIMDs: 4 waves each must fit into 512 registers a lane.
+        waves = facts["max_flat_workgroup_size"] / 64 / 4
+        assert facts["vgpr_count"] * max(waves, 1) <= 512, name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_instructions(kernels, target):
+    for name, kernel in kernels[target].items():
+        seen = kernel.instructions
+        assert sum(seen.values()) > 40, f"{name} is empty"
+        assert not [op for op in seen if UNWANTED.match(op)], (name, seen)
+        loads, stores = seen["global_load_dwordx4"], seen["global_store_dwordx4"]
+        assert name not in WIDE or (loads >= 1 and stores >= 1), name
+
+
+def test_nothing_of_hip_is_linked(library):
+    dynamic = subprocess.run(
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    assert not re.search(r"NEEDED.*(hip|hsa|rocm|amd)", dynamic)
+    symbols = re.findall(r"UND (\S+)", dynamic)
+    assert not [name for name in symbols if "hip" in name.lower()]
+
+
+def test_import_without_hip(library):
+    facts = gpu_objects.importable(library.parents[2])
+    assert facts.startswith("rocm|no device|['cpu']||")
+    assert "'impl': 'rocm:no device'" in facts
+
+
+def test_triton_serves_attention_on_amd():
+    """The wheel's attention on AMD is Triton's; test_triton_compile builds it for the chips."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    from tests.kernel.test_triton_compile import TARGETS as compiled
+
+    assert {"gfx942", "gfx950"} <= set(compiled)
+    from radix_kernels import _dispatch
+
+    assert _dispatch.describe("flash_attn_with_kvcache", "rocm")[0] == "triton"
