@@ -253,3 +253,22 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
+
+
+def test_the_version_tells_when_a_match_may_have_changed() -> None:
+    _, cache = build()
+    versions = [cache.version]
+    for change in (
+        lambda: add(cache, [1, 2, 3]),
+        lambda: add(cache, [1, 2, 4]),
+        lambda: cache.evict(1),
+        lambda: cache.reset(),
+    ):
+        change()
+        versions.append(cache.version)
+    assert len(set(versions)) == 5
+    add(cache, [5])
+    before = cache.version
+    cache.match(np.array([5], np.int32))
+    add(cache, [5])
+    assert cache.version == before
