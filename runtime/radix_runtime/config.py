@@ -1,12 +1,14 @@
 """ServerArgs: every setting of the runtime, once. The command line is generated from it.
 
 A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones),
-`choices`, `group` (section of --help). `flag_name` of field `tp_size` is `--tp-size`; booleans are switches.
+`choices`, `minimum`, `group` (section of --help). `flag_name` of field `tp_size` is `--tp-size`;
+booleans are switches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from .errors import ConfigError
@@ -14,11 +16,14 @@ from .errors import ConfigError
 DEFAULT_PORT = 30000
 
 
-def _arg(
-    default: Any, help: str, *, group: str, aliases: tuple[str, ...] = (), **extra: Any
-) -> Any:
-    metadata = {"help": help, "group": group, "aliases": aliases, **extra}
-    return field(default=default, metadata=metadata)
+def _arg(default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, "aliases": aliases, **metadata})
+
+
+_model = partial(_arg, group="model")
+_engine = partial(_arg, group="engine")
+_scheduler = partial(_arg, group="scheduler")
+_server = partial(_arg, group="server")
 
 
 @dataclass(slots=True)
@@ -26,137 +31,116 @@ class ServerArgs:
     """All settings with their defaults; None means "decide at start" and is resolved there."""
 
     # Model
-    model_path: str | None = _arg(
-        None, "local directory or hub name; default: the embedded demo model", group="model",
-        aliases=("--model",),
-    )  # fmt: skip
-    tokenizer_path: str | None = _arg(
-        None, "directory of the tokenizer; default: the model's", group="model",
-        aliases=("--tokenizer",),
-    )  # fmt: skip
-    served_model_name: str | None = _arg(None, "name shown by /v1/models", group="model")
-    dtype: str = _arg(
-        "auto", "compute and weight type", group="model",
-        choices=("auto", "bfloat16", "float16", "float32"),
-    )  # fmt: skip
-    load_format: str = _arg(
-        "safetensors", "safetensors, or dummy for random weights", group="model",
-        choices=("safetensors", "dummy"),
-    )  # fmt: skip
-    quantization: str | None = _arg(None, "weight quantization format", group="model")
-    context_length: int | None = _arg(
-        None, "longest prompt plus output in tokens; default: the model's", group="model",
-        aliases=("--max-model-len",),
-    )  # fmt: skip
-    chat_template: str | None = _arg(None, "path of a chat template (jinja)", group="model")
-    sampling_defaults: str = _arg(
-        "model", "defaults for absent sampling parameters: generation_config.json or OpenAI's",
-        group="model", choices=("model", "openai"),
-    )  # fmt: skip
-    json_model_override_args: str = _arg(
-        "{}", "JSON object merged over config.json", group="model", aliases=("--hf-overrides",)
+    model_path: str | None = _model(
+        None, "local directory or hub name; default: the embedded demo model", "--model"
     )
-    random_seed: int = _arg(0, "seed of dummy weights", group="model", aliases=("--seed",))
+    tokenizer_path: str | None = _model(
+        None, "directory of the tokenizer; default: the model's", "--tokenizer"
+    )
+    served_model_name: str | None = _model(None, "name shown by /v1/models")
+    dtype: str = _model(
+        "auto", "compute and weight type", choices=("auto", "bfloat16", "float16", "float32")
+    )
+    load_format: str = _model(
+        "safetensors", "safetensors, or dummy for random weights", choices=("safetensors", "dummy")
+    )
+    quantization: str | None = _model(None, "weight quantization format")
+    context_length: int | None = _model(
+        None, "longest prompt plus output; default: the model's", "--max-model-len", minimum=1
+    )
+    chat_template: str | None = _model(None, "path of a chat template (jinja)")
+    sampling_defaults: str = _model(
+        "model",
+        "defaults for absent sampling parameters: generation_config.json or OpenAI's",
+        choices=("model", "openai"),
+    )
+    json_model_override_args: str = _model(
+        "{}", "JSON object merged over config.json", "--hf-overrides"
+    )
+    random_seed: int = _model(0, "seed of dummy weights", "--seed")
 
     # Engine
-    device: str = _arg(
-        "auto", "where the model runs", group="engine", choices=("auto", "cpu", "cuda")
+    device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    tp_size: int = _engine(
+        1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1
     )
-    tp_size: int = _arg(
-        1, "tensor-parallel ranks", group="engine",
-        aliases=("--tensor-parallel-size", "--tp", "-tp"),
-    )  # fmt: skip
-    num_threads: int | None = _arg(
-        None, "CPU threads of all ranks together; default: the cores of this process",
-        group="engine",
-    )  # fmt: skip
-    attention_backend: str | None = _arg(
-        None, "radix, triton, torch_native or a registered name; default: the best that runs",
-        group="engine",
-    )  # fmt: skip
-    mem_fraction_static: float | None = _arg(
-        None, "share of device memory for weights and KV cache; default 0.88 (GPU), 0.5 (CPU)",
-        group="engine", aliases=("--gpu-memory-utilization",),
-    )  # fmt: skip
-    max_total_tokens: int | None = _arg(None, "KV cache size in tokens", group="engine")
-    kv_cache_dtype: str = _arg(
-        "auto", "type of the KV cache; auto: the model's", group="engine",
-        choices=("auto", "bfloat16", "float16", "float32"),
-    )  # fmt: skip
-    page_size: int = _arg(16, "tokens in a KV page", group="engine", aliases=("--block-size",))
-    disable_overlap_schedule: bool = _arg(
-        False, "plan a step only after the one before has completed", group="engine"
+    num_threads: int | None = _engine(
+        None, "CPU threads of all ranks together; default: the cores of this process", minimum=1
+    )
+    attention_backend: str | None = _engine(
+        None, "radix, triton, torch_native or a registered name; default: the best that runs"
+    )
+    mem_fraction_static: float | None = _engine(
+        None, "share of memory for weights and KV cache; GPU: 0.88", "--gpu-memory-utilization"
+    )
+    max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=1)
+    kv_cache_dtype: str = _engine(
+        "auto", "KV cache; auto: the model's", choices=("auto", "bfloat16", "float16", "float32")
+    )
+    page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
+    disable_overlap_schedule: bool = _engine(
+        False, "plan a step only after the one before has completed"
     )
 
     # Scheduler
-    max_running_requests: int = _arg(
-        64, "requests in a batch", group="scheduler", aliases=("--max-num-seqs",)
+    max_running_requests: int = _scheduler(64, "requests in a batch", "--max-num-seqs", minimum=1)
+    max_queued_requests: int | None = _scheduler(
+        None,
+        "requests waiting before 503; default max(64, 4 x running)",
+        "--max-num-queued-reqs",
+        minimum=0,
     )
-    max_queued_requests: int | None = _arg(
-        None, "requests waiting before 503; default max(64, 4 x running)", group="scheduler",
-        aliases=("--max-num-queued-reqs",),
-    )  # fmt: skip
-    chunked_prefill_size: int = _arg(
-        2048, "token budget of a step; -1 puts a whole prompt into one step", group="scheduler",
-        aliases=("--max-num-batched-tokens",),
-    )  # fmt: skip
-    schedule_policy: str = _arg(
-        "fcfs", "order of the queue: fcfs, lpm (longest prefix match) or a registered name",
-        group="scheduler", aliases=("--scheduling-policy",),
-    )  # fmt: skip
-    schedule_age_bound: float = _arg(
-        5.0, "seconds after which a waiting request goes first under lpm", group="scheduler"
+    chunked_prefill_size: int = _scheduler(
+        2048, "token budget of a step; -1: a whole prompt in one", "--max-num-batched-tokens"
     )
-    schedule_conservativeness: float = _arg(
-        1.0, "larger: admit fewer requests, retract less often", group="scheduler"
+    schedule_policy: str = _scheduler(
+        "fcfs",
+        "order of the queue: fcfs, lpm (longest prefix match) or a registered name",
+        "--scheduling-policy",
     )
-    disable_radix_cache: bool = _arg(False, "do not share prefixes", group="scheduler")
-    radix_eviction_policy: str = _arg(
-        "lru", "which cached prefix goes first", group="scheduler", choices=("lru", "lfu", "fifo")
+    schedule_age_bound: float = _scheduler(
+        5.0, "seconds after which a waiting request goes first under lpm"
     )
-    max_choices: int = _arg(16, "largest n of a request", group="scheduler")
-    check_invariants: str = _arg(
-        "idle", "when the runtime checks its own state", group="scheduler",
-        choices=("off", "idle", "step"),
-    )  # fmt: skip
+    schedule_conservativeness: float = _scheduler(
+        1.0, "larger: admit fewer requests, retract less often", minimum=0
+    )
+    disable_radix_cache: bool = _scheduler(False, "do not share prefixes")
+    radix_eviction_policy: str = _scheduler(
+        "lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo")
+    )
+    max_choices: int = _scheduler(16, "largest n of a request", minimum=1)
+    check_invariants: str = _scheduler(
+        "idle", "when the runtime checks its own state", choices=("off", "idle", "step")
+    )
 
     # Server
-    host: str = _arg("127.0.0.1", "address to bind", group="server")
-    port: int = _arg(DEFAULT_PORT, "port to bind; 0 takes a free one", group="server")
-    api_key: str | None = _arg(None, "key that clients must send", group="server")
-    api_key_file: str | None = _arg(None, "file with one key a line", group="server")
-    admin_api_key: str | None = _arg(None, "key of the admin routes", group="server")
-    max_body_size: int = _arg(8 << 20, "largest request body in bytes", group="server")
-    request_timeout: float | None = _arg(
-        None, "seconds after which a request is ended", group="server"
+    host: str = _server("127.0.0.1", "address to bind")
+    port: int = _server(DEFAULT_PORT, "port to bind; 0 takes a free one", minimum=0)
+    api_key: str | None = _server(None, "key that clients must send")
+    api_key_file: str | None = _server(None, "file with one key a line")
+    admin_api_key: str | None = _server(None, "key of the admin routes")
+    max_body_size: int = _server(8 << 20, "largest request body in bytes")
+    request_timeout: float | None = _server(None, "seconds after which a request is ended")
+    step_timeout: float = _server(
+        30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1
     )
-    step_timeout: float = _arg(
-        30.0, "seconds a step may take before the engine counts as hung", group="server",
-        aliases=("--watchdog-timeout",),
-    )  # fmt: skip
-    allow_unknown_fields: bool = _arg(
-        False, "ignore unknown request fields (listed in `warnings`)", group="server"
+    allow_unknown_fields: bool = _server(
+        False, "ignore unknown request fields (listed in `warnings`)"
     )
-    enable_docs: bool = _arg(False, "serve /docs and /openapi.json", group="server")
-    log_level: str = _arg(
-        "info", "log level", group="server", choices=("debug", "info", "warning", "error")
-    )
-    log_requests: bool = _arg(False, "log one line a request (never its text)", group="server")
-    skip_server_warmup: bool = _arg(False, "be ready without a first token", group="server")
+    enable_docs: bool = _server(False, "serve /docs and /openapi.json")
+    log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
+    log_requests: bool = _server(False, "log one line a request (never its text)")
+    skip_server_warmup: bool = _server(False, "be ready without a first token")
 
     def validate(self) -> None:
         """Raises ConfigError on a value that cannot work, naming the flag."""
-        for name, low in _MINIMUM.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{flag_name(name)} must be at least {low}, got {value}")
         for f in fields(self):
-            choices = f.metadata.get("choices")
-            if choices and getattr(self, f.name) not in choices:
-                raise ConfigError(
-                    f"{flag_name(f.name)} must be one of {', '.join(choices)}, "
-                    f"got {getattr(self, f.name)!r}"
-                )
+            flag, value = flag_name(f.name), getattr(self, f.name)
+            minimum, choices = f.metadata.get("minimum"), f.metadata.get("choices")
+            if minimum is not None and value is not None and value < minimum:
+                raise ConfigError(f"{flag} must be at least {minimum}, got {value}")
+            if choices and value not in choices:
+                raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError("--mem-fraction-static must be between 0 and 1")
         if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 1:
@@ -169,21 +153,6 @@ class ServerArgs:
         if self.max_queued_requests is not None:
             return self.max_queued_requests
         return max(64, 4 * self.max_running_requests)
-
-
-_MINIMUM = {
-    "tp_size": 1,
-    "num_threads": 1,
-    "page_size": 1,
-    "max_running_requests": 1,
-    "max_queued_requests": 0,
-    "max_total_tokens": 1,
-    "context_length": 1,
-    "max_choices": 1,
-    "schedule_conservativeness": 0,
-    "port": 0,
-    "step_timeout": 1,
-}
 
 
 def flag_name(field_name: str) -> str:
