@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -19,98 +18,61 @@ COLLECTIVE_TIMEOUT = 60.0
 _SEGMENT_BYTES = 4 << 20
 
 
-class Communicator(Protocol):
-    """All ranks call the same collectives in the same order with equal shapes and dtypes."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place (contiguous); returns `tensor`."""
-        ...
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[world_size, *tensor.shape], rank order, on every rank."""
-        ...
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """[world_size, *tensor.shape] on rank 0, None elsewhere."""
-        ...
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's values, in place; returns `tensor`."""
-        ...
-
-    def barrier(self, timeout: float | None = None) -> None: ...
-
-    def abort(self) -> None:
-        """Every present and later wait of every rank raises RuntimeError. Any thread."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class SingleProcess:
-    """The group of one."""
+class Communicator:
+    """A rank of a group; this class is the group of one. All ranks call the same collectives in
+    the same order with equal shapes and dtypes."""
 
     rank = 0
     world_size = 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place (contiguous); returns `tensor`."""
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[world_size, *tensor.shape], rank order, on every rank."""
         return tensor.unsqueeze(0)
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """[world_size, *tensor.shape] on rank 0, None elsewhere."""
         return tensor.unsqueeze(0)
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Rank 0's values, in place."""
 
     def barrier(self, timeout: float | None = None) -> None:
-        pass
+        """Waits for all ranks, `timeout` seconds instead of the usual limit."""
 
     def abort(self) -> None:
-        pass
+        """Every present and later wait of every rank raises RuntimeError. Any thread."""
 
     def close(self) -> None:
-        pass
+        """Gives the group's resources back."""
 
 
-class SharedMemory:
+class SharedMemory(Communicator):
     """CPU ranks of one machine. `path` names a fresh file that every rank can map."""
 
-    def __init__(
-        self, path: str, rank: int, world_size: int, timeout: float = COLLECTIVE_TIMEOUT
-    ) -> None:
+    def __init__(self, path: str, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
         self._shm = ops.ShmCommunicator(
-            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=timeout
+            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=COLLECTIVE_TIMEOUT
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._shm.all_reduce(tensor)
-        return tensor
+        return self._shm.all_reduce(tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.contiguous()
         out = tensor.new_empty((self.world_size, *tensor.shape))
-        self._shm.all_gather(tensor, out)
-        return out
+        return self._shm.all_gather(tensor.contiguous(), out)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        tensor = tensor.contiguous()
-        out = None
-        if self.rank == 0:
-            out = tensor.new_empty((self.world_size, *tensor.shape))
-        self._shm.gather(tensor, out, root=0)
-        return out
+        out = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == 0 else None
+        return self._shm.gather(tensor.contiguous(), out)
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._shm.broadcast(tensor, root=0)
-        return tensor
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self._shm.broadcast(tensor)
 
     def barrier(self, timeout: float | None = None) -> None:
         self._shm.barrier(timeout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -13,21 +12,12 @@ T = TypeVar("T")
 
 class Registry(Generic[T]):
     """`kind` is the word of the error message, `group` the entry-point group (contracts by name:
-    an entry point called NAME is loaded when NAME is first asked for and not ours)."""
+    an entry point called NAME is loaded when NAME is first asked for and not in `items`)."""
 
-    def __init__(self, kind: str, group: str) -> None:
+    def __init__(self, kind: str, group: str, items: dict[str, T]) -> None:
         self.kind = kind
         self.group = group
-        self._items: dict[str, T] = {}
-
-    def register(self, name: str) -> Callable[[T], T]:
-        def add(item: T) -> T:
-            if name in self._items:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._items[name] = item
-            return item
-
-        return add
+        self._items = dict(items)
 
     def names(self) -> list[str]:
         return [*self._items, *(e.name for e in entry_points(group=self.group))]
@@ -38,7 +28,6 @@ class Registry(Generic[T]):
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
         if name not in self._items:
-            raise ConfigError(
-                f"{self.kind} {name!r} is unknown; there are: {', '.join(self.names()) or 'none'}"
-            )
+            known = ", ".join(self.names())
+            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {known}")
         return self._items[name]

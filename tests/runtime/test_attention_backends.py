@@ -210,7 +210,7 @@ def test_a_backend_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None
         return [FakeEntryPoint()] if known else []
 
     fresh: Registry[type[AttentionBackend]] = Registry(
-        "attention backend", "radix.attention_backends"
+        "attention backend", "radix.attention_backends", {}
     )
     monkeypatch.setattr(registry, "attention_backends", fresh)
     monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
@@ -221,12 +221,13 @@ def test_a_backend_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None
         create_attention_backend("other", CONFIG, CPU, torch.float32, 16)
 
 
-def test_a_name_is_registered_once() -> None:
-    fresh: Registry[int] = Registry("thing", "radix.things")
-    fresh.register("a")(1)
-    with pytest.raises(ValueError, match="'a' is registered twice"):
-        fresh.register("a")(2)
-    assert fresh.get("a") == 1
+def test_our_own_names_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry_points(*, group: str, name: str = "mine") -> list[Any]:
+        return [FakeEntryPoint()]
+
+    monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
+    fresh: Registry[Any] = Registry("thing", "radix.things", {"mine": 1})
+    assert fresh.get("mine") == 1
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.1.9", "0.1.0rc1", "0.1.0+cpu"])

@@ -12,8 +12,9 @@ import torch
 
 from radix_runtime import ops
 from radix_runtime.attention.torch_native import TorchNativeAttention
-from radix_runtime.distributed import SingleProcess
-from radix_runtime.layers.activation import gated_activation
+from radix_runtime.distributed import Communicator
+from radix_runtime.layers.activation import gated_activations
+from radix_runtime.layers.attention import rotary_table
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.embedding import VocabParallel
 from radix_runtime.layers.linear import (
@@ -23,7 +24,6 @@ from radix_runtime.layers.linear import (
     RowParallelLinear,
 )
 from radix_runtime.layers.norm import RMSNorm
-from radix_runtime.layers.rotary import RotaryEmbedding
 from radix_runtime.model_config import RopeConfig
 from radix_runtime.quantization.dense import DenseMethod
 
@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
 
 
-class Rank(SingleProcess):
+class Rank(Communicator):
     """One of several ranks; a reduction gives back the rank's own part."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -192,17 +192,17 @@ def test_rmsnorm() -> None:
 )
 def test_gated_activation(name: str, function: Any) -> None:
     x = torch.randn(5, 14)
-    assert close(gated_activation(name)(x), function(x[:, :7]) * x[:, 7:])
+    assert close(gated_activations[name](x), function(x[:, :7]) * x[:, 7:])
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 def test_rotary_rotates_slices_in_place(rotary_dim: int) -> None:
     """q and k are views of one tensor, as the attention layer has them; the rest stays."""
-    rotary = RotaryEmbedding(context(positions=100), RopeConfig(1e4, rotary_dim), 16)
+    table = rotary_table(context(positions=100), RopeConfig(1e4, rotary_dim))
     qkv = torch.randn(4, 5, 16)
     before = qkv.clone()
     positions = torch.tensor([0, 3, 99, 50], dtype=torch.int32)
-    rotary.apply(positions, qkv[:, :3], qkv[:, 3:4])
+    ops.apply_rope_inplace(positions, qkv[:, :3], qkv[:, 3:4], 16, table)
     half = rotary_dim // 2
     frequency = 1e4 ** (-torch.arange(half, dtype=torch.float64) * 2 / rotary_dim)
     angle = (positions[:, None].double() * frequency)[:, None]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
-from radix_runtime.distributed import SingleProcess
+from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
 from tests.runtime.tiny_models import (
@@ -249,7 +249,7 @@ class Recorder:
         return piece
 
 
-class Rank(SingleProcess):
+class Rank(Communicator):
     """Loads as one of several ranks; does not talk."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -300,7 +300,7 @@ def test_dummy_values(original: Path) -> None:
 
 def test_unknown_quantization(original: Path) -> None:
     args = ServerArgs(model_path=str(original), quantization="int3")
-    with pytest.raises(ConfigError, match="quantization 'int3' is unknown; there are: none"):
+    with pytest.raises(ConfigError, match="quantization 'int3' is unknown; there are: dense"):
         Driver(original, args=args)
 
 

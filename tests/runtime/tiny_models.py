@@ -16,7 +16,7 @@ from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device
-from radix_runtime.distributed import Communicator, SingleProcess
+from radix_runtime.distributed import Communicator
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.loader import load_model
@@ -118,7 +118,7 @@ class Driver:
         max_rows: int = 8,
     ) -> None:
         self.config = ModelConfig.from_dir(folder)
-        comm = communicator or SingleProcess()
+        comm = communicator or Communicator()
         self.pool = KVPool(
             num_layers=self.config.num_layers,
             num_pages=num_pages,

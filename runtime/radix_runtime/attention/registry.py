@@ -13,14 +13,12 @@ from .radix import RadixAttention
 from .torch_native import TorchNativeAttention
 from .triton import TritonAttention
 
-attention_backends: Registry[type[AttentionBackend]] = Registry(
-    "attention backend", "radix.attention_backends"
-)
-# The first that supports the model is the default.
-attention_backends.register("radix")(RadixAttention)
-attention_backends.register("triton")(TritonAttention)
-attention_backends.register("torch_native")(TorchNativeAttention)
-_DEFAULTS = ("radix", "triton", "torch_native")
+_OURS: dict[str, type[AttentionBackend]] = {  # the first that supports the model is the default
+    "radix": RadixAttention,
+    "triton": TritonAttention,
+    "torch_native": TorchNativeAttention,
+}
+attention_backends = Registry("attention backend", "radix.attention_backends", _OURS)
 
 
 def create_attention_backend(
@@ -28,7 +26,7 @@ def create_attention_backend(
 ) -> AttentionBackend:
     """The backend called `name`, or the best for None. Raises ConfigError when it is unknown or
     does not support the model on this device."""
-    candidates = (name,) if name else _DEFAULTS
+    candidates = [name] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)
         if backend.supports(config, device, kv_dtype, page_size):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..config import ServerArgs
 from ..device import Device, Ticket
-from ..distributed import Communicator, SharedMemory, SingleProcess, core_share
+from ..distributed import Communicator, SharedMemory, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
 from ..step_plan import Executor, StepPlan, StepResult, encode_plan
@@ -65,7 +65,7 @@ class LocalExecutor:
         self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None
     ) -> None:
         device = Device.resolve(args.device)
-        self._communicator = communicator or SingleProcess()
+        self._communicator = communicator or Communicator()
         self._stream = device.stream()
         try:
             build = self._stream.submit(

@@ -8,18 +8,28 @@ from torch import nn
 from .. import ops
 from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
-from ..model_config import ModelConfig
+from ..errors import ConfigError
+from ..model_config import ModelConfig, RopeConfig
 from .base import BuildContext
 from .linear import QKVLinear, RowParallelLinear
 from .norm import RMSNorm
-from .rotary import RotaryEmbedding
+
+
+def rotary_table(ctx: BuildContext, rope: RopeConfig) -> torch.Tensor:
+    """float32 [max_positions, rotary_dim], shared by all layers of a model."""
+    try:
+        return ops.rope_cos_sin_cache(
+            rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling
+        ).to(ctx.device)
+    except ValueError as error:
+        raise ConfigError(f"config.json: {error}") from None
 
 
 class Attention(nn.Module):
     """Multi-head attention with grouped KV heads over the paged cache."""
 
     def __init__(
-        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: RotaryEmbedding
+        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor
     ) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -47,7 +57,7 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        self._rotary.apply(batch.positions, q, k)
+        ops.apply_rope_inplace(batch.positions, q, k, spec.head_dim, self._rotary)
         q, k, v = (x.to(pool.dtype) for x in (q, k, v))  # themselves unless the cache is narrower
         ops.store_kv_cache(k, v, pool.k[spec.layer_id], pool.v[spec.layer_id], batch.slot_mapping)
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))

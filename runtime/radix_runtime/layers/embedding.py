@@ -48,6 +48,9 @@ class VocabParallel(Layer):
         out = ops.embedding(local.masked_fill_(elsewhere, 0), weight_of(self))
         return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, hidden] -> this rank's [S, ceil(vocab / ranks)]."""
-        return self._method.apply(self, hidden, None)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
+        parts = self._communicator.gather(self._method.apply(self, hidden, None))
+        if parts is None:
+            return None
+        return parts.movedim(0, 1).flatten(1)[:, : self.vocab_size].float()

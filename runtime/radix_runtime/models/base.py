@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ..batch import ForwardBatch
-from ..layers.base import BuildContext, Part
-from ..model_config import ModelConfig
+from ..layers.base import Part
 
 
 class CausalLM(nn.Module, ABC):
@@ -19,9 +18,6 @@ class CausalLM(nn.Module, ABC):
 
     # checkpoint module -> the merged module that holds it, and the part it is there
     stacked: ClassVar[dict[str, tuple[str, Part]]] = {}
-
-    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
-        super().__init__()
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

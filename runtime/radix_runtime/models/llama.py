@@ -8,14 +8,12 @@ import torch
 from torch import nn
 
 from ..batch import ForwardBatch
-from ..layers.activation import gated_activation
-from ..layers.attention import Attention
+from ..layers.activation import gated_activations
+from ..layers.attention import Attention, rotary_table
 from ..layers.base import BuildContext, Part
 from ..layers.embedding import VocabParallel
 from ..layers.linear import ColumnParallelLinear, RowParallelLinear
-from ..layers.logits import compute_logits
 from ..layers.norm import RMSNorm
-from ..layers.rotary import RotaryEmbedding
 from ..model_config import ModelConfig
 from .base import CausalLM
 
@@ -28,7 +26,7 @@ class GatedMLP(nn.Module):
             ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias
         )
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
-        self._activation = gated_activation(config.hidden_act)
+        self._activation = gated_activations[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self._activation(self.gate_up_proj(x)))
@@ -36,7 +34,7 @@ class GatedMLP(nn.Module):
 
 class DecoderLayer(nn.Module):
     def __init__(
-        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: RotaryEmbedding
+        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
@@ -63,7 +61,7 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabParallel(
             ctx, config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
         )
-        rotary = RotaryEmbedding(ctx, config.rope, config.head_dim)
+        rotary = rotary_table(ctx, config.rope)
         self.layers = nn.ModuleList(
             DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers)
         )
@@ -88,17 +86,15 @@ class LlamaForCausalLM(CausalLM):
     }
 
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
-        super().__init__(ctx, config)
+        super().__init__()
         config.check_tp(ctx.tp_size)
-        self._communicator = ctx.communicator
         self.model = Decoder(ctx, config)
+        self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallel(ctx, config.vocab_size, config.hidden_size, is_head=True)
-        self._tied = config.tie_word_embeddings
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         return self.model(batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        head = self.model.embed_tokens if self._tied else self.lm_head
-        return compute_logits(head, hidden, self._communicator)
+        return (self.lm_head or self.model.embed_tokens).logits(hidden)

@@ -8,6 +8,7 @@ there it is finalized (packed) and its source freed, so no second copy of the we
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -26,9 +27,9 @@ from ..distributed import Communicator
 from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, Part, TensorSource
 from ..model_config import ModelConfig
-from ..quantization.registry import create_linear_method
+from ..quantization.registry import linear_methods
 from .base import CausalLM
-from .registry import get_model_class
+from .registry import models
 
 _DUMMY_STD = 0.02
 
@@ -52,12 +53,12 @@ def load_model(
     ctx = BuildContext(
         communicator=communicator,
         backend=backend,
-        linear_method=create_linear_method(args.quantization),
+        linear_method=linear_methods.get(args.quantization or "dense")(),
         dtype=dtype,
         device=device.torch_device,
         max_positions=max_positions or config.max_context,
     )
-    model = get_model_class(config.architecture)(ctx, config)
+    model = models.get(config.architecture)(ctx, config)
     filler = _Filler(model, device.torch_device)
     if args.load_format == "dummy":
         filler.fill_random(args.random_seed, communicator.rank)
@@ -75,7 +76,6 @@ class _Filler:
         self._device = device
         self._owners: dict[str, tuple[Layer, str]] = {}
         self._missing: dict[str, set[Part]] = {}
-        self._loaded: set[tuple[str, Part]] = set()
         for prefix, module in model.named_modules():
             for name, _ in module.named_parameters(recurse=False):
                 layer = cast(Layer, module)
@@ -87,7 +87,7 @@ class _Filler:
         hide = True if quiet else None  # None: where stderr is no terminal
         for key, source in tqdm(tensors, "loading weights", total, disable=hide):
             name, part = self._place(key)
-            if (name, part) in self._loaded:
+            if part not in self._missing[name]:
                 raise ConfigError(f"checkpoint: {key} is there twice")
             layer, attribute = self._owners[name]
             param = self._materialize(layer, attribute)
@@ -95,13 +95,11 @@ class _Filler:
                 layer.weight_loader(param, source, part)
             except (ValueError, SafetensorError) as error:
                 raise ConfigError(f"checkpoint: {key} {error}") from None
-            self._loaded.add((name, part))
-            self._missing[name].discard(part)
+            self._missing[name].remove(part)
             if not self._missing[name]:
-                del self._missing[name]
                 layer.finalize(attribute)
-        if self._missing:
-            names = [f"{n} ({p})" if p else n for n, ps in self._missing.items() for p in ps]
+        names = [f"{n} ({p})" if p else n for n, ps in self._missing.items() for p in ps]
+        if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(names)[:3])}{more}")
 
@@ -129,11 +127,11 @@ class _Filler:
         return name, part
 
     def _materialize(self, layer: Layer, attribute: str) -> torch.Tensor:
-        param = getattr(layer, attribute)
+        param: torch.Tensor = getattr(layer, attribute)
         if param.is_meta:
-            memory = torch.empty(param.shape, dtype=param.dtype, device=self._device)
-            setattr(layer, attribute, nn.Parameter(memory, requires_grad=False))
-        return cast(torch.Tensor, getattr(layer, attribute).data)
+            param = torch.empty(param.shape, dtype=param.dtype, device=self._device)
+            setattr(layer, attribute, nn.Parameter(param, requires_grad=False))
+        return param.data
 
 
 class _Index(msgspec.Struct):
@@ -149,14 +147,12 @@ def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
             weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{index} cannot be read: {error}") from None
-        files: dict[Path, set[str] | None] = {}
+        names: defaultdict[Path, set[str]] = defaultdict(set)
         for key, file in weight_map.items():
             if Path(file).name != file:
                 raise ConfigError(f"{index} names a file outside of its directory: {file}")
-            names = files.setdefault(folder / file, set())
-            assert names is not None
-            names.add(key)
-        return dict(sorted(files.items()))
+            names[folder / file].add(key)
+        return dict(sorted(names.items()))
     if single.is_file():
         return {single: None}
     raise ConfigError(f"{folder} holds no model.safetensors (other formats are not supported)")

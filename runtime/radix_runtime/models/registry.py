@@ -6,10 +6,8 @@ from ..registry import Registry
 from .base import CausalLM
 from .llama import LlamaForCausalLM
 
-models: Registry[type[CausalLM]] = Registry("architecture", "radix.models")
-for _name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
-    models.register(_name)(LlamaForCausalLM)
-
-
-def get_model_class(architecture: str) -> type[CausalLM]:
-    return models.get(architecture)
+models: Registry[type[CausalLM]] = Registry(
+    "architecture",
+    "radix.models",
+    {f"{family}ForCausalLM": LlamaForCausalLM for family in ("Llama", "Mistral", "Qwen2", "Qwen3")},
+)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from ..registry import Registry
-
 
 class LinearMethod(ABC):
     """The layer (an nn.Module) slices checkpoints for its rank and merges parts; the method owns
@@ -25,6 +23,3 @@ class LinearMethod(ABC):
     @abstractmethod
     def finalize(self, layer: Any, name: str) -> None:
         """Called once when every part of parameter `name` is loaded: repack it, free the source."""
-
-
-linear_methods: Registry[type[LinearMethod]] = Registry("quantization", "radix.quantization")

@@ -1,11 +1,11 @@
-"""Quantization formats by name (`--quantization`); None is the compute type itself."""
+"""Weight formats by name (`--quantization`); other packages add theirs: "radix.quantization"."""
 
 from __future__ import annotations
 
-from .base import LinearMethod, linear_methods
+from ..registry import Registry
+from .base import LinearMethod
 from .dense import DenseMethod
 
-
-def create_linear_method(name: str | None) -> LinearMethod:
-    """Raises ConfigError for a format that is not there."""
-    return DenseMethod() if name is None else linear_methods.get(name)()
+linear_methods: Registry[type[LinearMethod]] = Registry(
+    "quantization", "radix.quantization", {"dense": DenseMethod}
+)
