@@ -50,12 +50,10 @@ class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
     top_n: int = 0
 
 
-def _i32(n: int = 0) -> np.ndarray:
-    return np.zeros(n, np.int32)
+_NONE = np.zeros(0, np.int32)
 
 
-@dataclass(slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
     step_id: int
     num_decode: int
     rows: np.ndarray  # int32 [B]
@@ -63,12 +61,12 @@ class StepPlan:
     kv_len: np.ndarray  # int32 [B], includes the new tokens
     input_ids: np.ndarray  # int32 [number of FROM_PROMPT entries in source]
     source: np.ndarray  # int32 [T]
-    page_rows: np.ndarray = field(default_factory=_i32)  # page deltas: table[row, index] = page
-    page_index: np.ndarray = field(default_factory=_i32)
-    page_ids: np.ndarray = field(default_factory=_i32)
-    sample_index: np.ndarray = field(default_factory=_i32)  # batch entries that sample a token
-    new_rows: list[RowSampling] = field(default_factory=list)
-    logprob_spans: list[LogprobSpan] = field(default_factory=list)
+    page_rows: np.ndarray = _NONE  # page deltas: table[row, index] = page
+    page_index: np.ndarray = _NONE
+    page_ids: np.ndarray = _NONE
+    sample_index: np.ndarray = _NONE  # batch entries that sample a token
+    new_rows: list[RowSampling] = []
+    logprob_spans: list[LogprobSpan] = []
 
     @property
     def batch_size(self) -> int:
@@ -78,54 +76,17 @@ class StepPlan:
     def num_tokens(self) -> int:
         return len(self.source)
 
-    @property
-    def kind(self) -> str:
-        if self.num_decode == self.batch_size:
-            return "decode"
-        return "mixed" if self.num_decode else "prefill"
+
+def _array_bytes(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array, "<i4").tobytes()
 
 
-_ARRAYS = (
-    "rows",
-    "query_len",
-    "kv_len",
-    "input_ids",
-    "source",
-    "page_rows",
-    "page_index",
-    "page_ids",
-    "sample_index",
-)
+def _array(kind: type, data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i4")
 
 
-class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    step_id: int
-    num_decode: int
-    arrays: list[bytes]
-    new_rows: list[RowSampling]
-    logprob_spans: list[LogprobSpan]
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Wire)
-
-
-def encode_plan(plan: StepPlan) -> bytes:
-    arrays = [np.ascontiguousarray(getattr(plan, name), "<i4").tobytes() for name in _ARRAYS]
-    wire = _Wire(plan.step_id, plan.num_decode, arrays, plan.new_rows, plan.logprob_spans)
-    return _encoder.encode(wire)
-
-
-def decode_plan(frame: bytes) -> StepPlan:
-    wire = _decoder.decode(frame)
-    arrays = {n: np.frombuffer(b, "<i4") for n, b in zip(_ARRAYS, wire.arrays, strict=True)}
-    return StepPlan(
-        step_id=wire.step_id,
-        num_decode=wire.num_decode,
-        new_rows=wire.new_rows,
-        logprob_spans=wire.logprob_spans,
-        **arrays,
-    )
+encode_plan = msgspec.msgpack.Encoder(enc_hook=_array_bytes).encode
+decode_plan = msgspec.msgpack.Decoder(StepPlan, dec_hook=_array).decode
 
 
 @dataclass(slots=True)
