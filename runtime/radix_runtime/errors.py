@@ -8,6 +8,15 @@ EXIT_HANG = 75
 EXIT_CONFIG = 78
 
 
+_TYPES = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
 class RequestError(Exception):
     """A request that is refused or failed; becomes the HTTP error object as it stands.
 
@@ -31,25 +40,14 @@ class RequestError(Exception):
         self.code = code
         self.message = message
         self.param = param
-        self.type = type or _default_type(status)
+        default = "server_error" if status >= 500 else "invalid_request_error"
+        self.type = type or _TYPES.get(status, default)
         self.retry_after = retry_after
 
 
 def refusal(code: str, message: str, param: str | None = None) -> RequestError:
     """The client's mistake: status 400."""
     return RequestError(400, code, message, param=param)
-
-
-def _default_type(status: int) -> str:
-    if status in (401, 403):
-        return "authentication_error"
-    if status == 404:
-        return "not_found_error"
-    if status == 429:
-        return "rate_limit_error"
-    if status == 503:
-        return "overloaded_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 class ConfigError(Exception):

@@ -161,17 +161,9 @@ Message = (
     Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode(frame: bytes) -> Message:
-    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message."""
-    return _decoder.decode(frame)
+encode = msgspec.msgpack.Encoder().encode
+# Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message.
+decode = msgspec.msgpack.Decoder(Message).decode
 
 
 def pack_ids(ids: object) -> bytes:

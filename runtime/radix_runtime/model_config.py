@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .errors import ConfigError
+from .hf import read_json
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ACTIVATIONS = {
@@ -22,7 +23,12 @@ _ACTIVATIONS = {
 }
 _DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-
+_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 
 _Size = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -54,8 +60,6 @@ class _HFConfig(msgspec.Struct):
     layer_types: list[str] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
-    eos_token_id: int | list[int] | None = None
-    bos_token_id: int | list[int] | None = None
     quantization_config: dict[str, Any] | None = None
 
 
@@ -74,7 +78,7 @@ class ModelConfig:
     """What the runtime knows of a model. Sizes are those of the whole model, not of a rank.
 
     `layer_windows[i]`: number of tokens (itself included) that a token of layer i sees, None for
-    all. `dtype` is the type the checkpoint names. `eos_token_ids` end a generation.
+    all. `dtype` is the type the checkpoint names.
     """
 
     architecture: str
@@ -96,36 +100,27 @@ class ModelConfig:
     qk_norm: bool
     layer_windows: tuple[int | None, ...]
     dtype: str
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
 
     @classmethod
-    def from_dir(
-        cls, path: str | Path, overrides: str | Mapping[str, Any] | None = None
-    ) -> ModelConfig:
-        """Reads config.json (merged with `overrides`, a dict or JSON text) and
-        generation_config.json. Raises ConfigError, naming the key, on anything not supported."""
+    def from_dir(cls, path: str | Path, overrides: str = "{}") -> ModelConfig:
+        """Reads config.json, merged with `overrides` (a JSON object). Raises ConfigError, naming
+        the key, on anything not supported."""
         file = Path(path) / "config.json"
-        raw = {**_read_json(file), **_parse_overrides(overrides)}
-        generation = file.with_name("generation_config.json")
-        return cls.from_dict(raw, _read_json(generation) if generation.is_file() else None)
+        if not file.is_file():
+            raise ConfigError(f"{file} does not exist")
+        return cls.from_dict({**read_json(file), **_parse_overrides(overrides)})
 
     @classmethod
-    def from_dict(
-        cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
-    ) -> ModelConfig:
+    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         try:
             # null means "absent" except where it switches a default off
             given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}
             hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
-        architecture = _architecture(hf)
-        if hf.quantization_config is not None:
-            method = hf.quantization_config.get("quant_method", "unnamed")
-            raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+        _check(hf)
+        architecture = hf.architectures[0]
         head_dim = _head_dim(hf)
-        qwen2 = architecture == "Qwen2ForCausalLM"
         bias = hf.attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
         return cls(
             architecture=architecture,
@@ -133,22 +128,20 @@ class ModelConfig:
             hidden_size=hf.hidden_size,
             intermediate_size=hf.intermediate_size,
             num_heads=hf.num_attention_heads,
-            num_kv_heads=_kv_heads(hf),
+            num_kv_heads=hf.num_key_value_heads or hf.num_attention_heads,
             head_dim=head_dim,
             vocab_size=hf.vocab_size,
             max_position_embeddings=hf.max_position_embeddings,
             rms_norm_eps=hf.rms_norm_eps,
-            hidden_act=_activation(hf.hidden_act),
+            hidden_act=_ACTIVATIONS[hf.hidden_act],
             rope=_rope(hf, head_dim),
             tie_word_embeddings=hf.tie_word_embeddings,
-            qkv_bias=qwen2 or bias,
+            qkv_bias=bias or architecture == "Qwen2ForCausalLM",
             o_bias=bias,
             mlp_bias=hf.mlp_bias and architecture == "LlamaForCausalLM",
             qk_norm=architecture == "Qwen3ForCausalLM",
-            layer_windows=_windows(hf, architecture),
+            layer_windows=_windows(hf),
             dtype=_dtype(hf),
-            eos_token_ids=_eos(hf, generation or {}),
-            bos_token_id=_first(hf.bos_token_id),
         )
 
     @property
@@ -173,71 +166,48 @@ class ModelConfig:
             raise ConfigError(f"--tp-size {tp_size} does not fit {self.num_kv_heads} KV heads")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _parse_overrides(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} must hold a JSON object")
-    return value
+        overrides = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
+    if not isinstance(overrides, dict):
+        raise ConfigError("--json-model-override-args must be a JSON object")
+    return overrides
 
 
-def _parse_overrides(overrides: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(overrides, str):
-        try:
-            overrides = json.loads(overrides)
-        except ValueError as error:
-            raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
-        if not isinstance(overrides, dict):
-            raise ConfigError("--json-model-override-args must be a JSON object")
-    return dict(overrides or {})
+def _require(condition: object, otherwise: str) -> None:
+    if not condition:
+        raise ConfigError(f"config.json: {otherwise}")
 
 
-_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-
-
-def _architecture(hf: _HFConfig) -> str:
-    if len(hf.architectures) != 1 or hf.architectures[0] not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise ConfigError(f"architecture {hf.architectures} is not supported; supported: {known}")
-    return hf.architectures[0]
-
-
-def _kv_heads(hf: _HFConfig) -> int:
-    kv_heads = hf.num_key_value_heads or hf.num_attention_heads
-    if hf.num_attention_heads % kv_heads:
-        raise ConfigError(
-            f"config.json: num_key_value_heads {kv_heads} must divide "
-            f"num_attention_heads {hf.num_attention_heads}"
-        )
-    return kv_heads
+def _check(hf: _HFConfig) -> None:
+    """What no other function here looks at and the types do not say."""
+    _require(
+        len(hf.architectures) == 1 and hf.architectures[0] in _ARCHITECTURES,
+        f"architecture {hf.architectures} is not supported; supported: {', '.join(_ARCHITECTURES)}",
+    )
+    if hf.quantization_config is not None:
+        method = hf.quantization_config.get("quant_method", "unnamed")
+        raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    _require(
+        kv_heads is None or heads % kv_heads == 0,
+        f"num_key_value_heads {kv_heads} must divide num_attention_heads {heads}",
+    )
+    _require(hf.hidden_act in _ACTIVATIONS, f"hidden_act {hf.hidden_act!r} is not supported")
 
 
 def _head_dim(hf: _HFConfig) -> int:
     head_dim = hf.head_dim or hf.hidden_size // hf.num_attention_heads
-    if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise ConfigError(f"config.json: head_dim {head_dim} is not a multiple of 16 up to 256")
+    fits = head_dim % 16 == 0 and 16 <= head_dim <= 256
+    _require(fits, f"head_dim {head_dim} is not a multiple of 16 up to 256")
     return head_dim
-
-
-def _activation(name: str) -> str:
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"config.json: hidden_act {name!r} is not supported")
-    return _ACTIVATIONS[name]
 
 
 def _dtype(hf: _HFConfig) -> str:
     name = hf.dtype or hf.torch_dtype or "float32"
-    if name not in _DTYPES:
-        raise ConfigError(f"config.json: dtype {name!r} is not supported")
+    _require(name in _DTYPES, f"dtype {name!r} is not supported")
     return name
 
 
@@ -246,16 +216,15 @@ def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
     scaling = {
         k: v for k, v in (hf.rope_parameters or hf.rope_scaling or {}).items() if v is not None
     }
-    if any(isinstance(value, dict) for value in scaling.values()):
-        raise ConfigError("config.json: rope_parameters that differ by layer are not supported")
+    by_layer = any(isinstance(value, dict) for value in scaling.values())
+    _require(not by_layer, "rope_parameters that differ by layer are not supported")
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
-    if kind not in _ROPE_TYPES:
-        raise ConfigError(f"config.json: rope type {kind!r} is not supported")
+    _require(kind in _ROPE_TYPES, f"rope type {kind!r} is not supported")
     theta = scaling.pop("rope_theta", None) or hf.rope_theta or 10000.0
     partial = scaling.pop("partial_rotary_factor", None) or hf.partial_rotary_factor or 1.0
-    if not isinstance(partial, (int, float)) or not 0 < partial <= 1:
-        raise ConfigError(f"config.json: partial_rotary_factor {partial!r} is not in (0, 1]")
+    inside = isinstance(partial, (int, float)) and 0 < partial <= 1
+    _require(inside, f"partial_rotary_factor {partial!r} is not in (0, 1]")
     rotary_dim = int(head_dim * partial)
     if kind == "default":
         return RopeConfig(float(theta), rotary_dim)
@@ -272,44 +241,26 @@ def _check_scaling(hf: _HFConfig, scaling: dict[str, Any]) -> None:
     if scaling["rope_type"] == "llama3":
         required += ["low_freq_factor", "high_freq_factor"]
     for key in required:
-        value = scaling.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ConfigError(
-                f"config.json: rope scaling {scaling['rope_type']!r} needs a positive {key}, "
-                f"got {value!r}"
-            )
+        value: Any = scaling.get(key)
+        _require(
+            type(value) in (int, float) and value > 0,
+            f"rope scaling {scaling['rope_type']!r} needs a positive {key}, got {value!r}",
+        )
 
 
-def _windows(hf: _HFConfig, architecture: str) -> tuple[int | None, ...]:
+def _windows(hf: _HFConfig) -> tuple[int | None, ...]:
     """Llama has no window; Mistral has one on every layer; Qwen has one where it is switched on,
     from layer `max_window_layers` up or where `layer_types` says so."""
-    layers = hf.num_hidden_layers
-    window = hf.sliding_window
+    layers, window, architecture = hf.num_hidden_layers, hf.sliding_window, hf.architectures[0]
     if architecture.startswith("Qwen") and not hf.use_sliding_window:
         window = None
     if architecture == "LlamaForCausalLM" or window is None:
         return (None,) * layers
     if architecture == "MistralForCausalLM":
-        if hf.layer_types is not None:
-            raise ConfigError("config.json: layer_types of a Mistral model are not supported")
+        _require(hf.layer_types is None, "layer_types of a Mistral model are not supported")
         return (window,) * layers
     if hf.layer_types is None:
         return tuple(window if i >= hf.max_window_layers else None for i in range(layers))
-    if len(hf.layer_types) != layers or not set(hf.layer_types) <= set(_LAYER_TYPES):
-        raise ConfigError(f"config.json: layer_types must be {layers} of {', '.join(_LAYER_TYPES)}")
+    known = len(hf.layer_types) == layers and set(hf.layer_types) <= set(_LAYER_TYPES)
+    _require(known, f"layer_types must be {layers} of {', '.join(_LAYER_TYPES)}")
     return tuple(window if t == "sliding_attention" else None for t in hf.layer_types)
-
-
-def _eos(hf: _HFConfig, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    value = generation.get("eos_token_id")
-    source = "generation_config.json" if value is not None else "config.json"
-    value = hf.eos_token_id if value is None else value
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int and i >= 0 for i in ids):
-        raise ConfigError(f"{source}: eos_token_id must be token ids, got {value!r}")
-    return tuple(dict.fromkeys(ids))
-
-
-def _first(value: int | list[int] | None) -> int | None:
-    ids = value if isinstance(value, list) else [value]
-    return ids[0] if ids else None

@@ -6,9 +6,7 @@ import math
 
 import msgspec
 
-MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 256
-MAX_LOGIT_BIAS = 1024
 MAX_CHOICES = 128
 
 
@@ -48,35 +46,28 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             if not inside or value > high:
                 bracket = "(" if open_low else "["
                 return name, f"{name} must be in {bracket}{low:g}, {high:g}], got {value}"
-        if not 1 <= self.n <= min(max_n, MAX_CHOICES):
-            return "n", f"n must be in [1, {min(max_n, MAX_CHOICES)}], got {self.n}"
-        if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            return (
-                "max_new_tokens",
-                f"max_new_tokens must not be negative, got {self.max_new_tokens}",
-            )
-        limit = math.inf if self.max_new_tokens is None else self.max_new_tokens
-        if not 0 <= self.min_new_tokens <= limit:
-            return "min_new_tokens", (
-                f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}"
-            )
-        if self.top_k == 0 or self.top_k < -1:
-            return "top_k", f"top_k must be -1 (off) or at least 1, got {self.top_k}"
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            return "seed", "seed must be a signed 64-bit integer"
+        max_n = min(max_n, MAX_CHOICES)
+        longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
+        seed_fits = self.seed is None or -(2**63) <= self.seed < 2**63
+        for name, fits, rule in (
+            ("n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"),
+            ("max_new_tokens", longest >= 0, "not be negative"),
+            ("min_new_tokens", 0 <= self.min_new_tokens <= longest, "be in [0, max_new_tokens]"),
+            ("top_k", self.top_k >= 1 or self.top_k == -1, "be -1 (off) or at least 1"),
+            ("seed", seed_fits, "be a signed 64-bit integer"),
+        ):
+            if not fits:
+                return name, f"{name} must {rule}, got {getattr(self, name)}"
         return self._list_violation(vocab_size)
 
     def _list_violation(self, vocab_size: int) -> tuple[str, str] | None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            return "stop", f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}"
+        for name, limit in _LONGEST.items():
+            if (count := len(getattr(self, name))) > limit:
+                return name, f"{name} may have at most {limit} entries, got {count}"
         if any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in self.stop):
             return "stop", f"a stop string must have 1 to {MAX_STOP_LENGTH} characters"
         if any(not 0 <= i < vocab_size for i in self.stop_token_ids):
             return "stop_token_ids", f"stop token ids must be in [0, {vocab_size})"
-        if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
-            return "stop_token_ids", f"at most {MAX_LOGIT_BIAS} stop token ids"
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            return "logit_bias", f"at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}"
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
                 return "logit_bias", f"token id {token} is outside [0, {vocab_size})"
@@ -93,6 +84,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
 
+_LONGEST = {"stop": 32, "stop_token_ids": 1024, "logit_bias": 1024}
 # name, lowest, highest, lowest excluded
 _FLOAT_RANGES = (
     ("temperature", 0.0, 1e6, False),

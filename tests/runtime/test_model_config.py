@@ -56,7 +56,6 @@ def test_reads_what_transformers_writes(family: str, tmp_path: Path) -> None:
                          "original_max_position_embeddings": 256},
         tie_word_embeddings=True,
         dtype="bfloat16",
-        eos_token_id=[7, 9],
     )  # fmt: skip
     theirs.architectures = [f"{family}ForCausalLM"]
     theirs.save_pretrained(tmp_path)
@@ -66,7 +65,6 @@ def test_reads_what_transformers_writes(family: str, tmp_path: Path) -> None:
     assert ours.rope.theta == 5e5 and ours.rope.rotary_dim == 32
     assert ours.rope.scaling is not None
     assert ours.rope.scaling["rope_type"] == "yarn" and ours.rope.scaling["factor"] == 2.0
-    assert ours.eos_token_ids == (7, 9)
 
 
 @pytest.mark.parametrize(
@@ -136,27 +134,11 @@ def test_null_is_absent() -> None:
     assert config(**nulls) == config()
 
 
-def test_generation_config_names_the_end(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 5}))
-    assert ModelConfig.from_dir(tmp_path).eos_token_ids == (5,)
-    for text, expected in (
-        ('{"eos_token_id": [3, 4, 3]}', (3, 4)),
-        ('{"eos_token_id": 8}', (8,)),
-        ('{"temperature": 0.6}', (5,)),
-    ):
-        (tmp_path / "generation_config.json").write_text(text)
-        assert ModelConfig.from_dir(tmp_path).eos_token_ids == expected
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
-    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id"):
-        ModelConfig.from_dir(tmp_path)
-
-
 def test_overrides(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     text = '{"num_hidden_layers": 2, "rope_theta": 7}'
     changed = ModelConfig.from_dir(tmp_path, text)
     assert changed.num_layers == 2 and changed.rope.theta == 7.0
-    assert ModelConfig.from_dir(tmp_path, json.loads(text)) == changed
     for bad in ("{", "[]", "3"):
         with pytest.raises(ConfigError, match="--json-model-override-args"):
             ModelConfig.from_dir(tmp_path, bad)
@@ -199,7 +181,6 @@ def test_tp() -> None:
         ({"rope_scaling": {"type": "llama3", "factor": 2}}, "a positive low_freq_factor"),
         ({"rope_parameters": {"full_attention": {}}}, "that differ by layer"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
-        ({"eos_token_id": [-1]}, "eos_token_id"),
     ],
 )
 def test_what_is_not_supported_is_refused(changes: dict[str, Any], message: str) -> None:
