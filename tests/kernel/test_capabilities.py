@@ -15,6 +15,7 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
+from tests.child import IMPORT_PATH
 
 _NATIVE_NAMES = {"linear": "linear_packed", "embedding": "embedding_packed"}
 
@@ -128,7 +129,7 @@ def test_import_loads_no_framework():
     code = "import sys, radix_kernels as rk; rk.capabilities(); print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "kernel/python")},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert result.stdout.strip() == "False"

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from radix_kernels import _loader
 from radix_kernels.comm import ShmCommunicator
+from tests.child import IMPORT_PATH
 
 
 def run_ranks(world, body, path, max_bytes=256, timeout=20.0):
@@ -171,8 +171,7 @@ comm.barrier()
 
 def test_two_processes_over_an_anonymous_file():
     fd = os.memfd_create("comm")
-    source = str(Path(__file__).parents[2] / "kernel" / "python")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, sys.path)])}
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, str(fd)], pass_fds=[fd], env=env, stderr=subprocess.PIPE
     )

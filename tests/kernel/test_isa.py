@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from radix_kernels import _loader
+from tests.child import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ("portable", "avx2", "avx512", "amx")
@@ -19,8 +20,7 @@ pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU 
 
 
 def run(level: str, *command: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(str(ROOT / p) for p in ("kernel/python", "runtime", "."))
-    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": path}
+    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": IMPORT_PATH}
     return subprocess.run(
         [sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=280
     )

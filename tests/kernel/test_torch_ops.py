@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import radix_kernels as rk
 from radix_kernels import torch_ops
+from tests.child import IMPORT_PATH
 from tests.kernel.attention_cases import make_case
 from tests.kernel.helpers import assert_same_bits, spread
 
@@ -78,10 +78,9 @@ def test_nothing_is_registered_before_the_import():
         "import torch, radix_kernels as rk; rk.rmsnorm(torch.ones(1, 8), torch.ones(8));"
         "print(hasattr(torch.ops.radix_kernels, 'rmsnorm'))"
     )
-    root = Path(__file__).resolve().parents[2]
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(root / "kernel/python")},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert result.stdout.strip() == "False"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import IMPORT_PATH
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared memory
 
@@ -24,7 +26,7 @@ if importlib.util.find_spec("triton") is None:
 @functools.lru_cache
 def compiled(target: str) -> list[dict]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "kernel/python"), str(ROOT)])
+    env["PYTHONPATH"] = IMPORT_PATH
     result = subprocess.run(
         [sys.executable, "-m", "tests.kernel.triton_aot", target],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=280,

@@ -16,6 +16,8 @@ from types import TracebackType
 import httpx
 import psutil
 
+from tests.child import IMPORT_PATH
+
 ROOT = Path(__file__).parents[2]
 START_LIMIT = 120.0
 PROMPT = "Tell me a long story."
@@ -23,8 +25,7 @@ PROMPT = "Tell me a long story."
 
 def environment(runtime_dir: str) -> dict[str, str]:
     """The private directory comes to `runtime_dir`, so that leftovers are seen."""
-    paths = [str(ROOT / "kernel" / "python"), str(ROOT / "runtime")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "XDG_RUNTIME_DIR": runtime_dir}
+    return {**os.environ, "PYTHONPATH": IMPORT_PATH, "XDG_RUNTIME_DIR": runtime_dir}
 
 
 class Server:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import IMPORT_PATH
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "runtime" / "radix_runtime"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -191,7 +193,7 @@ def test_light_modules_do_not_load_torch() -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'kernel' / 'python'}", "PATH": "/usr/bin"},
+        env={"PYTHONPATH": IMPORT_PATH, "PATH": "/usr/bin"},
         check=False,
     )
     assert result.returncode == 0, result.stderr.strip().splitlines()[-1]

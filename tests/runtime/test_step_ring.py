@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ from radix_runtime.engine.step_ring import StepRing, StepRingReader
 from radix_runtime.errors import EngineDeadError
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.step_plan import LogprobSpan, RowSampling, StepPlan, decode_plan, encode_plan
+from tests.child import IMPORT_PATH
 
 
 def collect(ring, index, into, delay=lambda: 0.0):
@@ -102,13 +102,11 @@ while (frame := reader.receive()) is not None:
 
 
 def test_a_process_that_inherited_the_descriptors_reads():
-    root = Path(__file__).parents[2]
-    paths = [str(root / "kernel/python"), str(root / "runtime"), *filter(None, sys.path)]
     ring = StepRing(1, slots=4, slot_bytes=1024)
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, msgspec.json.encode(ring.handle)],
         pass_fds=ring.handle.fds, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
     )  # fmt: skip
     frames = [bytes([i % 251]) * (i * 397) for i in range(20)]
     for frame in frames:

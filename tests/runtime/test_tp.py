@@ -15,6 +15,7 @@ import torch
 from radix_runtime import Engine, SamplingParams
 from radix_runtime.distributed import core_share
 from radix_runtime.errors import ConfigError, EngineDeadError
+from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
@@ -125,10 +126,9 @@ else:
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_no_worker_outlives_rank_0(where, tmp_path):
     """Killed in the middle of a stream, whichever thread had built the engine."""
-    path = os.pathsep.join(filter(None, sys.path))
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _PARENT, str(case("qwen2_bias").folder), where],
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": IMPORT_PATH},
     )  # fmt: skip
     pid = int(parent.stdout.readline())
     assert parent.stdout.readline() == b"token\n"
