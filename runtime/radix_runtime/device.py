@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from .errors import ConfigError
@@ -140,6 +141,15 @@ class Device:
     def synchronize(self) -> None:
         if not self.is_cpu:
             torch.cuda.synchronize(self.torch_device)
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """`array` on the device; on the CPU itself. From pinned memory, since a copy from other memory
+    makes the host wait for the device."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def cpu_memory(root: Path = Path("/")) -> Memory:

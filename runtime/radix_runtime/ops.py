@@ -64,18 +64,15 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
     return impl.split(":")[0] == device_kind
 
 
-_THROUGH_TORCH = ("linear", "embedding")  # on a GPU the wheel's own are for packed weights
-
-
 def use_native() -> None:
     """From now on an op without a kernel is an error, not a slow reference. A source tree whose
-    library is missing or incomplete keeps the reference and its one warning."""
+    library is missing, or lacks an op of the runtime, keeps the reference and its one warning."""
     found = capabilities()
     complete = found["backend"] is not None and all(
         entry["impl"] != "reference"
         for op, dtypes in found["ops"].items()
         for entry in dtypes.values()
-        if op not in _THROUGH_TORCH
+        if op in globals()
     )
     radix_kernels.set_fallback("error" if complete else "warn")
 

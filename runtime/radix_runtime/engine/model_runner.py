@@ -16,7 +16,7 @@ from .. import ops
 from ..attention.registry import create_attention_backend
 from ..batch import ForwardBatch
 from ..config import ServerArgs
-from ..device import Device, Memory
+from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
 from ..memory.kv_pool import KVPool
@@ -24,7 +24,7 @@ from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..step_plan import LogprobSpan, StepPlan, StepResult
-from .kv_budget import KVNeed, kv_pages
+from .kv_budget import kv_pages
 from .sampler import Sampled, Sampler, score_in_blocks
 
 logger = logging.getLogger(__name__)
@@ -112,29 +112,20 @@ class ModelRunner:
         args, config, world = self.args, self.config, self._comm.world_size
         heads = config.kv_heads_per_rank(world)
         shape = (config.num_layers, args.page_size, heads, config.head_dim)
-        need = KVNeed(
-            page_bytes=KVPool.page_bytes(*shape, kv_dtype),
+        page_bytes = KVPool.page_bytes(*shape, kv_dtype)
+        self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
+        pages = kv_pages(
+            args,
+            self.device,
+            page_bytes=page_bytes,
             ranks_here=world if self.device.is_cpu else 1,
             full_pages=args.max_running_requests * -(-self.max_context // args.page_size),
             before=before,
         )
-        self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
-        mine = torch.tensor([kv_pages(args, self.device, need)], device=self.device.torch_device)
+        mine = torch.tensor([pages], device=self.device.torch_device)
         num_pages = int(self._comm.all_gather(mine).min())
-        if self._comm.rank == 0:
-            logger.debug(
-                "KV cache: %d tokens in pages of %d, %.1f MiB a rank",
-                num_pages * args.page_size, args.page_size, num_pages * need.page_bytes / 2**20,
-            )  # fmt: skip
-        return KVPool(
-            num_layers=config.num_layers,
-            num_pages=num_pages,
-            page_size=args.page_size,
-            num_kv_heads=heads,
-            head_dim=config.head_dim,
-            dtype=kv_dtype,
-            device=self.device,
-        )
+        logger.debug("KV cache: %d pages, %.1f MiB", num_pages, num_pages * page_bytes / 2**20)
+        return KVPool(*shape, num_pages=num_pages, dtype=kv_dtype, device=self.device)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -171,7 +162,7 @@ class ModelRunner:
         host_ids = unpack_ids(span.targets)
         start = int(plan.query_len[: span.index].sum()) + span.first
         rows = hidden[start : start + len(host_ids)]
-        targets = torch.tensor(host_ids, device=hidden.device)
+        targets = upload(np.array(host_ids, np.int32), hidden.device)
         blocks = list(score_in_blocks(rows, targets, span.top_n, self.model.compute_logits))
         if self._sampler is None:
             return []

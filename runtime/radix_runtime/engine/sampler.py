@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..device import upload
 from ..messages import unpack_ids
 from ..step_plan import RowSampling
 
@@ -105,7 +106,7 @@ class Sampler:
         words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size)
         words = words.astype(np.int32)
         words[unpack_ids(state.prompt_ids)] |= _IN_PROMPT
-        self._counts[slot] = torch.from_numpy(words)
+        self._counts[slot] = self._upload(words)
         return slot
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
@@ -190,7 +191,7 @@ class Sampler:
         return [self._upload(np.array(values, dtype)) for *values, dtype in columns]
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
 
 def score_in_blocks(

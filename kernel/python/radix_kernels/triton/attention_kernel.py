@@ -41,7 +41,8 @@ def _softcapped(x, softcap):
     return softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
 
 
-@triton.jit
+# A compilation for each kind of `rows` (1, a multiple of 16) would hold up a server under load.
+@triton.jit(do_not_specialize=["rows"])
 def attend(
     q,
     k_cache,
