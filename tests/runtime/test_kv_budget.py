@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Memory
-from radix_runtime.engine.kv_budget import KVNeed, kv_pages
+from radix_runtime.engine.kv_budget import kv_pages
 from radix_runtime.errors import ConfigError
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -22,7 +23,12 @@ class FakeDevice:
 
 
 def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
-    return KVNeed(page, ranks, full, Memory(64 * GIB, before))
+    return {
+        "page_bytes": page,
+        "ranks_here": ranks,
+        "full_pages": full,
+        "before": Memory(64 * GIB, before),
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
 )
 def test_pages(settings, device, wanted, pages, tmp_path):
     args = ServerArgs(**{"model_path": str(tmp_path), **settings})
-    assert kv_pages(args, device, wanted) == pages
+    assert kv_pages(args, device, **wanted) == pages
 
 
 @pytest.mark.parametrize(
@@ -62,4 +68,4 @@ def test_pages(settings, device, wanted, pages, tmp_path):
 def test_too_little_memory_is_said_with_numbers(settings, message, tmp_path):
     args = ServerArgs(model_path=str(tmp_path), **settings)
     with pytest.raises(ConfigError, match=message):
-        kv_pages(args, FakeDevice(GIB), need())
+        kv_pages(args, FakeDevice(GIB), **need())

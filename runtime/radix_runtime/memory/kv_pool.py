@@ -18,12 +18,12 @@ class KVPool:
 
     def __init__(
         self,
-        *,
         num_layers: int,
-        num_pages: int,
         page_size: int,
         num_kv_heads: int,
         head_dim: int,
+        *,
+        num_pages: int,
         dtype: torch.dtype,
         device: Device,
     ) -> None:
