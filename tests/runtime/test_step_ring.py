@@ -31,6 +31,13 @@ def collect(ring, index, into, delay=lambda: 0.0):
     return thread
 
 
+def close_when_read(ring):
+    deadline = time.monotonic() + 60
+    while min(ring._layout.acks) < ring._sequence and time.monotonic() < deadline:
+        time.sleep(0.001)
+    ring.close()
+
+
 @pytest.mark.parametrize("slots, slot_bytes", [(1, 64), (2, 8), (16, 1 << 16)])
 def test_every_consumer_gets_every_frame_in_order(slots, slot_bytes):
     """Frames of none, one, many slots and more than the whole ring; slow and fast consumers."""
@@ -111,7 +118,7 @@ def test_a_process_that_inherited_the_descriptors_reads():
     frames = [bytes([i % 251]) * (i * 397) for i in range(20)]
     for frame in frames:
         ring.publish(frame)
-    ring.close_when_read()
+    close_when_read(ring)
     out, _ = child.communicate(timeout=60)
     assert out.decode().splitlines() == [f"{len(f)} {sum(f)}" for f in frames]
     ring.release()
@@ -134,7 +141,7 @@ def test_a_plan_crosses_unchanged():
     got = []
     thread = collect(ring, 0, got)
     ring.publish(encode_plan(plan))
-    ring.close_when_read()
+    close_when_read(ring)
     thread.join(10)
     back = decode_plan(got[0])
     for name in StepPlan.__slots__:

@@ -18,6 +18,7 @@ import mmap
 import os
 import select
 import time
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -48,8 +49,7 @@ class _Layout:
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
-        self.consumers = len(handle.event_fds)
-        control = _LINE * 8 * (2 + 2 * self.consumers)
+        control = _LINE * 8 * (2 + 2 * len(handle.event_fds))
         stride = _HEADER_BYTES + handle.slot_bytes
         size = control + handle.slots * stride
         if os.fstat(handle.memory_fd).st_size < size:
@@ -79,39 +79,29 @@ class StepRing:
     def __init__(self, consumers: int, *, slots: int = 16, slot_bytes: int = 1 << 16) -> None:
         self._fds = [os.memfd_create("radix-steps")]
         self._fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(consumers)]
-        self._layout = _Layout(RingHandle(self._fds[0], self._fds[1:], slots, slot_bytes))
+        self.handle = RingHandle(self._fds[0], self._fds[1:], slots, slot_bytes)
+        self._layout = _Layout(self.handle)
         self._sequence = 0
-
-    @property
-    def handle(self) -> RingHandle:
-        return self._layout.handle
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
         """Hands `frame` to every consumer. Raises EngineDeadError when the ring is closed, or when
         it stays full for `timeout` seconds (the text names the slow consumers)."""
         layout = self._layout
-        size = layout.handle.slot_bytes
+        size = self.handle.slot_bytes
         data = np.frombuffer(frame, np.uint8)
         for offset in range(0, max(1, len(data)), size):
             self._wait_for_room(timeout)
             self._sequence += 1
-            slot = self._sequence % layout.handle.slots
+            slot = self._sequence % self.handle.slots
             part = data[offset : offset + size]
             layout.payloads[slot, : len(part)] = part
             layout.headers[slot, :3] = (self._sequence, len(data), offset)
             layout.words[0] = self._sequence  # x86 keeps the order of these stores
             self._wake()
 
-    def close_when_read(self, timeout: float = 60.0) -> None:
-        """Closes after every consumer has taken what was published."""
-        self._wait_for_ack(self._sequence, timeout)
-        self.close()
-
     def _wait_for_room(self, timeout: float) -> None:
-        self._wait_for_ack(self._sequence + 1 - self._layout.handle.slots, timeout)
-
-    def _wait_for_ack(self, oldest: int, timeout: float) -> None:
         layout = self._layout
+        oldest = self._sequence + 1 - self.handle.slots
         start = time.monotonic()
         while True:
             if layout.closed:
@@ -136,7 +126,7 @@ class StepRing:
             self._wake()
 
     def _wake(self) -> None:
-        for fd in self._layout.handle.event_fds:
+        for fd in self.handle.event_fds:
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
@@ -196,8 +186,6 @@ class StepRingReader:
             if time.monotonic() < spin_until:
                 continue
             if self._poll.poll(wake_every * 1000):
-                try:
+                with suppress(BlockingIOError):  # drained for an earlier slot
                     os.eventfd_read(self._event_fd)
-                except BlockingIOError:  # drained for an earlier slot
-                    pass
         return False

@@ -73,7 +73,7 @@ class WorkerGroup:
         process = subprocess.Popen(
             [sys.executable, "-m", "radix_runtime.engine.worker"],
             stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else subprocess.DEVNULL,
+            stdout=2,  # what it prints is no output of this program
             pass_fds=[self._memory_fd, *self.ring.handle.fds],
             env={**os.environ, **paths},
         )
@@ -141,11 +141,3 @@ class WorkerGroup:
         os.close(self._memory_fd)
         os.close(self._stop_fd)
         self._memory_fd = -1
-
-
-def _has_fileno(stream: object) -> bool:
-    try:
-        stream.fileno()  # type: ignore[attr-defined]
-    except (AttributeError, OSError):  # replaced by a notebook or a test
-        return False
-    return True
