@@ -32,7 +32,7 @@ from radix_runtime.messages import (
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.admission import Limits, admit
 from radix_runtime.server.submission import Submission
-from radix_runtime.server.tokenizer_manager import Prompt, TokenizerManager
+from radix_runtime.server.tokenizer_manager import TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
 DEAD = RequestError(500, "engine_dead", "the engine has died")
@@ -69,8 +69,8 @@ def delta(rid: str, choice: int, *ids: int, end: str | None = None, text: str = 
     return TextDelta(rid, choice, text, pack_ids(ids), finish, completion_tokens=len(ids))
 
 
-def prompt(n: int = 1) -> Prompt:
-    return Prompt([5, 6], SamplingParams(n=n, max_new_tokens=4))
+def prompt(n: int = 1) -> Generate:
+    return Generate("", pack_ids([5, 6]), SamplingParams(n=n, max_new_tokens=4))
 
 
 def is_empty(manager: TokenizerManager) -> bool:
@@ -307,7 +307,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
             open_now = sorted(manager._open)
             if action == "n":
                 count = random.choice([1, 2])
-                calls.append(manager.submit([prompt(n=1)] * count, name=f"c{step}"))
+                calls.append(manager.submit([prompt() for _ in range(count)], name=f"c{step}"))
             elif action == "c" and calls:
                 random.choice(calls).close()
             elif open_now:

@@ -26,9 +26,7 @@ class Limits:
     @property
     def room(self) -> int:
         """Longest prompt plus output."""
-        if self.max_total_tokens is None:
-            return self.context_length
-        return min(self.context_length, self.max_total_tokens)
+        return min(self.context_length, self.max_total_tokens or self.context_length)
 
 
 def admit(
@@ -43,51 +41,36 @@ def admit(
     """`sampling` with `max_new_tokens` resolved to a number that fits. `clip`: the client did not
     ask for that number, so it may be lowered. `names` translates fields of SamplingParams to what
     the route calls them. Raises RequestError."""
-    check_sampling(sampling, limits, names)
-    check_token_ids(ids, limits.vocab_size, prompt_param)
-    check_prompt_length(len(ids), limits, prompt_param)
-    limit = sampling.max_new_tokens
-    free = limits.room - len(ids)
+    names = names or {}
+    if violation := sampling.violation(limits.vocab_size, limits.max_choices):
+        field, message = violation
+        for ours, theirs in names.items():
+            message = message.replace(ours, theirs.rpartition(".")[2])
+        raise refusal("invalid_value", message[:300], names.get(field, field))
+    check_token_ids(ids, limits, prompt_param)
+    limit, free = sampling.max_new_tokens, limits.room - len(ids)
     if limit is None or (clip and limit > free):
-        if free < 1:
-            raise _too_long(len(ids), 1, limits, prompt_param)
-        limit = free
-    elif limit > free:
+        limit = max(free, 1)
+    if limit > free:
         raise _too_long(len(ids), limit, limits, prompt_param)
     if sampling.min_new_tokens > limit:
-        raise refusal(
-            "invalid_value",
-            f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}",
-            (names or {}).get("min_new_tokens", "min_new_tokens"),
-        )
+        message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
+        raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
     # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
     top_k = min(sampling.top_k, limits.vocab_size)
     return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=top_k)
 
 
-def check_sampling(
-    sampling: SamplingParams, limits: Limits, names: Mapping[str, str] | None = None
-) -> None:
-    """Raises RequestError `invalid_value` for the first field out of range."""
-    violation = sampling.violation(limits.vocab_size, limits.max_choices)
-    if violation is None:
-        return
-    field, message = violation
-    for ours, theirs in (names or {}).items():
-        message = message.replace(ours, theirs)
-    param = (names or {}).get(field, field)
-    raise refusal("invalid_value", message[:300], param)
-
-
-def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises RequestError `invalid_token_id`, or `empty_input` if there are none."""
+def check_token_ids(ids: Sequence[int], limits: Limits, param: str) -> None:
+    """Raises RequestError `invalid_token_id`, `empty_input`, or that not even the prompt fits."""
     if not ids:
         raise refusal("empty_input", "the prompt is empty", param)
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise refusal(
-            "invalid_token_id", f"the id at position {at} is outside [0, {vocab_size})", param
-        )
+    vocab = limits.vocab_size
+    if min(ids) < 0 or max(ids) >= vocab:
+        at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
+        message = f"the id at position {at} is outside [0, {vocab})"
+        raise refusal("invalid_token_id", message, param)
+    check_prompt_length(len(ids), limits, param)
 
 
 def check_prompt_length(length: int, limits: Limits, param: str, *, known: str = "") -> None:
@@ -99,13 +82,7 @@ def check_prompt_length(length: int, limits: Limits, param: str, *, known: str =
 def _too_long(prompt: int, new: int, limits: Limits, param: str, known: str = "") -> RequestError:
     numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
     if prompt + new > limits.context_length:
-        return refusal(
-            "context_length_exceeded",
-            f"{numbers}; the context is {limits.context_length} tokens",
-            param,
-        )
-    return refusal(
-        "kv_capacity_exceeded",
-        f"{numbers}; the KV cache holds {limits.max_total_tokens} tokens",
-        param,
-    )
+        reason = f"the context is {limits.context_length} tokens"
+        return refusal("context_length_exceeded", f"{numbers}; {reason}", param)
+    reason = f"the KV cache holds {limits.max_total_tokens} tokens"
+    return refusal("kv_capacity_exceeded", f"{numbers}; {reason}", param)

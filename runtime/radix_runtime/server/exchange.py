@@ -4,139 +4,143 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
+
+from starlette.responses import Response
 
 from ..errors import RequestError
 from ..log import get_logger
-from .metrics import Metrics
-from .protocol import B, decode_body
-from .responses import EventStream, Receive, Scope, Send, send_body, send_error, to_json
+from .auth import Access
+from .protocol import B, Body, decode_body
+from .responses import (
+    Receive,
+    Scope,
+    Send,
+    error_object,
+    error_response,
+    event,
+    json_response,
+)
+from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 log = get_logger(__name__)
 
-Handler = Callable[["Exchange"], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    max_body: int
-    lenient: bool
-    log_requests: bool
-
-
-class Exchange:
-    """What a handler sees of a call. `started` is of time.perf_counter()."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, rules: Rules) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.rules = rules
-        self.started = time.perf_counter()
-        self.status = 0
-        self.body = b""
-        self._send = send
-        self.events = EventStream(self._sending)
-
-    async def _sending(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        await self._send(message)
-
-    @property
-    def is_admin(self) -> bool:
-        return bool(self.scope["radix.is_admin"])
-
-    @property
-    def query(self) -> dict[str, str]:
-        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1")))
-
-    def decode(self, kind: type[B]) -> tuple[B, list[str]]:
-        """The body as `kind`, and warnings to hand back. Raises RequestError."""
-        return decode_body(kind, self.body, lenient=self.rules.lenient)
-
-    async def json(self, value: Any, status: int = 200) -> None:
-        await send_body(self._sending, to_json(value), status=status)
-
-    async def raw(self, body: bytes, content_type: bytes, status: int = 200) -> None:
-        await send_body(self._sending, body, status=status, content_type=content_type)
-
-    async def fail(self, error: RequestError) -> None:
-        """The error object; after the first event an error event and no [DONE]."""
-        if self.events.started:
-            await self.events.fail(error)
-        elif self.status == 0:
-            await send_error(self._sending, error)
-
-    async def read_body(self) -> None:
-        """Raises RequestError 413, 415 or 408, ClientGone."""
-        headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        declared = headers.get(b"content-length", b"0")
-        if not declared.isdigit() or len(declared) > 18 or int(declared) > self.rules.max_body:
-            raise self._too_large()
-        media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if media != b"application/json":
-            raise RequestError(
-                415, "unsupported_media_type", "the content type must be application/json"
-            )
-        self.body = await self._receive_all()
-
-    async def _receive_all(self) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            try:
-                message = await asyncio.wait_for(self.receive(), BODY_IDLE)
-            except (asyncio.TimeoutError, TimeoutError):
-                raise RequestError(408, "request_timeout", "the body did not arrive") from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self.rules.max_body:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body"):
-                return b"".join(parts)
-
-    def _too_large(self) -> RequestError:
-        limit = self.rules.max_body
-        return RequestError(413, "request_too_large", f"the body may have {limit} bytes")
+Handler = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
 class ClientGone(Exception):
     """Nobody reads the answer any more."""
 
 
-class Endpoint:
-    """An ASGI application for one route. `watch`: the handler is cancelled when the client goes
-    away. Whatever goes wrong becomes the error object; details go to the log only."""
+class Exchange:
+    """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with
+    the answer; `status` is 0 until one was sent."""
 
     def __init__(
-        self,
-        name: str,
-        handler: Handler,
-        rules: Rules,
-        metrics: Metrics,
-        *,
-        reads_body: bool,
-        watch: bool = False,
+        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
     ) -> None:
-        self._name = name
-        self._handler = handler
-        self._rules = rules
-        self._metrics = metrics
-        self._reads_body = reads_body
-        self._watch = watch
+        self.scope = scope
+        self.receive = receive
+        self.manager = manager
+        self.started = time.perf_counter()
+        self.status = 0
+        self.warnings: list[str] = []
+        self._streaming = False
+        self._send = send
+        self._body = b""
+
+    async def send(self, response: Response) -> None:
+        self.status = response.status_code
+        await response(self.scope, self.receive, self._send)
+
+    async def json(self, value: Any) -> None:
+        if self.warnings and isinstance(value, dict):
+            value = {**value, "warnings": self.warnings}
+        await self.send(json_response(value))
+
+    async def write(self, frames: bytes, *, last: bool = False) -> None:
+        """Events. The status line goes out with the first, so that an error before it can still
+        choose its own status. Waits while the client does not read; the caller joins what comes
+        meanwhile."""
+        if not self._streaming:
+            self._streaming, self.status = True, 200
+            start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS]}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    async def fail(self, error: RequestError) -> None:
+        """The error object; after the first event an error event and no [DONE]."""
+        if self.status == 0:
+            await self.send(error_response(error))
+        elif self._streaming:
+            await self.write(event(error_object(error)), last=True)
+
+    def decode(self, kind: type[B]) -> B:
+        """Raises RequestError."""
+        lenient = self.manager.args.allow_unknown_fields
+        body, self.warnings = decode_body(kind, self._body, lenient=lenient)
+        return body
+
+    async def read_body(self) -> None:
+        """Raises RequestError 413, 415 or 408, ClientGone."""
+        headers: dict[bytes, bytes] = dict(self.scope["headers"])
+        limit = self.manager.args.max_body_size
+        too_large = RequestError(413, "request_too_large", f"the body may have {limit} bytes")
+        declared = headers.get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > 18 or int(declared) > limit:
+            raise too_large
+        media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if media != b"application/json":
+            reason = "the content type must be application/json"
+            raise RequestError(415, "unsupported_media_type", reason)
+        body = bytearray()
+        more = True
+        while more:
+            try:
+                message = await asyncio.wait_for(self.receive(), BODY_IDLE)
+            except (asyncio.TimeoutError, TimeoutError):
+                raise RequestError(408, "request_timeout", "the body did not arrive") from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise too_large
+            more = message.get("more_body", False)
+        self._body = bytes(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route and its ASGI application. `paths`: the first is the name in metrics. `body`: None
+    when the route reads none. `watch`: the handler is cancelled when the client goes away.
+    Whatever goes wrong becomes the error object; details go to the log only."""
+
+    manager: TokenizerManager
+    paths: tuple[str, ...]
+    methods: tuple[str, ...]
+    access: Access
+    handler: Handler
+    body: type[Body] | None = None
+    watch: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._rules)
+        exchange = Exchange(scope, receive, send, self.manager)
         try:
-            await self._run(exchange)
+            if self.body is not None:
+                await exchange.read_body()
+            if self.watch:
+                await self._while_connected(exchange)
+            else:
+                await self.handler(exchange)
         except ClientGone:
             exchange.status = 499
         except RequestError as error:
@@ -145,40 +149,28 @@ class Endpoint:
             log.exception("request %s failed", scope["radix.request_id"])
             await exchange.fail(RequestError(500, "internal_error", "internal error"))
         finally:
-            self._metrics.observe_http(self._name, exchange.status)
-            if self._rules.log_requests:
+            self.manager.metrics.observe_http(self.paths[0], exchange.status)
+            if self.manager.args.log_requests:
                 log.info(
-                    "%s %s %s %d %.0f ms", scope["radix.request_id"], scope["method"], self._name,
-                    exchange.status, 1000 * (time.perf_counter() - exchange.started),
+                    "%s %s %s %d %.0f ms", scope["radix.request_id"], scope["method"],
+                    self.paths[0], exchange.status, 1000 * (time.perf_counter() - exchange.started),
                 )  # fmt: skip
 
-    async def _run(self, exchange: Exchange) -> None:
-        if self._reads_body:
-            await exchange.read_body()
-        if self._watch:
-            await _while_connected(_call(self._handler, exchange), exchange.receive)
-        else:
-            await self._handler(exchange)
-
-
-async def _call(handler: Handler, exchange: Exchange) -> None:
-    await handler(exchange)
-
-
-async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Runs `work` to its end; raises ClientGone after having cancelled it on a disconnect."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        task.result()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def _while_connected(self, exchange: Exchange) -> None:
+        """Runs the handler to its end; raises ClientGone after having cancelled it on a
+        disconnect."""
+        work = asyncio.create_task(self.handler(exchange))
+        gone = asyncio.create_task(_disconnect(exchange.receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGone
+            work.result()
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import RequestError
 from ..log import get_logger
 from .auth import Auth
-from .responses import Receive, Scope, Send, send_error
+from .responses import Receive, Scope, Send, error_response
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 100
@@ -28,23 +28,17 @@ class Gate:
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._http(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
+        if scope["type"] != "http":  # websockets are refused by the server itself
             await self._app(scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         request_id = _request_id(scope)
-        header = (b"x-request-id", request_id)
         started = False
 
         async def sending(message: MutableMapping[str, Any]) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
@@ -53,11 +47,12 @@ class Gate:
             scope["radix.is_admin"] = self._auth.check(scope["path"], scope["headers"])
             await self._app(scope, receive, sending)
         except RequestError as error:
-            await send_error(sending, error)
+            await error_response(error)(scope, receive, sending)
         except Exception:
             log.exception("request %s failed", request_id.decode())
             if not started:
-                await send_error(sending, RequestError(500, "internal_error", "internal error"))
+                broken = RequestError(500, "internal_error", "internal error")
+                await error_response(broken)(scope, receive, sending)
 
 
 def _request_id(scope: Scope) -> bytes:
@@ -73,7 +68,5 @@ def _check_headers(scope: Scope) -> None:
     size = sum(len(name) + len(value) for name, value in headers)
     size += len(scope["path"]) + len(scope.get("query_string", b""))
     if size > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
-        raise RequestError(
-            431, "headers_too_large",
-            f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes together",
-        )  # fmt: skip
+        limits = f"{MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes together"
+        raise RequestError(431, "headers_too_large", f"at most {limits}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..hf import Tokenizer
 from ..messages import Logprobs, TextDelta
+from ..sampling_params import SamplingParams
 
 FLOOR = -9999.0
 
@@ -40,25 +41,25 @@ def scored(logprobs: Logprobs | None) -> list[Scored]:
             result.append(Scored(token, None, []))
             continue
         part = slice(i * n, (i + 1) * n)
-        top = [(t, _bounded(v)) for t, v in zip(top_ids[part], top_values[part], strict=True)]
-        result.append(Scored(token, _bounded(value), top))
+        top = [(t, max(FLOOR, v)) for t, v in zip(top_ids[part], top_values[part], strict=True)]
+        result.append(Scored(token, max(FLOOR, value), top))
     return result
 
 
-def _bounded(value: float) -> float:
-    return value if value > FLOOR else FLOOR
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.id_to_bytes(token).decode("utf-8", "replace")
 
 
 class TokenNames:
     """Tokens as text and bytes for one request."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, keeps_stop: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._keeps_stop = keeps_stop
+        self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
+        self._keeps_stop = sampling.no_stop_trim
 
     def text(self, token: int) -> str:
-        return self._tokenizer.id_to_bytes(token).decode("utf-8", "replace")
+        return _text(self._tokenizer, token)
 
     def shown(self, token: int, hidden: bool = False) -> bytes:
         if hidden or token in self._skipped:
@@ -125,17 +126,19 @@ class CompletionLogprobs:
         return top
 
 
-def native(logprobs: Logprobs | None, names: TokenNames | None) -> list[list[Any]]:
+def native(logprobs: Logprobs | None, tokenizer: Tokenizer | None) -> list[list[Any]]:
     """[logprob, id, text or None] a token, as /generate gives them."""
-    return [_native_item(e.token, e.logprob, names) for e in scored(logprobs)]
+    return [_native_item(e.token, e.logprob, tokenizer) for e in scored(logprobs)]
 
 
-def native_top(logprobs: Logprobs | None, names: TokenNames | None) -> list[list[list[Any]] | None]:
+def native_top(
+    logprobs: Logprobs | None, tokenizer: Tokenizer | None
+) -> list[list[list[Any]] | None]:
     return [
-        None if e.logprob is None else [_native_item(t, v, names) for t, v in e.top]
+        None if e.logprob is None else [_native_item(t, v, tokenizer) for t, v in e.top]
         for e in scored(logprobs)
     ]
 
 
-def _native_item(token: int, logprob: float | None, names: TokenNames | None) -> list[Any]:
-    return [logprob, token, None if names is None else names.text(token)]
+def _native_item(token: int, logprob: float | None, tokenizer: Tokenizer | None) -> list[Any]:
+    return [logprob, token, None if tokenizer is None else _text(tokenizer, token)]

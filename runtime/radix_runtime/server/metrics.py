@@ -6,17 +6,13 @@ Names are `radix:<name>`. Labels take values from fixed sets only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..messages import TextDelta
-
-if TYPE_CHECKING:
-    from .submission import OpenRequest
-
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+from .submission import OpenRequest
 
 _SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300,
@@ -34,59 +30,52 @@ _HELP = {
 }
 
 
-class _Counts(Protocol):
-    accepted: int
-    ok: int
-    aborted: int
-    failed: int
+@dataclass(slots=True)
+class Counts:
+    """Requests since the start; those that are in none of the last three are open."""
 
-
-class _EngineCollector:
-    """Turns plain numbers into metrics when scraped: `*_total` are counters, others gauges."""
-
-    def __init__(self, counts: _Counts, num_open: Callable[[], int]) -> None:
-        self._counts = counts
-        self._num_open = num_open
-        self.stats: Mapping[str, float] = {}
-
-    def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "radix:requests", "requests by how they ended", labels=["outcome"]
-        )
-        for outcome in ("ok", "aborted", "failed"):
-            requests.add_metric([outcome], getattr(self._counts, outcome))
-        yield requests
-        yield CounterMetricFamily(
-            "radix:requests_accepted", "requests sent to the engine", value=self._counts.accepted
-        )
-        yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self._num_open())
-        for name, value in sorted(self.stats.items()):
-            text = _HELP.get(name, name.replace("_", " "))
-            if name.endswith("_total"):
-                yield CounterMetricFamily(f"radix:{name}", text, value=value)
-            else:
-                yield GaugeMetricFamily(f"radix:{name}", text, value=value)
+    accepted: int = 0
+    ok: int = 0
+    aborted: int = 0
+    failed: int = 0
 
 
 class Metrics:
     """Everything `GET /metrics` shows. Tokens are counted by the scheduler: of the prompt tokens
     `radix:prefill_tokens_total` were computed and `radix:cached_tokens_total` were not."""
 
-    def __init__(self, counts: _Counts, num_open: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        self._engine = _EngineCollector(counts, num_open)
-        self.registry.register(self._engine)
-        self._first = self._histogram("time_to_first_token_seconds", "arrival to first token")
-        self._between = self._histogram(
-            "inter_token_latency_seconds", "time between tokens of a choice"
-        )
-        self._whole = self._histogram("e2e_request_latency_seconds", "arrival to last token")
+    def __init__(self, num_open: Callable[[], int]) -> None:
+        self.counts = Counts()
+        self._num_open = num_open
+        self._stats: Mapping[str, float] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._first = self._histogram("time_to_first_token", "arrival to first token")
+        self._between = self._histogram("inter_token_latency", "time between tokens of a choice")
+        self._whole = self._histogram("e2e_request_latency", "arrival to last token")
         self._http = Counter(
-            "radix:http_requests", "HTTP answers", ["route", "status"], registry=self.registry
+            "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
         )
 
     def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"radix:{name}", text, buckets=_SECONDS, registry=self.registry)
+        return Histogram(f"radix:{name}_seconds", text, buckets=_SECONDS, registry=self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Plain numbers, turned into metrics when scraped: `*_total` are counters."""
+        requests = CounterMetricFamily(
+            "radix:requests", "requests by how they ended", labels=["outcome"]
+        )
+        for outcome in ("ok", "aborted", "failed"):
+            requests.add_metric([outcome], getattr(self.counts, outcome))
+        yield requests
+        yield CounterMetricFamily(
+            "radix:requests_accepted", "requests sent to the engine", value=self.counts.accepted
+        )
+        yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self._num_open())
+        for name, value in sorted(self._stats.items()):
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            text = _HELP.get(name, name.replace("_", " "))
+            yield family(f"radix:{name}", text, value=value)
 
     def observe_delta(self, request: OpenRequest, delta: TextDelta, now: float) -> None:
         """`now` is of time.perf_counter()."""
@@ -108,6 +97,6 @@ class Metrics:
         self._http.labels(route, str(status)).inc()
 
     def render(self, stats: Mapping[str, float]) -> bytes:
-        """The exposition, with the newest figures of the scheduler."""
-        self._engine.stats = stats
-        return generate_latest(self.registry)
+        """The exposition. `stats`: the newest figures of the scheduler; if none, the last stay."""
+        self._stats = stats or self._stats
+        return generate_latest(self._registry)

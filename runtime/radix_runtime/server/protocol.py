@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import RequestError, refusal
 
 MAX_DEPTH = 32
-MAX_MESSAGES = 4096
 _MAX_WARNINGS = 10
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
 Neutral = Mapping[str, tuple[Any, ...]]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Positive = Annotated[int, Meta(ge=1)]
+Top = Annotated[int, Meta(ge=0, le=20)]
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -33,16 +36,16 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     nested: ClassVar[Mapping[str, type[Body]]] = {}
 
 
-def _never(names: str) -> Neutral:
-    """Fields of which only null passes."""
-    return dict.fromkeys(names.split(), ())
+def _only(names: str, *neutral: Any) -> Neutral:
+    """Fields of which null and `neutral` pass."""
+    return dict.fromkeys(names.split(), neutral)
 
 
 class StreamOptions(Body, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
-    unbuilt: ClassVar[Neutral] = {"include_obfuscation": (False,)}
+    unbuilt = _only("include_obfuscation", False)
 
 
 class ChatMessage(Body, kw_only=True):
@@ -51,11 +54,11 @@ class ChatMessage(Body, kw_only=True):
     name: str | None = None
     reasoning_content: str | None = None
 
-    harmless: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations"})
-    unbuilt: ClassVar[Neutral] = {
-        **_never("function_call tool_call_id audio"),
-        "tool_calls": ([],),
-    }
+    harmless = frozenset({"refusal", "annotations"})
+    unbuilt = {**_only("function_call tool_call_id audio"), **_only("tool_calls", [])}
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 
 
 class TemplateOptions(Body, kw_only=True):
@@ -64,7 +67,7 @@ class TemplateOptions(Body, kw_only=True):
 
 
 class Sampling(Body, kw_only=True):
-    """The sampling fields that every route calls the same."""
+    """Fields of SamplingParams that every route calls the same; null leaves the default."""
 
     n: int | None = None
     temperature: float | None = None
@@ -83,77 +86,97 @@ class Sampling(Body, kw_only=True):
     logit_bias: dict[int, float] | None = None
 
 
-class OpenAIBody(Sampling, kw_only=True):
+OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
     """What chat and completions share."""
 
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    rid: str | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
+    rid: Name | None = None
+    cache_salt: Name | None = None
+    extra_key: Name | None = None
 
-    harmless: ClassVar[frozenset[str]] = frozenset(
+    harmless = frozenset(
         "user metadata store service_tier safety_identifier prompt_cache_key "
         "prompt_cache_retention parallel_tool_calls".split()
     )
-    unbuilt: ClassVar[Neutral] = {
-        **_never(
+    unbuilt = {
+        **_only(
             "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice "
             "guided_grammar structured_outputs truncate_prompt_tokens prompt_logprobs lora_path "
             "session_params custom_logit_processor logits_processors"
         ),
-        **dict.fromkeys(("stop_regex", "bad_words"), ([],)),
-        **dict.fromkeys(("best_of", "length_penalty"), (1,)),
-        **dict.fromkeys(
-            (
-                "use_beam_search", "early_stopping", "return_hidden_states", "return_token_ids",
-                "return_tokens_as_token_ids",
-            ),
-            (False,),
-        ),
-        "spaces_between_special_tokens": (True,),
-        "priority": (0,),
-        "response_format": ({"type": "text"},),
-    }  # fmt: skip
-    nested: ClassVar[Mapping[str, type[Body]]] = {"stream_options": StreamOptions}
+        **_only("stop_regex bad_words", []),
+        **_only("best_of length_penalty", 1),
+        **_only("use_beam_search early_stopping return_hidden_states return_token_ids", False),
+        **_only("return_tokens_as_token_ids", False),
+        **_only("spaces_between_special_tokens", True),
+        **_only("priority", 0),
+        **_only("response_format", {"type": "text"}),
+    }
+    nested = {"stream_options": StreamOptions}
+
+    def __post_init__(self) -> None:
+        self.no_stop_trim = self.no_stop_trim or self.include_stop_str_in_output
+        if self.stream_options is not None and not self.stream:
+            raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
 
 
-class ChatBody(OpenAIBody, kw_only=True):
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+class ChatBody(OpenAIBody, kw_only=True, rename=OPENAI_NAMES):
+    messages: Messages
+    max_new_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Top | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
-    unbuilt: ClassVar[Neutral] = {
+    unbuilt = {
         **OpenAIBody.unbuilt,
-        **_never("audio prediction web_search_options chat_template input_ids"),
-        **dict.fromkeys(("tools", "functions"), ([],)),
-        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-        **dict.fromkeys(("continue_final_message", "echo"), (False,)),
-        **dict.fromkeys(("separate_reasoning", "include_reasoning"), (True, False)),
-        "modalities": (["text"],),
-        "verbosity": ("medium",),
-        "add_generation_prompt": (True,),
+        **_only("audio prediction web_search_options chat_template input_ids"),
+        **_only("tools functions", []),
+        **_only("tool_choice function_call", "none", "auto"),
+        **_only("continue_final_message echo", False),
+        **_only("separate_reasoning include_reasoning", True, False),
+        **_only("modalities", ["text"]),
+        **_only("verbosity", "medium"),
+        **_only("add_generation_prompt", True),
     }
-    nested: ClassVar[Mapping[str, type[Body]]] = {
+    nested = {
         "stream_options": StreamOptions,
         "messages": ChatMessage,
         "chat_template_kwargs": TemplateOptions,
     }
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs and not self.logprobs:
+            raise refusal("invalid_combination", "top_logprobs needs logprobs", "top_logprobs")
+        if self.max_completion_tokens is not None:
+            if self.max_new_tokens not in (None, self.max_completion_tokens):
+                message = "max_tokens and max_completion_tokens differ"
+                raise refusal("invalid_combination", message, "max_tokens")
+            self.max_new_tokens = self.max_completion_tokens
+
 
 class CompletionBody(OpenAIBody, kw_only=True):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
-    unbuilt: ClassVar[Neutral] = {**OpenAIBody.unbuilt, "suffix": ("",), "prompt_embeds": ()}
+    unbuilt = {**OpenAIBody.unbuilt, **_only("suffix", ""), **_only("prompt_embeds")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lowest = 0 if self.echo else 1
+        if self.max_new_tokens is not None and self.max_new_tokens < lowest:
+            raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
 
 
 class NativeSampling(Sampling, kw_only=True):
@@ -163,55 +186,53 @@ class NativeSampling(Sampling, kw_only=True):
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
 
-    unbuilt: ClassVar[Neutral] = {
-        **_never("json_schema regex ebnf structural_tag custom_params stream_interval beam_width"),
-        "stop_regex": ([],),
-        "spaces_between_special_tokens": (True,),
+    unbuilt = {
+        **_only("json_schema regex ebnf structural_tag custom_params stream_interval beam_width"),
+        **_only("stop_regex", []),
+        **_only("spaces_between_special_tokens", True),
     }
+
+    def __post_init__(self) -> None:
+        self.seed = self.sampling_seed if self.seed is None else self.seed
 
 
 class NativeBody(Body, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
-    rid: str | list[str] | None = None
+    rid: Name | list[Name] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
+    top_logprobs_num: Top | list[Top] | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     incremental_streaming_output: bool | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
+    extra_key: Name | None = None
+    cache_salt: Name | None = None
 
-    harmless: ClassVar[frozenset[str]] = frozenset({"log_metrics", "user"})
-    unbuilt: ClassVar[Neutral] = {
-        **_never(
+    harmless = frozenset({"log_metrics", "user"})
+    unbuilt = {
+        **_only(
             "input_embeds lora_path session_params custom_logit_processor data_parallel_rank "
             "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room"
         ),
-        **dict.fromkeys(
-            ("token_ids_logprob", "image_data", "video_data", "audio_data", "modalities"), ([],)
-        ),
-        **dict.fromkeys(("return_hidden_states", "background", "return_entropy"), (False,)),
-        "priority": (0,),
+        **_only("token_ids_logprob image_data video_data audio_data modalities", []),
+        **_only("return_hidden_states background return_entropy", False),
+        **_only("priority", 0),
     }
-    nested: ClassVar[Mapping[str, type[Body]]] = {"sampling_params": NativeSampling}
+    nested = {"sampling_params": NativeSampling}
 
 
 class TokenizeBody(Body, kw_only=True):
     model: str | None = None
     prompt: str | list[str] | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateOptions | None = None
 
-    unbuilt: ClassVar[Neutral] = {"tools": ([],), "chat_template": ()}
-    nested: ClassVar[Mapping[str, type[Body]]] = {
-        "messages": ChatMessage,
-        "chat_template_kwargs": TemplateOptions,
-    }
+    unbuilt = {**_only("tools", []), **_only("chat_template")}
+    nested = {"messages": ChatMessage, "chat_template_kwargs": TemplateOptions}
 
 
 class DetokenizeBody(Body, kw_only=True):
@@ -246,24 +267,29 @@ def parse_json(data: bytes) -> Any:
     `invalid_json`."""
     try:
         value = msgspec.json.decode(data)
+        may_be_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH
+        too_deep = may_be_deep and _depth(value) > MAX_DEPTH
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise _explain_json(data) from None
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if too_deep:
         raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
     return value
 
 
-def _sift(
-    kind: type[Body], raw: dict[str, Any], path: str, lenient: bool, warnings: list[str]
-) -> dict[str, Any]:
-    """`raw` less what is harmless, neutral or (lenient) unknown."""
+def _sift(kind: type[Body], raw: Any, path: str, lenient: bool, warnings: list[str]) -> Any:
+    """`raw` less what is harmless, neutral or (lenient) unknown; what is no object, or list of
+    them, stays for msgspec to refuse."""
+    if isinstance(raw, list):
+        return [_sift(kind, x, f"{path}[{i}]", lenient, warnings) for i, x in enumerate(raw)]
+    if not isinstance(raw, dict):
+        return raw
     kept: dict[str, Any] = {}
-    built = kind.__struct_fields__
     for name, value in raw.items():
-        where = f"{path}{name[:64]}"
-        if name in built:
-            nested = kind.nested.get(name)
-            kept[name] = _sift_nested(nested, value, where, lenient, warnings) if nested else value
+        where = f"{path}.{name[:64]}" if path else name[:64]
+        if name in kind.nested:
+            kept[name] = _sift(kind.nested[name], value, where, lenient, warnings)
+        elif name in kind.__struct_encode_fields__:
+            kept[name] = value
         elif name in kind.unbuilt:
             if value is not None and not any(_same(value, n) for n in kind.unbuilt[name]):
                 raise refusal("unsupported_parameter", f"{where} is not supported", where)
@@ -275,19 +301,6 @@ def _sift(
     return kept
 
 
-def _sift_nested(
-    kind: type[Body], value: Any, where: str, lenient: bool, warnings: list[str]
-) -> Any:
-    if isinstance(value, dict):
-        return _sift(kind, value, f"{where}.", lenient, warnings)
-    if isinstance(value, list):
-        return [
-            _sift_nested(kind, item, f"{where}[{i}]", lenient, warnings)
-            for i, item in enumerate(value)
-        ]
-    return value
-
-
 def _same(value: Any, neutral: Any) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
@@ -297,55 +310,47 @@ _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
 def _explain_type(text: str) -> RequestError:
+    """msgspec's sentence as ours. One without "got" tells of a bound, not of a type."""
     at = _AT.search(text)
     path = at[1] if at else ""
     if missing := _MISSING.search(text):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return refusal("missing_field", f"{param} is required", param)
     what = (text[: at.start()] if at else text)[:200]
-    what = what[:1].lower() + what[1:]
-    return refusal("invalid_type", f"{path}: {what}", path or None)
+    code = "invalid_type"
+    if what == "Expected `array` of length >= 1":
+        code = "empty_input"
+    elif what.startswith("Expected") and ", got" not in what:
+        code = "invalid_value"
+    return refusal(code, f"{path}: {what[:1].lower()}{what[1:]}", path or None)
 
 
 def _explain_json(data: bytes) -> RequestError:
+    path = None
     if len(data) <= _EXPLAINED:
         try:
             path = _non_finite(json.loads(data))
         except (ValueError, RecursionError):
-            path = None
-        if path is not None:
-            return refusal("invalid_type", f"{path[:64]}: not a finite number", path[:64])
-    return refusal("invalid_json", "the body is not valid JSON")
+            pass
+    if path is None:
+        return refusal("invalid_json", "the body is not valid JSON")
+    path = path.removeprefix(".")[:64]
+    return refusal("invalid_type", f"{path}: not a finite number", path)
 
 
-def _children(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f".{key}", child) for key, child in value.items()]
-    if isinstance(value, list):
-        return [(f"[{i}]", child) for i, child in enumerate(value)]
-    return []
-
-
-def _non_finite(value: Any) -> str | None:
+def _non_finite(value: Any, path: str = "") -> str | None:
     """Path of a NaN or an infinity in `value`."""
-    stack = [("", value)]
-    while stack:
-        path, item = stack.pop()
-        if isinstance(item, float) and not math.isfinite(item):
-            return path.removeprefix(".")
-        stack += [(path + step, child) for step, child in _children(item)]
-    return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    children: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        children = ((f"{path}.{key}", child) for key, child in value.items())
+    elif isinstance(value, list):
+        children = ((f"{path}[{i}]", child) for i, child in enumerate(value))
+    return next((found for at, x in children if (found := _non_finite(x, at)) is not None), None)
 
 
 def _depth(value: Any) -> int:
-    deepest, level = 0, [value]
-    while level:
-        level = [
-            child
-            for item in level
-            if isinstance(item, (dict, list))
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, (dict, list))
-        ]
-        deepest += 1
-    return deepest
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0

@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ..errors import RequestError
-from ..messages import Logprobs, TextDelta
+from ..messages import Generate, Logprobs, TextDelta
 
 Batch = dict[int, TextDelta]
 
 
+@dataclass(slots=True, eq=False)
 class OpenRequest:
     """What the manager keeps of one rid until its last choice has ended. Choice c of this request
     is number `offset + c` of the submission. Times are of time.perf_counter()."""
 
-    __slots__ = (
-        "aborted", "choices_left", "first_token", "last_token", "offset", "rid", "submission",
-    )  # fmt: skip
+    rid: str
+    submission: Submission
+    offset: int
+    choices_left: int
+    aborted: bool = False
+    first_token: float = 0.0
+    last_token: list[float] = field(init=False)
 
-    def __init__(self, rid: str, submission: Submission, offset: int, n: int) -> None:
-        self.rid = rid
-        self.submission = submission
-        self.offset = offset
-        self.choices_left = n
-        self.aborted = False
-        self.first_token = 0.0
-        self.last_token = [0.0] * n
+    def __post_init__(self) -> None:
+        self.last_token = [0.0] * self.choices_left
 
 
 class Submission:
@@ -35,8 +35,7 @@ class Submission:
     longer delta a choice. Lives on the event loop's thread. Use it in a `with` block: leaving that
     aborts what still runs.
 
-    `rids` and `prompt_lengths` (tokens) in order of the prompts; choice i belongs to prompt
-    `prompt_of[i]`.
+    Choices are numbered through all requests.
     """
 
     def __init__(
@@ -45,72 +44,53 @@ class Submission:
         self.name = name
         self.started = time.perf_counter() if started is None else started
         self.rids: list[str] = []
-        self.prompt_lengths: list[int] = []
-        self.prompt_of: list[int] = []
-        self.choices_left = 0
+        self._choices = self._choices_left = 0
         self._close = close
         self._pending: Batch = {}
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def add(self, rid: str, prompt_length: int, n: int) -> OpenRequest:
-        request = OpenRequest(rid, self, len(self.prompt_of), n)
-        self.prompt_of += [len(self.rids)] * n
-        self.rids.append(rid)
-        self.prompt_lengths.append(prompt_length)
-        self.choices_left += n
-        return request
-
-    @property
-    def done(self) -> bool:
-        return self.choices_left == 0 or self._error is not None
+    def add(self, request: Generate) -> OpenRequest:
+        n = request.sampling.n
+        opened = OpenRequest(request.rid, self, self._choices, n)
+        self.rids.append(request.rid)
+        self._choices += n
+        self._choices_left += n
+        return opened
 
     def push(self, choice: int, delta: TextDelta) -> None:
         """Takes ownership of `delta`."""
-        waiting = self._pending.get(choice)
-        if waiting is None:
-            self._pending[choice] = delta
-        else:
+        waiting = self._pending.setdefault(choice, delta)
+        if waiting is not delta:
             merge(waiting, delta)
         if delta.finish is not None:
-            self.choices_left -= 1
+            self._choices_left -= 1
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        if self._error is None:
-            self._error = error
+        self._error = self._error or error
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    async def next_batch(self) -> Batch:
-        """New deltas by choice number, {} when every choice has ended. Raises RequestError."""
+    async def next_batch(self, *, whole: bool = False) -> Batch:
+        """New deltas by choice number, {} when every choice has ended; `whole`: all of every
+        choice, at its end. Raises RequestError, after what came before it unless `whole`."""
         while True:
-            if self._pending:
+            if self._error is not None and (whole or not self._pending):
+                raise self._error
+            if self._choices_left == 0 or (self._pending and not whole):
                 batch, self._pending = self._pending, {}
                 return batch
-            if self._error is not None:
-                raise self._error
-            if self.choices_left == 0:
-                return {}
-            await self._wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     async def collect(self) -> list[TextDelta]:
         """The whole output, one delta a choice. Raises RequestError."""
-        while not self.done:
-            await self._wait()
-        if self._error is not None:
-            raise self._error
-        return [self._pending[i] for i in range(len(self.prompt_of))]
+        whole = await self.next_batch(whole=True)
+        return [whole[i] for i in range(self._choices)]
 
     def __enter__(self) -> Submission:
         return self

@@ -15,8 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
@@ -30,68 +29,25 @@ from ..messages import (
     RequestFailed,
     TextBatch,
     TextDelta,
-    pack_ids,
 )
-from ..sampling_params import SamplingParams
-from .admission import Limits, check_prompt_length
+from ..model_config import ModelConfig
+from ..scheduler.channel import Outbox
+from .admission import MAX_PROMPTS, Limits, check_prompt_length, check_token_ids
 from .metrics import Metrics
 from .submission import OpenRequest, Submission
 
 T = TypeVar("T")
 
 
-class Link(Protocol):
-    def send(self, message: Message) -> None:
-        """To the scheduler; never blocks. Raises RequestError when it takes no more."""
-        ...
-
-
-class ModelFacts(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def max_context(self) -> int: ...
-
-
-@dataclass(slots=True)
-class Prompt:
-    """One request to be: admitted ids and parameters (see admission.admit)."""
-
-    ids: Sequence[int]
-    sampling: SamplingParams
-    rid: str | None = None
-    return_logprob: bool = False
-    logprob_start: int = -1
-    top_logprobs: int = 0
-
-
-@dataclass(slots=True)
-class Counts:
-    """Requests since the start; those that are in none of the last three are open."""
-
-    accepted: int = 0
-    ok: int = 0
-    aborted: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
-class _Phase:
-    """Loading, ready or draining; `error` once the engine is gone for good."""
-
-    name: Literal["loading", "ready", "draining"] = "loading"
-    error: RequestError | None = None
-    info: dict[str, Any] = field(default_factory=dict)
-
-
 class TokenizerManager:
+    """`link.send` never blocks; it raises RequestError when the scheduler takes no more."""
+
     def __init__(
         self,
         args: ServerArgs,
-        model_config: ModelFacts,
+        model_config: ModelConfig,
         tokenizer: Tokenizer,
-        link: Link,
+        link: Outbox,
         *,
         generation: GenerationConfig | None = None,
     ) -> None:
@@ -102,14 +58,17 @@ class TokenizerManager:
             vocab_size=model_config.vocab_size,
             max_choices=args.max_choices,
         )
-        use_model = args.sampling_defaults == "model" and generation is not None
-        self.sampling_defaults = generation.sampling_defaults() if use_model and generation else {}
+        self.sampling_defaults: dict[str, Any] = {}
+        if generation is not None and args.sampling_defaults == "model":
+            self.sampling_defaults = generation.sampling_defaults()
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
-        self.counts = Counts()
-        self.metrics = Metrics(self.counts, lambda: len(self._open))
+        self.engine_info: dict[str, Any] = {}
+        self.metrics = Metrics(lambda: self.num_open)
+        self.counts = self.metrics.counts
         self._link = link
-        self._phase = _Phase()
+        self._phase: Literal["loading", "ready", "draining"] = "loading"
+        self._error: RequestError | None = None  # once the engine is gone for good
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
@@ -122,21 +81,19 @@ class TokenizerManager:
     def set_ready(self, info: Mapping[str, Any]) -> None:
         """The engine takes requests. Of `info`: `max_total_num_tokens` is the size of its KV cache
         and `max_context` the longest sequence."""
-        self._phase.info = dict(info)
-        tokens = info.get("max_total_num_tokens")
-        self.limits.max_total_tokens = None if tokens is None else int(tokens)
-        self.limits.context_length = int(info.get("max_context", self.limits.context_length))
-        if self._phase.name == "loading":
-            self._phase.name = "ready"
+        self.engine_info = dict(info)
+        self.limits.max_total_tokens = info.get("max_total_num_tokens")
+        self.limits.context_length = info.get("max_context", self.limits.context_length)
+        if self._phase == "loading":
+            self._phase = "ready"
 
     def drain(self) -> None:
         """Takes no new requests; the open ones go on."""
-        self._phase.name = "draining"
+        self._phase = "draining"
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every open request with `error` and refuses all later ones with it."""
-        if self._phase.error is None:
-            self._phase.error = error
+        self._error = self._error or error
         for request in list(self._open.values()):
             self._fail(request, error)
         for reply in self._controls.values():
@@ -148,23 +105,19 @@ class TokenizerManager:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def engine_info(self) -> dict[str, Any]:
-        return self._phase.info
-
-    @property
     def num_open(self) -> int:
         return len(self._open)
 
     @property
     def dead(self) -> bool:
-        return self._phase.error is not None
+        return self._error is not None
 
     def require_ready(self) -> None:
         """Raises RequestError unless a request would be taken now."""
-        if self._phase.error is not None:
-            raise self._phase.error
-        if self._phase.name != "ready":
-            doing = "shutting down" if self._phase.name == "draining" else "still loading"
+        if self._error is not None:
+            raise self._error
+        if self._phase != "ready":
+            doing = "shutting down" if self._phase == "draining" else "still loading"
             raise RequestError(503, "not_ready", f"the server is {doing}", retry_after=1)
 
     # Text to ids --------------------------------------------------------------------------
@@ -174,32 +127,38 @@ class TokenizerManager:
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model_name, self.args.model_path, "default"):
-            raise RequestError(
-                404, "model_not_found", f"the model is {self.model_name}", param="model"
-            )
+            message = f"the model is {self.model_name}"
+            raise RequestError(404, "model_not_found", message, param="model")
 
     async def encode(
-        self, texts: Sequence[str], param: str, *, add_special_tokens: bool = True
+        self, prompt: str | Sequence[Any], param: str, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Ids of each text. A text that is too long whatever its tokens are is refused unread."""
-        for text in texts:
-            if not text:
-                raise refusal("empty_input", f"{param} is empty", param)
+        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is too long whatever its
+        tokens are is refused unread. Raises RequestError."""
+        prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
+        kinds = {type(item) for item in prompts}
+        if len(kinds) > 1:
+            raise refusal("invalid_type", f"{param}: texts, ids and lists of ids are mixed", param)
+        if kinds == {int}:
+            prompts = [prompts]
+        if not prompts or "" in prompts:
+            raise refusal("empty_input", f"{param} is empty", param)
+        if len(prompts) > MAX_PROMPTS:
+            raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
+        if kinds != {str}:
+            for ids in prompts:
+                check_token_ids(ids, self.limits, param)
+            return prompts
+        for text in prompts:
             self._check_bytes(text, param)
         encode = self.tokenizer.encode
-        return await self.in_thread(lambda: [encode(text, add_special_tokens) for text in texts])
+        return await self.in_thread(lambda: [encode(text, add_special_tokens) for text in prompts])
 
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Ids of the messages as the chat template, with its `options`, renders them."""
+
         def render() -> list[int]:
-            text = self.tokenizer.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, **kwargs
-            )
+            text = self.tokenizer.render_chat(messages, **options)
             self._check_bytes(text, "messages")
             return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -212,30 +171,24 @@ class TokenizerManager:
     # Requests -----------------------------------------------------------------------------
 
     def submit(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        name: str,
-        stream: bool = False,
-        extra_key: str | None = None,
-        started: float | None = None,
+        self, requests: Sequence[Generate], *, name: str, started: float | None = None
     ) -> Submission:
-        """Sends one Generate a prompt, all or none. The caller must read the submission to its
-        end or close it. Raises RequestError."""
+        """Sends admitted requests, all or none; those without a rid get one from `name`. The caller
+        must read the submission to its end or close it. Raises RequestError."""
         self.require_ready()
-        alone = len(prompts) == 1
-        rids = [p.rid or (name if alone else f"{name}-{i}") for i, p in enumerate(prompts)]
-        taken = next((r for i, r in enumerate(rids) if r in self._open or r in rids[:i]), None)
-        if taken is not None:
-            raise refusal("invalid_value", "this rid is in use", "rid")
         timeout = self.args.request_timeout
         deadline = None if timeout is None else time.monotonic() + timeout
+        for i, request in enumerate(requests):
+            request.rid = request.rid or (name if len(requests) == 1 else f"{name}-{i}")
+            request.deadline = deadline
+        rids = {request.rid for request in requests}
+        if len(rids) < len(requests) or not rids.isdisjoint(self._open):
+            raise refusal("invalid_value", "this rid is in use", "rid")
         submission = Submission(name, self._close_submission, started)
         try:
-            for rid, prompt in zip(rids, prompts, strict=True):
-                self._link.send(_generate(rid, prompt, stream, extra_key, deadline))
-                request = submission.add(rid, len(prompt.ids), prompt.sampling.n)
-                self._open[rid] = request
+            for request in requests:
+                self._link.send(request)
+                self._open[request.rid] = submission.add(request)
                 self.counts.accepted += 1
         except BaseException:
             submission.close()
@@ -278,13 +231,15 @@ class TokenizerManager:
         if isinstance(message, TextBatch):
             now = time.perf_counter()
             for delta in message.deltas:
-                request = self._open.get(delta.rid)
-                if request is not None:
+                if (request := self._open.get(delta.rid)) is not None:
                     self._take(request, delta, now)
         elif isinstance(message, RequestFailed):
-            request = self._open.get(message.rid)
-            if request is not None:
-                self._fail(request, _error_of(message))
+            if (request := self._open.get(message.rid)) is not None:
+                text, wait = message.message[:300], message.retry_after
+                error = RequestError(
+                    message.status, message.code, text, param=message.param, retry_after=wait
+                )
+                self._fail(request, error)
         elif isinstance(message, ControlReply):
             reply = self._controls.get(message.id)
             if reply is not None and not reply.done():
@@ -320,32 +275,6 @@ class TokenizerManager:
             if request is not None and request.submission is submission:
                 self._end(request, "aborted", now)
                 self._link.send(Abort(rid))
-
-
-def _generate(
-    rid: str, prompt: Prompt, stream: bool, extra_key: str | None, deadline: float | None
-) -> Generate:
-    return Generate(
-        rid=rid,
-        input_ids=pack_ids(prompt.ids),
-        sampling=prompt.sampling,
-        stream=stream,
-        return_logprob=prompt.return_logprob,
-        logprob_start=prompt.logprob_start,
-        top_logprobs=prompt.top_logprobs,
-        extra_key=extra_key,
-        deadline=deadline,
-    )
-
-
-def _error_of(message: RequestFailed) -> RequestError:
-    return RequestError(
-        message.status,
-        message.code,
-        message.message[:300],
-        param=message.param,
-        retry_after=message.retry_after,
-    )
 
 
 def new_id(prefix: str) -> str:
