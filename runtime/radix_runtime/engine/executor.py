@@ -11,7 +11,7 @@ from ..distributed import Communicator, SharedMemory, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
 from ..step_plan import Executor, StepPlan, StepResult, encode_plan
-from .model_runner import ModelRunner, StepOutput, set_threads
+from .model_runner import ModelRunner, set_threads
 from .worker_group import WorkerGroup
 
 OnDeath = Callable[[str], None]
@@ -42,7 +42,7 @@ def build_rank(
 
 
 class _Handle:
-    def __init__(self, ticket: Ticket[StepOutput], explain: Callable[[BaseException], str]) -> None:
+    def __init__(self, ticket: Ticket[StepResult], explain: Callable[[BaseException], str]) -> None:
         self._ticket = ticket
         self._explain = explain
 
@@ -51,7 +51,7 @@ class _Handle:
 
     def result(self) -> StepResult:
         try:
-            return self._ticket.result().to_result()
+            return self._ticket.result()
         except Exception as error:
             raise EngineDeadError(self._explain(error)) from error
 
@@ -90,7 +90,7 @@ class LocalExecutor:
         except Exception as error:
             raise EngineDeadError(self._explain(error)) from error
 
-    def _run(self, plan: StepPlan) -> StepOutput:
+    def _run(self, plan: StepPlan) -> StepResult:
         if self._failure is not None:  # the state that this step builds on is not what it expects
             raise EngineDeadError(self._failure)
         try:

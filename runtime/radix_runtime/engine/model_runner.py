@@ -7,7 +7,6 @@ that the one before has written to `next_token`, and the host sees results only 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -30,29 +29,7 @@ from .sampler import Sampled, Sampler, score_in_blocks
 logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
-_Span = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """A step's results in host memory; on a GPU they are there when the stream has passed."""
-
-    step_id: int
-    sampled: Sampled
-    spans: list[_Span] = field(default_factory=list)
-
-    def to_result(self) -> StepResult:
-        s = self.sampled
-        optional = (s.logprobs, s.top_ids, s.top_logprobs)
-        logprobs, top_ids, top_logprobs = (None if t is None else t.numpy() for t in optional)
-        return StepResult(
-            step_id=self.step_id,
-            ids=s.ids.numpy(),
-            logprobs=logprobs,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
-            prompt_logprobs=[(a.numpy(), b.numpy(), c.numpy()) for a, b, c in self.spans],
-        )
+_Scores = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class ModelRunner:
@@ -128,8 +105,9 @@ class ModelRunner:
         return KVPool(*shape, num_pages=num_pages, dtype=kv_dtype, device=self.device)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Queues one step on the stream. A collective of all ranks; results are rank 0's."""
+    def run(self, plan: StepPlan) -> StepResult:
+        """Queues one step on the stream. A collective of all ranks; results are rank 0's. On a GPU
+        the arrays are filled when the stream has passed."""
         if self._sampler is not None:
             for state in plan.new_rows:
                 self._sampler.admit(state)
@@ -137,10 +115,15 @@ class ModelRunner:
         self.backend.plan(self.batch)
         hidden = self.model(self.batch)
         sampled = self._sample(plan, hidden)
-        output = StepOutput(plan.step_id, self._to_host(sampled))
+        result = StepResult(plan.step_id, self._to_host(sampled.ids))
+        if sampled.logprobs is not None:
+            result.logprobs = self._to_host(sampled.logprobs)
+        if sampled.top_ids is not None and sampled.top_logprobs is not None:
+            result.top_ids = self._to_host(sampled.top_ids)
+            result.top_logprobs = self._to_host(sampled.top_logprobs)
         for span in plan.logprob_spans:
-            output.spans += self._score(plan, span, hidden)
-        return output
+            result.prompt_logprobs += self._score(plan, span, hidden)
+        return result
 
     def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
         """Samples on rank 0, tells the others, leaves the ids where the next step reads them."""
@@ -157,7 +140,7 @@ class ModelRunner:
         self._next_token.index_copy_(0, batch.sample_rows.long(), sampled.ids)
         return sampled
 
-    def _score(self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor) -> list[_Span]:
+    def _score(self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor) -> list[_Scores]:
         """Prompt logprobs of one span on rank 0 (a list of one), nothing elsewhere."""
         host_ids = unpack_ids(span.targets)
         start = int(plan.query_len[: span.index].sum()) + span.first
@@ -166,18 +149,14 @@ class ModelRunner:
         blocks = list(score_in_blocks(rows, targets, span.top_n, self.model.compute_logits))
         if self._sampler is None:
             return []
-        first, second, third = (self._copy(torch.cat(parts)) for parts in zip(*blocks, strict=True))
-        return [(first, second, third)]
+        logprobs, top_ids, top_logprobs = (
+            self._to_host(torch.cat(parts)) for parts in zip(*blocks, strict=True)
+        )
+        return [(logprobs, top_ids, top_logprobs)]
 
-    def _to_host(self, sampled: Sampled) -> Sampled:
-        tensors = (sampled.ids, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
-        ids, *rest = (None if t is None else self._copy(t) for t in tensors)
-        assert ids is not None
-        return Sampled(ids, *rest)
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, tensor: torch.Tensor) -> np.ndarray:
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
-        return host.copy_(tensor, non_blocking=True)
+        return host.copy_(tensor, non_blocking=True).numpy()
 
     def _warm_up(self) -> None:
         """One prefill and one decode step into the dummy page: first calls are slow, and what

@@ -44,20 +44,13 @@ class WorkerGroup:
         self.failure: str | None = None
         self._on_death = on_death
         self._memory_fd = os.memfd_create("radix-comm")
+        self.memory_path = f"/proc/self/fd/{self._memory_fd}"  # the communicator's file
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._news = threading.Event()
         self._communicator: Communicator | None = None
         self._watcher: threading.Thread | None = None
         self._processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
-
-    @property
-    def memory_path(self) -> str:
-        """The communicator's file."""
-        return f"/proc/self/fd/{self._memory_fd}"
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        self.pids = [process.pid for process in self._processes]
 
     def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
         spec = WorkerSpec(
@@ -91,13 +84,8 @@ class WorkerGroup:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._stop_fd, select.POLLIN)
-        ranks = {}
-        for rank, process in enumerate(self._processes, 1):
-            try:
-                fd = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                continue
-            ranks[fd] = rank
+        ranks = {os.pidfd_open(process.pid): r for r, process in enumerate(self._processes, 1)}
+        for fd in ranks:
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll()]
         for fd in ranks:
