@@ -3,8 +3,8 @@
     python -m tests.gpu.sampling_equality write FILE --device cpu
     python -m tests.gpu.sampling_equality compare FILE --device cuda
 
-Two runs, since a wheel serves one kind of device. A draw may differ only where the definition itself
-is a near tie: two scores within 1e-4, or an id within 1e-4 of a filter's border.
+Two runs, since a wheel serves one kind of device. A draw may differ only where the definition
+itself is a near tie: two scores within 1e-4, or an id within 1e-4 of a filter's border.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs the public ops on a GPU for tests that make and check their tensors on the CPU.
 
-For the time of a call the storages behind the arguments are copied to the GPU as they are, with the
-poison around and between the rows, and back afterwards: a write outside of a view is seen on the CPU.
+For the time of a call the storages behind the arguments are copied to the GPU as they are, with
+the poison around and between the rows, and back afterwards: a write outside of a view is seen on
+the CPU.
 """
 
 from __future__ import annotations

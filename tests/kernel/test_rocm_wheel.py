@@ -6,13 +6,15 @@ No AMD GPU runs these tests: they say that every kernel is there for each target
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kernel import gpu_objects
+from tests.kernel import fake_hip, gpu_objects
 from tests.kernel.gpu_objects import KERNELS, WIDE, AmdKernel
 
 TARGETS = ("gfx90a", "gfx942")
@@ -91,6 +93,24 @@ def test_import_without_hip(library):
     facts = gpu_objects.importable(library.parents[2])
     assert facts.startswith("rocm|no device|['cpu']|\n")
     assert "'impl': 'rocm:no device'" in facts
+
+
+def test_launches_reach_the_runtime(library, tmp_path):
+    """The kernels registered at load are known to a HIP runtime opened later; launches go to the
+    tensors' GPU and stream, and their own status comes back."""
+    env = {**os.environ, "RADIX_LIBHIP": str(fake_hip.build(tmp_path))}
+    command = [sys.executable, "-m", "tests.kernel.fake_hip", str(library)]
+    done = subprocess.run(
+        command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    isa, first, launch, back, good, *second = done.stdout.splitlines()
+    assert (isa, first, back, good.strip()) == ("isa gfx", "device 1", "device 0", "status 0")
+    name, grid, block, shared, stream, eps = launch.split("|")
+    assert gpu_objects.short_names([name]) == ["rmsnorm_kernel<8, bf16, bf16>"]
+    assert (grid, block, shared, stream, eps) == ("5,1,1", "256,1,1", "0", "77", "0.5")
+    assert second[:3] == ["device 1", launch, "device 0"]
+    assert second[3] == "status 4 rmsnorm: fake invalid launch"
 
 
 def test_triton_serves_attention_on_amd():

@@ -1,5 +1,5 @@
-"""What is in the wheels of dist/ (see `make wheel`), or in those that the tests of a GPU's wheel have
-built: dependencies, symbols, size, tag."""
+"""What is in the wheels of dist/ (see `make wheel`), or in those that the tests of a GPU's wheel
+have built: dependencies, symbols, size, tag."""
 
 from __future__ import annotations
 

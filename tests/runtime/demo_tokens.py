@@ -3,8 +3,8 @@
     python -m tests.runtime.demo_tokens record
     python -m tests.runtime.demo_tokens check --device cuda
 
-The recording names the weights it was made with. In float32 the tokens must be equal; in bfloat16 an
-answer may part from the recorded one only where the two best float32 logits are close.
+The recording names the weights it was made with. In float32 the tokens must be equal; in bfloat16
+an answer may part from the recorded one only where the two best float32 logits are close.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ struct Store {
 
 Store make_store(const rk_tensor& rows, const rk_tensor& cache, int64_t word) {
   const int64_t item = element_size(rows);
-  return {data_ptr<char>(rows),      data_ptr<char>(cache),     rows.strides[0] * item,  rows.strides[1] * item,
-          cache.strides[0] * item,   cache.strides[1] * item,   cache.strides[2] * item, rows.shape[1],
-          rows.shape[2] * item / word};
+  return {data_ptr<char>(rows),    data_ptr<char>(cache),   rows.strides[0] * item,
+          rows.strides[1] * item,  cache.strides[0] * item, cache.strides[1] * item,
+          cache.strides[2] * item, rows.shape[1],           rows.shape[2] * item / word};
 }
 
 bool aligned(const Store& s, int64_t head_bytes, uintptr_t bytes) {
@@ -42,9 +42,8 @@ __device__ void move(const Store& s, int64_t token, int64_t page, int64_t slot) 
 }
 
 template <class Word>
-__global__ void __launch_bounds__(kThreads)
-    store_kernel(Store k, Store v, const int64_t* slots, int64_t slots_stride, int64_t tokens, int64_t page_size,
-                 int64_t num_slots) {
+__global__ void __launch_bounds__(kThreads) store_kernel(Store k, Store v, const int64_t* slots, int64_t slots_stride,
+                                                         int64_t tokens, int64_t page_size, int64_t num_slots) {
   for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const int64_t slot = slots[t * slots_stride];
     if (slot < 0 || slot >= num_slots) continue;

@@ -40,8 +40,8 @@ __device__ inline float scale_of(float sum, int64_t n, float eps) {
 }
 
 template <int N, class T, class W>
-__global__ void __launch_bounds__(kThreads) rmsnorm_kernel(DeviceRows input, DeviceRows out, const W* weight, int64_t n,
-                                                           float eps) {
+__global__ void __launch_bounds__(kThreads)
+    rmsnorm_kernel(DeviceRows input, DeviceRows out, const W* weight, int64_t n, float eps) {
   for (int64_t row = blockIdx.x; row < input.count; row += gridDim.x) {
     const T* x = input.at<T>(row);
     scale_row<N>(x, weight, out.at<T>(row), n, scale_of(square_sum<N>(x, n), n, eps));
@@ -94,8 +94,7 @@ void rmsnorm(const rk_rmsnorm_args& args, rk_stream stream) {
   dispatch(in, *args.weight, [&](auto t, auto w) {
     using T = typename decltype(t)::type;
     using W = typename decltype(w)::type;
-    const auto kernel =
-        packable<T>(input, out, n) ? rmsnorm_kernel<kPackSize<T>, T, W> : rmsnorm_kernel<1, T, W>;
+    const auto kernel = packable<T>(input, out, n) ? rmsnorm_kernel<kPackSize<T>, T, W> : rmsnorm_kernel<1, T, W>;
     launch("rmsnorm", in.device, stream, kernel, blocks_for(input.count, 1), kThreads, input, out,
            static_cast<const W*>(data_ptr<W>(*args.weight)), n, args.eps);
   });

@@ -180,8 +180,12 @@ void count_tokens(const rk_count_tokens_args& args, rk_stream stream) {
 }
 
 void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& args, rk_stream stream) {
-  const Settings s{data_ptr<float>(*args.temperature), data_ptr<float>(*args.top_p),    data_ptr<float>(*args.min_p),
-                   data_ptr<int32_t>(*args.top_k),     data_ptr<int64_t>(*args.seed),   data_ptr<int64_t>(*args.position),
+  const Settings s{data_ptr<float>(*args.temperature),
+                   data_ptr<float>(*args.top_p),
+                   data_ptr<float>(*args.min_p),
+                   data_ptr<int32_t>(*args.top_k),
+                   data_ptr<int64_t>(*args.seed),
+                   data_ptr<int64_t>(*args.position),
                    args.draw_stream};
   const Matrix logits(*args.logits);
   launch("top_k_top_p_sampling", args.logits->device, stream, sampling_kernel, static_cast<unsigned>(logits.rows),

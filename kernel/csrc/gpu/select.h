@@ -23,8 +23,9 @@ struct Border {
 };
 
 // Finds the border behind which lies everything that comes after `limit` of weight: an id is kept while the weight of
-// the ids before it is below limit (so the first is always kept). weight(id, key) is a 64-bit integer, 0 for ids that do
-// not take part; integers, so that the order of the atomic additions does not matter. All threads of the block call it.
+// the ids before it is below limit (so the first is always kept). weight(id, key) is a 64-bit integer, 0 for ids that
+// do not take part; integers, so that the order of the atomic additions does not matter. All threads of the block call
+// it.
 template <class Key, class Weight>
 __device__ Border find_border(int64_t n, uint64_t limit, const Key& key_of, const Weight& weight) {
   __shared__ unsigned long long bins[kBins];

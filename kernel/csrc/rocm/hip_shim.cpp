@@ -4,8 +4,8 @@
 //   - one wheel serves libamdhip64.so.5 to .7: these symbols kept their names, versions and C signatures;
 //   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used.
 //
-// Compiler-generated constructors register the device code here; the registrations are replayed to the real runtime once
-// it is open. Only functions of scalars, pointers and dim3: the structs of the HIP API changed between releases.
+// Compiler-generated constructors register the device code here; the registrations are replayed to the real runtime
+// once it is open. Only functions of scalars, pointers and dim3: the structs of the HIP API changed between releases.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -74,7 +74,8 @@ class Runtime {
   static int collect_loaded(dl_phdr_info* info, size_t, void* out) {
     const char* slash = std::strrchr(info->dlpi_name, '/');
     const char* base = slash ? slash + 1 : info->dlpi_name;
-    if (std::strncmp(base, "libamdhip64", 11) == 0) static_cast<std::vector<std::string>*>(out)->push_back(info->dlpi_name);
+    if (std::strncmp(base, "libamdhip64", 11) == 0)
+      static_cast<std::vector<std::string>*>(out)->push_back(info->dlpi_name);
     return 0;
   }
 
