@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -22,6 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import ConfigError, RequestError
+
+Messages = Sequence[Mapping[str, Any]]
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 DEMO_MODEL_NAME = "radix-demo"
@@ -66,8 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationConfig:
+class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """What generation_config.json says; None where it is silent. `top_k` -1 is off."""
 
     temperature: float | None = None
@@ -78,24 +79,21 @@ class GenerationConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def sampling_defaults(self) -> dict[str, float | int]:
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        given.pop("eos_token_ids", None)
+        return given
 
 
 def load_generation_config(model_dir: Path) -> GenerationConfig:
     """Reads generation_config.json (absent: all None). Raises ConfigError on a wrong type."""
     raw = read_json(model_dir / "generation_config.json")
-    values: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k"):
-        value = raw.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"generation_config.json: {name} must be a number")
-        values[name] = float(value)
-    if "top_k" in values:
-        values["top_k"] = int(values["top_k"]) or -1
-    return GenerationConfig(**values, eos_token_ids=_id_tuple(raw.get("eos_token_id")))
+    raw["eos_token_ids"] = _eos_ids(raw)
+    if raw.get("top_k") == 0:
+        raw["top_k"] = -1
+    try:
+        return msgspec.convert(raw, GenerationConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"generation_config.json: {error}") from None
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -103,16 +101,16 @@ def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ..
     found = list(load_generation_config(model_dir).eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.append(tokenizer.eos_token_id)
-    if not found:
-        found += _id_tuple(read_json(model_dir / "config.json").get("eos_token_id"))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found or _eos_ids(read_json(model_dir / "config.json"))))
 
 
-def _id_tuple(value: Any) -> tuple[int, ...]:
-    items = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in items):
-        raise ConfigError(f"eos_token_id must be an integer or a list of them, got {value!r}")
-    return tuple(items)
+def _eos_ids(config: Mapping[str, Any]) -> list[int]:
+    value = config.get("eos_token_id")
+    try:
+        ids = msgspec.convert(value, int | list[int] | None)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"eos_token_id: {error}") from None
+    return [ids] if isinstance(ids, int) else ids or []
 
 
 class _Generation(Extension):
@@ -132,34 +130,29 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals.update(special_tokens, tools=None, documents=None)
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
-        self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **kwargs: Any
+        self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any
     ) -> str:
         """Raises RequestError `chat_template_error` with the template's own sentence."""
-        names = {**self._special_tokens, "tools": None, "documents": None, **kwargs}
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **names
+                messages=messages, add_generation_prompt=add_generation_prompt, **options
             )
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message or ''}"[:200]
         except Exception:  # a template fails as Python does on shapes it does not expect
             message = "the chat template cannot render these messages"
         raise RequestError(400, "chat_template_error", message, param="messages")
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **kwargs)
 
 
 def _raise_exception(message: str) -> None:
@@ -183,69 +176,41 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        special = {
-            name: text
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if (text := _token_text(config.get(name))) is not None
-        }
-        self.bos_token_id = self._id_of(special.get("bos_token"))
-        self.eos_token_id = self._id_of(special.get("eos_token"))
+        special = _special_tokens(config)
+        self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
+        self.eos_token_id = backend.token_to_id(special.get("eos_token", ""))
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._style = _byte_style(json.loads(backend.to_str()))
         self._bytes: dict[int, bytes] = {}
-        self._add_bos = self._wants_bos(config)
-        self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
-
-    def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self._backend.token_to_id(token)
-
-    def _wants_bos(self, config: Mapping[str, Any]) -> bool:
-        """Llama-class tokenizers obey `add_bos_token` whatever tokenizer.json does."""
+        # Llama-class tokenizers obey `add_bos_token` whatever tokenizer.json does.
         is_llama = str(config.get("tokenizer_class", "")).startswith(("Llama", "CodeLlama"))
-        if not is_llama or config.get("add_bos_token") is not True or self.bos_token_id is None:
-            return False
-        return self.bos_token_id not in self._backend.encode("a").ids
+        self._add_bos: list[int] = []
+        if is_llama and config.get("add_bos_token") is True and self.bos_token_id is not None:
+            if self.bos_token_id not in backend.encode("a").ids:
+                self._add_bos = [self.bos_token_id]
+        self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written out in `text` become their ids, as in transformers."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._add_bos and self.bos_token_id is not None:
-            return [self.bos_token_id, *ids]
-        return ids
+        return self._add_bos + ids if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids without a token are skipped."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> list[int]:
-        """Ids of the rendered messages. Raises RequestError `chat_template_error`."""
-        return self.encode(
-            self.render_chat(messages, add_generation_prompt=add_generation_prompt, **kwargs),
-            add_special_tokens=False,
-        )
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
+    def render_chat(self, messages: Messages, **options: Any) -> str:
+        """`options` are ChatTemplate.render's. Raises RequestError `chat_template_error`."""
         if self.chat_template is None:
-            raise RequestError(
-                400, "chat_template_error", "this model has no chat template", param="messages"
-            )
-        return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, **kwargs
-        )
+            reason = "this model has no chat template"
+            raise RequestError(400, "chat_template_error", reason, param="messages")
+        return self.chat_template.render(messages, **options)
+
+    def apply_chat_template(self, messages: Messages, **options: Any) -> list[int]:
+        """Ids of the rendered messages. Raises as `render_chat` does."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def id_to_bytes(self, token_id: int) -> bytes:
         """The raw bytes that a token stands for (a special token: its text); b"" if unknown."""
@@ -279,9 +244,15 @@ class Tokenizer:
         return self._backend.normalizer is not None
 
 
-def _token_text(value: Any) -> str | None:
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name and text of the special tokens; the file has a text or an object with `content`."""
+    found = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
 
 
 def _byte_style(definition: Mapping[str, Any]) -> str:
@@ -350,21 +321,15 @@ def _convert_with_transformers(directory: Path) -> tokenizers.Tokenizer:
 def _template_source(
     directory: Path, config: Mapping[str, Any], override: str | None
 ) -> str | None:
-    if override is not None:
-        return _read_text(Path(override).expanduser())
-    if (directory / "chat_template.jinja").is_file():
-        return _read_text(directory / "chat_template.jinja")
+    file = Path(override).expanduser() if override else directory / "chat_template.jinja"
+    if override or file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the chat template: {error}") from error
     found = config.get("chat_template")
     if found is None:
         found = read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found}
-        found = named.get("default")
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
     return found if isinstance(found, str) else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template: {error}") from error
