@@ -1,7 +1,7 @@
-"""A HIP runtime that runs nothing and says what it was asked for, and a C caller of the library.
+"""A caller of the ROCm library in C's way, on the HIP runtime of fake_hip.c.
 
-`python -m tests.kernel.fake_hip LIBRARY` calls rk_rmsnorm on (unreadable) memory of AMD GPU 1 twice:
-with rows of 64 bfloat16, and with the launch failing. RADIX_LIBHIP names the built runtime.
+`python -m tests.kernel.fake_hip LIBRARY` calls rk_rmsnorm twice on (unreadable) memory of AMD GPU 1,
+with 5 rows of 64 bfloat16. RADIX_LIBHIP names the runtime.
 """
 
 from __future__ import annotations
@@ -12,32 +12,7 @@ import sys
 from pathlib import Path
 
 ROCM, BFLOAT, INVALID_LAUNCH = 10, 4, 9
-SOURCE = r"""
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-typedef struct { unsigned x, y, z; } Dim3;
-static const void* hosts[1024];
-static const char* names[1024];
-static int count, current, launches;
-void** __hipRegisterFatBinary(const void* binary) { static void* module; return &module; }
-void __hipRegisterFunction(void** m, const void* host, char* device, const char* name, int limit, void* a, void* b,
-                           void* c, void* d, int* e) {
-  hosts[count] = host;
-  names[count++] = name;
-}
-int hipGetDeviceCount(int* out) { *out = 2; return 0; }
-int hipGetDevice(int* out) { *out = current; return 0; }
-int hipSetDevice(int device) { current = device; printf("device %d\n", device); return 0; }
-const char* hipGetErrorString(int error) { return error == 9 ? "fake invalid launch" : "?"; }
-int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** args, size_t shared, void* stream) {
-  for (int i = 0; i < count; i++)
-    if (hosts[i] == kernel)
-      printf("%s|%u,%u,%u|%u,%u,%u|%zu|%zu|%g\n", names[i], grid.x, grid.y, grid.z, block.x, block.y, block.z, shared,
-             (size_t)stream, (double)*(float*)args[4]);
-  return launches++ ? 9 : 0;
-}
-"""
+SOURCE = Path(__file__).with_suffix(".c")
 
 
 class _Tensor(ctypes.Structure):
@@ -59,8 +34,8 @@ class _Args(ctypes.Structure):
 def build(folder: Path) -> Path:
     """Compiles the fake runtime; its file name is what the shim knows it by."""
     library = folder / "libamdhip64.so.7"
-    command = ["gcc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(library)]
-    subprocess.run(command, input=SOURCE, text=True, check=True)
+    command = ["gcc", "-shared", "-fPIC", "-w", str(SOURCE), "-o", str(library)]
+    subprocess.run(command, check=True)
     return library
 
 
