@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -129,37 +130,19 @@ class Engine:
             [self._request(i, p, stream, *wanted) for i, p in zip(ids, params, strict=True)]
         )
         single = single and len(call.choices) == 1
+        grown = self._advance(call)
         if stream:
-            return self._stream(call, with_index=not single)
-        self._run(call)
+            return ({**call.output(i), **({} if single else {"index": i})} for i in grown)
+        deque(grown, maxlen=0)
         outputs = [call.output(index) for index in range(len(call.choices))]
         return outputs[0] if single else outputs
 
-    def stream(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        sampling_params: Any = None,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        **options: Any,
-    ) -> Iterator[Output]:
-        """Yields an output whenever a choice has grown: all its text and ids so far, and, with
-        more than one choice, its `index`. `finish_reason` is None until the last one. The work
-        ends when the iterator is closed. Options are those of `generate`."""
-        stream: Iterator[Output] = self.generate(
-            prompt, sampling_params, input_ids, **options, stream=True
-        )
+    def stream(self, *args: Any, **options: Any) -> Iterator[Output]:
+        """As `generate`, but yields an output whenever a choice has grown: all its text and ids so
+        far, and, with more than one choice, its `index`. `finish_reason` is None until the last
+        one. The work ends when the iterator is closed."""
+        stream: Iterator[Output] = self.generate(*args, **options, stream=True)
         return stream
-
-    def _stream(self, call: _Call, with_index: bool) -> Iterator[Output]:
-        self._start(call)
-        try:
-            while not call.done:
-                self._pump(call)
-                for index in call.take_grown():
-                    output = call.output(index)
-                    yield {**output, "index": index} if with_index else output
-        finally:
-            self._finish(call)
 
     def score(
         self,
@@ -196,7 +179,7 @@ class Engine:
             raise ValueError("score needs at least one token before and one to score")
         params = SamplingParams(max_new_tokens=0)
         call = _Call([self._request(p + t, params, False, True, len(p)) for p, t in pairs])
-        self._run(call)
+        deque(self._advance(call), maxlen=0)
         return [[value for value, _, _ in native(c.prompt_logprobs, None)] for c in call.choices]
 
     # Requests -----------------------------------------------------------------------------
@@ -267,26 +250,23 @@ class Engine:
 
     # The machine --------------------------------------------------------------------------
 
-    def _run(self, call: _Call) -> None:
-        self._start(call)
-        try:
-            while not call.done:
-                self._pump(call)
-        finally:
-            self._finish(call)
-
-    def _start(self, call: _Call) -> None:
+    def _advance(self, call: _Call) -> Iterator[int]:
+        """Works until `call` is done, yielding the choices that have grown. Aborts what has not
+        ended when it is left early."""
         with self._lock:
             self._check_alive()
             for request in call.requests:
                 self._open[request.rid] = call
                 self._inbox.send(request)
-
-    def _finish(self, call: _Call) -> None:
-        """Aborts what has not ended."""
-        for request in call.requests:
-            if self._open.pop(request.rid, None) is not None and not call.done:
-                self._inbox.send(Abort(request.rid, "the caller has gone"))
+        try:
+            while not call.done:
+                self._pump(call)
+                yield from call.take_grown()
+        finally:
+            for request in call.requests:
+                del self._open[request.rid]
+                if not call.done:
+                    self._inbox.send(Abort(request.rid, "the caller has gone"))
 
     def _pump(self, call: _Call | None = None) -> None:
         """One iteration of scheduler and detokenizer; raises the error of `call`."""
