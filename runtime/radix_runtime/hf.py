@@ -219,6 +219,9 @@ class Tokenizer:
             known = self._bytes[token_id] = self._token_bytes(token_id)
         return known
 
+    def id_to_text(self, token_id: int) -> str:
+        return self.id_to_bytes(token_id).decode("utf-8", "replace")
+
     def _token_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()

@@ -112,23 +112,20 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 def _openapi(endpoints: list[Endpoint]) -> dict[str, Any]:
     """OpenAPI for /docs, from the body structs."""
-    bodies = [entry.body for entry in endpoints if entry.body is not None]
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
     references, components = msgspec.json.schema_components(
         bodies, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(bodies, references, strict=True))
-    result: dict[str, Any] = {}
-    for entry in endpoints:
+    result: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
         operation: dict[str, Any] = {"responses": {"200": {"description": "OK"}}}
-        if entry.body is not None:
-            content = {"application/json": {"schema": schema_of[entry.body]}}
+        if endpoint.body is not None:
+            content = {"application/json": {"schema": schema_of[endpoint.body]}}
             operation["requestBody"] = {"required": True, "content": content}
-        for path in entry.paths:
-            name = path.replace(":path", "")
-            result[name] = {method.lower(): operation for method in entry.methods}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Radix", "version": __version__},
-        "paths": result,
-        "components": {"schemas": components},
-    }
+        for path in endpoint.paths:
+            methods = dict.fromkeys(map(str.lower, endpoint.methods), operation)
+            result[path.replace(":path", "")] = methods
+    info = {"title": "Radix", "version": __version__}
+    schemas = {"schemas": components}
+    return {"openapi": "3.1.0", "info": info, "paths": result, "components": schemas}

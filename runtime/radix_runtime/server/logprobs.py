@@ -7,7 +7,7 @@ its raw bytes, so that those of all tokens make the text; a token that is not sh
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,52 +46,40 @@ def scored(logprobs: Logprobs | None) -> list[Scored]:
     return result
 
 
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.id_to_bytes(token).decode("utf-8", "replace")
-
-
 class TokenNames:
     """Tokens as text and bytes for one request."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._tokenizer = tokenizer
+        self.text = tokenizer.id_to_text
+        self._bytes = tokenizer.id_to_bytes
         self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
         self._keeps_stop = sampling.no_stop_trim
 
-    def text(self, token: int) -> str:
-        return _text(self._tokenizer, token)
+    def shown(self, token: int) -> bytes:
+        return b"" if token in self._skipped else self._bytes(token)
 
-    def shown(self, token: int, hidden: bool = False) -> bytes:
-        if hidden or token in self._skipped:
-            return b""
-        return self._tokenizer.id_to_bytes(token)
-
-    def of_delta(self, delta: TextDelta) -> Iterator[tuple[Scored, bool]]:
-        """The scored tokens of `delta`; the flag tells of the stop token that is not shown."""
-        entries = scored(delta.logprobs)
-        finish = delta.finish
-        for i, entry in enumerate(entries, 1):
-            ends = i == len(entries) and finish is not None and finish.matched == entry.token
-            yield entry, ends and not self._keeps_stop
+    def of_delta(self, delta: TextDelta) -> list[tuple[Scored, bytes]]:
+        """The scored tokens of `delta` and what is shown of each: nothing of a stop token, unless
+        it was to be kept."""
+        entries = [(entry, self.shown(entry.token)) for entry in scored(delta.logprobs)]
+        if entries and delta.finish is not None and not self._keeps_stop:
+            last = entries[-1][0]
+            if delta.finish.matched == last.token:
+                entries[-1] = last, b""
+        return entries
 
     def chat(self, delta: TextDelta) -> list[dict[str, Any]]:
         """`logprobs.content` of a chat choice."""
-        return [
-            {
-                **self._chat_token(entry.token, entry.logprob, hidden),
-                "top_logprobs": [self._chat_token(t, v) for t, v in entry.top],
-            }
-            for entry, hidden in self.of_delta(delta)
-        ]
+        content = []
+        for entry, shown in self.of_delta(delta):
+            top = [self._chat_token(t, v, self.shown(t)) for t, v in entry.top]
+            token = self._chat_token(entry.token, entry.logprob, shown)
+            content.append({**token, "top_logprobs": top})
+        return content
 
-    def _chat_token(
-        self, token: int, logprob: float | None, hidden: bool = False
-    ) -> dict[str, Any]:
-        return {
-            "token": self.text(token),
-            "logprob": FLOOR if logprob is None else logprob,
-            "bytes": list(self.shown(token, hidden)),
-        }
+    def _chat_token(self, token: int, logprob: float | None, shown: bytes) -> dict[str, Any]:
+        value = FLOOR if logprob is None else logprob
+        return {"token": self.text(token), "logprob": value, "bytes": list(shown)}
 
 
 class CompletionLogprobs:
@@ -103,16 +91,16 @@ class CompletionLogprobs:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def take(self, entries: Sequence[tuple[Scored, bool]]) -> dict[str, Any]:
+    def take(self, entries: Sequence[tuple[Scored, bytes]]) -> dict[str, Any]:
         result: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
-        for entry, hidden in entries:
+        for entry, shown in entries:
             result["tokens"].append(self._names.text(entry.token))
             result["token_logprobs"].append(entry.logprob)
             result["top_logprobs"].append(self._top(entry))
             result["text_offset"].append(self._offset)
-            self._offset += len(self._utf8.decode(self._names.shown(entry.token, hidden)))
+            self._offset += len(self._utf8.decode(shown))
         return result
 
     def _top(self, entry: Scored) -> dict[str, float] | None:
@@ -141,4 +129,4 @@ def native_top(
 
 
 def _native_item(token: int, logprob: float | None, tokenizer: Tokenizer | None) -> list[Any]:
-    return [logprob, token, None if tokenizer is None else _text(tokenizer, token)]
+    return [logprob, token, None if tokenizer is None else tokenizer.id_to_text(token)]

@@ -85,9 +85,8 @@ class Metrics:
         if request.first_token == 0:
             request.first_token = now
             self._first.observe(now - request.submission.started)
-        last = request.last_token[delta.choice]
-        if last:
-            self._between.observe((now - last) / count)
+        if delta.choice in request.last_token:
+            self._between.observe((now - request.last_token[delta.choice]) / count)
         request.last_token[delta.choice] = now
 
     def observe_end(self, request: OpenRequest, now: float) -> None:

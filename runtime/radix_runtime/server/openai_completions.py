@@ -67,10 +67,11 @@ class _CompletionAnswer(OpenAIAnswer):
     def _scores(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        entries = list(self.names.of_delta(delta))
+        entries = self.names.of_delta(delta)
         rid = self.request_of[choice].rid
         if delta.prompt_logprobs is not None:
             self._prompt_scores[rid] = scored(delta.prompt_logprobs)
         if self._echoes_scores and first:
-            entries = [(s, False) for s in self._prompt_scores.get(rid, ())] + entries
+            prompt = self._prompt_scores.get(rid, [])
+            entries = [(s, self.names.shown(s.token)) for s in prompt] + entries
         return self._logprobs[choice].take(entries) if entries else None

@@ -24,10 +24,7 @@ class OpenRequest:
     choices_left: int
     aborted: bool = False
     first_token: float = 0.0
-    last_token: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.last_token = [0.0] * self.choices_left
+    last_token: dict[int, float] = field(default_factory=dict)
 
 
 class Submission:
