@@ -8,7 +8,6 @@ work itself (kernels release the GIL). So overlap is one code path.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,25 +33,18 @@ class Ticket(Protocol[T_co]):
         ...
 
 
-class Stream(ABC):
-    @abstractmethod
-    def submit(self, work: Callable[[], T]) -> Ticket[T]:
+class Stream(Protocol):
+    def submit(self, work: Callable[[], T], /) -> Ticket[T]:
         """Runs `work` after all that was submitted before it."""
+        ...
 
-    @abstractmethod
     def close(self) -> None:
         """Waits for what was submitted; nothing may be submitted afterwards."""
 
 
-class _ThreadStream(Stream):
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radix-engine")
-
-    def submit(self, work: Callable[[], T]) -> Ticket[T]:
-        return self._thread.submit(work)
-
+class _ThreadStream(ThreadPoolExecutor):
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self.shutdown(wait=True)
 
 
 class _GpuTicket(Generic[T]):
@@ -68,7 +60,7 @@ class _GpuTicket(Generic[T]):
         return self._value
 
 
-class _GpuStream(Stream):
+class _GpuStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
@@ -125,7 +117,9 @@ class Device:
         return "cpu" if self.is_cpu else torch.cuda.get_device_name(self.torch_device)
 
     def stream(self) -> Stream:
-        return _ThreadStream() if self.is_cpu else _GpuStream(self.torch_device)
+        if self.is_cpu:
+            return _ThreadStream(max_workers=1, thread_name_prefix="radix-engine")
+        return _GpuStream(self.torch_device)
 
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to asynchronously. It may be dropped while
