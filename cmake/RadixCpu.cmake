@@ -7,13 +7,14 @@ target_sources(radix_kernels PRIVATE
 
 # Every kernel source is compiled once per level, as an object library. Linked in rising order and after the sources
 # that are compiled once: should the linker have to merge an inline function, it keeps the most portable copy.
-set(RADIX_ISA_LEVELS portable avx2 avx512 amx)
+set(RADIX_ISA_LEVELS portable avx2 avx512 avx512_bf16 amx)
 set(RADIX_FLAGS_portable "")
 set(RADIX_FLAGS_avx2 -mavx2 -mfma -mf16c)
 # gcc 12 takes its own _mm512_undefined_*() for a mistake (-Wmaybe-uninitialized).
 set(RADIX_FLAGS_avx512 ${RADIX_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
     -Wno-maybe-uninitialized -Wno-uninitialized)
-set(RADIX_FLAGS_amx ${RADIX_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(RADIX_FLAGS_avx512_bf16 ${RADIX_FLAGS_avx512} -mavx512bf16)
+set(RADIX_FLAGS_amx ${RADIX_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 set(_number 0)
 foreach(level ${RADIX_ISA_LEVELS})
   add_library(radix_cpu_${level} OBJECT)

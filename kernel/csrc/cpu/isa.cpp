@@ -45,21 +45,21 @@ Isa detect() {
   if (!avx2) return Isa::portable;
   const bool avx512 = (state & 0xE6) == 0xE6 && has(l7.b, {16 /*f*/, 17 /*dq*/, 30 /*bw*/, 31 /*vl*/});
   if (!avx512) return Isa::avx2;
-  const bool amx = (state & 0x60000) == 0x60000 && has(l7.d, {22 /*amx-bf16*/, 24 /*amx-tile*/}) &&
-                   has(l71.a, {5 /*avx512-bf16*/}) && request_tiles();
-  return amx ? Isa::amx : Isa::avx512;
+  if (!has(l71.a, {5 /*avx512-bf16*/})) return Isa::avx512;
+  const bool amx = (state & 0x60000) == 0x60000 && has(l7.d, {22 /*amx-bf16*/, 24 /*amx-tile*/}) && request_tiles();
+  return amx ? Isa::amx : Isa::avx512_bf16;
 }
 
 Isa choose() {
   const Isa best = detect();
   const char* wanted = std::getenv("RADIX_CPU_ISA");
   if (!wanted || !*wanted) return best;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
     if (std::strcmp(wanted, isa_name(isa)) != 0) continue;
     if (isa > best) fail(RK_UNSUPPORTED, "RADIX_CPU_ISA=%s: this machine has %s at most", wanted, isa_name(best));
     return isa;
   }
-  fail(RK_INVALID, "RADIX_CPU_ISA=%s: expected portable, avx2, avx512 or amx", wanted);
+  fail(RK_INVALID, "RADIX_CPU_ISA=%s: expected portable, avx2, avx512, avx512_bf16 or amx", wanted);
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ Isa active_isa() {
 }
 
 const char* isa_name(Isa isa) {
-  constexpr const char* names[] = {"portable", "avx2", "avx512", "amx"};
+  constexpr const char* names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
   return names[static_cast<int>(isa)];
 }
 

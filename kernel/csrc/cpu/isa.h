@@ -6,7 +6,7 @@
 
 namespace radix::cpu {
 
-enum class Isa { portable, avx2, avx512, amx };
+enum class Isa { portable, avx2, avx512, avx512_bf16, amx };
 
 // The best level that this machine and its kernel offer; RADIX_CPU_ISA=<level> lowers it (for tests).
 // Throws Error when that names an unknown level or one this machine does not have.
@@ -17,24 +17,28 @@ const char* isa_name(Isa isa);
 
 // RK_CPU_TABLE(NormKernels, norm): declares norm_table in the namespace of each level (each kernel source defines its
 // own) and norm_kernels(), the table to call.
-#define RK_CPU_TABLE(Type, family)                     \
-  namespace portable {                                 \
-  extern const Type family##_table;                    \
-  }                                                    \
-  namespace avx2 {                                     \
-  extern const Type family##_table;                    \
-  }                                                    \
-  namespace avx512 {                                   \
-  extern const Type family##_table;                    \
-  }                                                    \
-  namespace amx {                                      \
-  extern const Type family##_table;                    \
-  }                                                    \
-  inline const Type& family##_kernels() {              \
-    switch (active_isa()) {                            \
-      case Isa::amx: return amx::family##_table;       \
-      case Isa::avx512: return avx512::family##_table; \
-      case Isa::avx2: return avx2::family##_table;     \
-      default: return portable::family##_table;        \
-    }                                                  \
+#define RK_CPU_TABLE(Type, family)                               \
+  namespace portable {                                           \
+  extern const Type family##_table;                              \
+  }                                                              \
+  namespace avx2 {                                               \
+  extern const Type family##_table;                              \
+  }                                                              \
+  namespace avx512 {                                             \
+  extern const Type family##_table;                              \
+  }                                                              \
+  namespace avx512_bf16 {                                        \
+  extern const Type family##_table;                              \
+  }                                                              \
+  namespace amx {                                                \
+  extern const Type family##_table;                              \
+  }                                                              \
+  inline const Type& family##_kernels() {                        \
+    switch (active_isa()) {                                      \
+      case Isa::amx: return amx::family##_table;                 \
+      case Isa::avx512_bf16: return avx512_bf16::family##_table; \
+      case Isa::avx512: return avx512::family##_table;           \
+      case Isa::avx2: return avx2::family##_table;               \
+      default: return portable::family##_table;                  \
+    }                                                            \
   }

@@ -1,6 +1,6 @@
 // Vec: a register of floats, one implementation an instruction-set level. Kernels are written once against this.
 //
-//   Vec::width                      floats in a register (portable 8, avx2 8, avx512 and amx 16)
+//   Vec::width                      floats in a register (portable 8, avx2 8, avx512 and above 16)
 //   zero() set1(x)
 //   load(p) load(p, n)              from float, bf16 or f16; the lanes past n are 0 and their memory is not read
 //   store(p, v) store(p, v, n)      rounds to nearest even; NaN stays NaN

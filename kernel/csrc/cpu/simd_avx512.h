@@ -1,4 +1,4 @@
-// Vec on AVX-512 (F, BW, DQ, VL): 16 floats, masked tails. The amx level uses it too.
+// Vec on AVX-512 (F, BW, DQ, VL): 16 floats, masked tails. The levels above use it too.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,6 @@
 // y = x W^T + b on packed weights: how the work is cut, for one ISA level.
 //
-//   stage     x -> float [m][kp] (AMX: bf16 [m rounded up to 16][kp]), zero beyond k
+//   stage     x -> float [m][kp] (bf16 with AVX-512-BF16 or AMX: as it is, rows padded), zero beyond k
 //   tasks     (chunk of rows) x (group of packed blocks), the blocks innermost: a chunk of x stays in L2
 //             while the weights stream past it; with few rows there is one chunk and every weight is
 //             read once
@@ -10,6 +10,7 @@
 
 #include "common/tensor.h"
 #include "cpu/linear/kernel_amx.h"
+#include "cpu/linear/kernel_dot.h"
 #include "cpu/linear/kernel_lanes.h"
 #include "cpu/linear/kernels.h"
 #include "cpu/simd.h"
@@ -111,23 +112,44 @@ void store(const Problem& p, const float* acc, int64_t stride, int64_t m0, int64
   }
 }
 
+// What the rows of x are staged as for weights of type W, and the tile that takes them.
+template <class W>
+struct Staged {
+  using type = float;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Staged<bf16> {
+  using type = bf16;
+};
+template <int Rows, int Blocks>
+void tile(const bf16* const* x, const bf16* w, int64_t kp, float* out) {
+  dot_tile<Rows, Blocks>(x, w, kp, out);
+}
+#endif
+template <int Rows, int Blocks, class W>
+void tile(const float* const* x, const W* w, int64_t kp, float* out) {
+  lanes_tile<Rows, Blocks>(x, w, kp, out);
+}
+
 template <class W, int R, int B>
-void lanes_rows(const Problem& p, const float* x, int64_t m0, int64_t block) {
+void row_group(const Problem& p, int64_t m0, int64_t block) {
+  using S = typename Staged<W>::type;
   alignas(64) float acc[R * B * 16];
-  const float* rows[R];
-  for (int r = 0; r < R; r++) rows[r] = x + (m0 + r) * p.kp;
-  lanes_tile<R, B, W>(rows, static_cast<const W*>(p.packed) + block * kBlockN * p.kp, p.kp, acc);
+  const S* rows[R];
+  for (int r = 0; r < R; r++) rows[r] = static_cast<const S*>(p.staged) + (m0 + r) * p.kp;
+  tile<R, B>(rows, static_cast<const W*>(p.packed) + block * kBlockN * p.kp, p.kp, acc);
   for (int b = 0; b < B; b++) store<W>(p, acc + b * 16, B * 16, m0, R, (block + b) * kBlockN);
 }
 
 template <class W, int B>
-void lanes_chunk(const Problem& p, const float* x, int64_t begin, int64_t end, int64_t block) {
+void row_chunk(const Problem& p, int64_t begin, int64_t end, int64_t block) {
   int64_t m = begin;
-  for (; m + kRows <= end; m += kRows) lanes_rows<W, kRows, B>(p, x, m, block);
+  for (; m + kRows <= end; m += kRows) row_group<W, kRows, B>(p, m, block);
   switch (end - m) {
-    case 3: return lanes_rows<W, 3, B>(p, x, m, block);
-    case 2: return lanes_rows<W, 2, B>(p, x, m, block);
-    case 1: return lanes_rows<W, 1, B>(p, x, m, block);
+    case 3: return row_group<W, 3, B>(p, m, block);
+    case 2: return row_group<W, 2, B>(p, m, block);
+    case 1: return row_group<W, 1, B>(p, m, block);
   }
 }
 
@@ -147,20 +169,30 @@ void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn
   });
 }
 
-template <class W>
-void linear_lanes(const Problem& p) {
-  float* x = static_cast<float*>(p.staged);
-  parallel_for(p.m, greater(1, (1 << 16) / p.kp), [&](int64_t begin, int64_t end) noexcept {
+// Rows [0, count) of x into p.staged as S, zero beyond k and beyond the last row.
+template <class S, class W>
+void stage(const Problem& p, int64_t count) {
+  parallel_for(count, greater(1, (1 << 16) / p.kp), [&](int64_t begin, int64_t end) noexcept {
     for (int64_t m = begin; m < end; m++) {
-      const W* from = p.x.at<W>(m);
-      float* to = x + m * p.kp;
-      for (int64_t k = 0; k < p.k; k++) to[k] = to_float(from[k]);
-      for (int64_t k = p.k; k < p.kp; k++) to[k] = 0;
+      S* to = static_cast<S*>(p.staged) + m * p.kp;
+      const int64_t live = m < p.m ? p.k : 0;
+      if constexpr (sizeof(S) == sizeof(W)) {
+        if (live) std::memcpy(to, p.x.at<W>(m), live * sizeof(S));
+      } else {
+        const W* from = live ? p.x.at<W>(m) : nullptr;
+        for (int64_t k = 0; k < live; k++) to[k] = to_float(from[k]);
+      }
+      std::memset(to + live, 0, (p.kp - live) * sizeof(S));
     }
   });
+}
+
+template <class W>
+void linear_rows(const Problem& p) {
+  stage<typename Staged<W>::type, W>(p, p.m);
   for_tasks(p, kChunkRows, kBlocks, [&](int64_t m0, int64_t m1, int64_t block, int64_t count) {
-    if (count == kBlocks) return lanes_chunk<W, kBlocks>(p, x, m0, m1, block);
-    for (int64_t b = 0; b < count; b++) lanes_chunk<W, 1>(p, x, m0, m1, block + b);
+    if (count == kBlocks) return row_chunk<W, kBlocks>(p, m0, m1, block);
+    for (int64_t b = 0; b < count; b++) row_chunk<W, 1>(p, m0, m1, block + b);
   });
 }
 
@@ -183,16 +215,9 @@ void amx_group(const Problem& p, const bf16* x, int64_t m0, int64_t m1, int64_t 
 }
 
 void linear_amx(const Problem& p) {
-  const int64_t padded = (p.m + kTileRows - 1) / kTileRows * kTileRows;
   static_assert(kTileRows <= kRowPad);
-  bf16* x = static_cast<bf16*>(p.staged);
-  parallel_for(padded, greater(1, (1 << 16) / p.kp), [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t m = begin; m < end; m++) {
-      const int64_t live = m < p.m ? p.k : 0;
-      if (live) std::memcpy(x + m * p.kp, p.x.at<bf16>(m), live * sizeof(bf16));
-      std::memset(x + m * p.kp + live, 0, (p.kp - live) * sizeof(bf16));
-    }
-  });
+  stage<bf16, bf16>(p, (p.m + kTileRows - 1) / kTileRows * kTileRows);
+  const bf16* x = static_cast<const bf16*>(p.staged);
   static_assert(kAmxChunkRows % 32 == 0);
   for_tasks(p, kAmxChunkRows, 2, [&](int64_t m0, int64_t m1, int64_t block, int64_t count) {
     const AmxScope scope;
@@ -208,10 +233,10 @@ void linear(const rk_linear_args& args) {
 #if defined(__AMX_BF16__)
     case DType::bf16: return linear_amx(p);
 #else
-    case DType::bf16: return linear_lanes<bf16>(p);
+    case DType::bf16: return linear_rows<bf16>(p);
 #endif
-    case DType::f16: return linear_lanes<f16>(p);
-    default: return linear_lanes<float>(p);
+    case DType::f16: return linear_rows<f16>(p);
+    default: return linear_rows<float>(p);
   }
 }
 
