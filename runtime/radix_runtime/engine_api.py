@@ -223,15 +223,8 @@ class Engine:
             raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
         if not 0 <= top_logprobs <= self.config.vocab_size:
             raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
-        return Generate(
-            rid=secrets.token_hex(16),
-            input_ids=pack_ids(ids),
-            sampling=params,
-            stream=stream,
-            return_logprob=return_logprob,
-            logprob_start=logprob_start,
-            top_logprobs=top_logprobs,
-        )
+        rid, packed = secrets.token_hex(16), pack_ids(ids)
+        return Generate(rid, packed, params, stream, return_logprob, logprob_start, top_logprobs)
 
     def _sampling(
         self, given: SamplingParams | Mapping[str, Any] | None
@@ -259,19 +252,21 @@ class Engine:
                 self._open[request.rid] = call
                 self._inbox.send(request)
         try:
-            while not call.done:
+            while call.unfinished or call.grown:  # others may have brought it to its end
                 self._pump(call)
-                yield from call.take_grown()
+                with self._lock:
+                    grown, call.grown = sorted(call.grown), set()
+                yield from grown
         finally:
             for request in call.requests:
                 del self._open[request.rid]
-                if not call.done:
+                if call.unfinished:
                     self._inbox.send(Abort(request.rid, "the caller has gone"))
 
     def _pump(self, call: _Call | None = None) -> None:
         """One iteration of scheduler and detokenizer; raises the error of `call`."""
         with self._lock:
-            if call is None or not (call.done or call.error):
+            if call is None or (call.unfinished and not call.error):
                 self._check_alive()
                 try:
                     worked = self._scheduler.step()
@@ -363,7 +358,7 @@ class _NoText:
 
 class _Call:
     """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that
-    has arrived of choice i, merged."""
+    has arrived of choice i, merged; `grown` the choices that its caller has not seen yet."""
 
     def __init__(self, requests: list[Generate]) -> None:
         self.requests = requests
@@ -372,24 +367,16 @@ class _Call:
         self.choices = [TextDelta(r.rid, 0, "", b"") for r in self._of]
         self._first = {r.rid: i for i, r in reversed(list(enumerate(self._of)))}
         self._seconds = [0.0] * len(self.choices)
-        self._left = len(self.choices)
+        self.unfinished = len(self.choices)
+        self.grown: set[int] = set()
         self._started = time.monotonic()
-        self._grown: set[int] = set()
-
-    @property
-    def done(self) -> bool:
-        return self._left == 0
 
     def add(self, delta: TextDelta) -> None:
         index = self._first[delta.rid] + delta.choice
         merge(self.choices[index], delta)
         self._seconds[index] = time.monotonic() - self._started
-        self._grown.add(index)
-        self._left -= delta.finish is not None
-
-    def take_grown(self) -> list[int]:
-        grown, self._grown = sorted(self._grown), set()
-        return grown
+        self.grown.add(index)
+        self.unfinished -= delta.finish is not None
 
     def output(self, index: int) -> Output:
         request, choice = self._of[index], self.choices[index]

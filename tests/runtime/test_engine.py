@@ -100,6 +100,16 @@ def test_a_stream_that_is_closed_leaves_nothing(demo):
     assert figures["num_aborted_requests_total"] >= 2
 
 
+def test_a_stream_that_others_bring_to_its_end_says_so(demo):
+    params = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    stream = demo.stream("What is 3 + 4?", params)
+    next(stream)
+    demo.generate("Hello", {**params, "max_new_tokens": 20})
+    last = list(stream)[-1]
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
+    assert last["output_ids"] == demo.generate("What is 3 + 4?", params)["output_ids"]
+
+
 def test_cached_tokens_and_flush(plain):
     e, c = plain
     params = SamplingParams(temperature=0, max_new_tokens=2, ignore_eos=True)
