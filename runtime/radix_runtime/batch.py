@@ -59,6 +59,8 @@ class ForwardBatch:
         self._table = self._empty((max_rows + 1, self.max_pages)).fill_(kv_pool.dummy_page)
         if max(self._table.numel(), (kv_pool.num_pages + 1) * kv_pool.page_size) >= 2**31:
             raise ValueError("the page table or the KV pool has more entries than int32 can count")
+        b = max_batch
+        self._offsets = (0, b, 2 * b + 1, 3 * b + 1, 4 * b + 1, 5 * b + 1)
         size = 6 * max_batch + 1 + 5 * max_tokens + 2 * _MAX_PACKED_DELTAS
         self._packed = self._empty((size,))
         self._input_ids = self._empty((max_tokens,))
@@ -123,7 +125,7 @@ class ForwardBatch:
         kv = self.kv_lens_host
         parts = (rows, cu, kv, cu[sample + 1] - 1, rows[sample], kv[sample])
         fixed = np.zeros(6 * self.max_batch + 1, np.int32)
-        for offset, values in zip(self._offsets(), parts, strict=True):
+        for offset, values in zip(self._offsets, parts, strict=True):
             fixed[offset : offset + len(values)] = values
         return fixed
 
@@ -148,10 +150,6 @@ class ForwardBatch:
         unique, last = np.unique(entries[::-1], return_index=True)
         return np.stack([unique, plan.page_ids[::-1][last]])
 
-    def _offsets(self) -> tuple[int, ...]:
-        b = self.max_batch
-        return 0, b, 2 * b + 1, 3 * b + 1, 4 * b + 1, 5 * b + 1
-
     def _upload(self, target: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         host = self.device.host_empty(len(values), dtype=torch.int32)
         host.numpy()[:] = values
@@ -164,10 +162,9 @@ class ForwardBatch:
             self._table.view(-1).index_put_((entries,), pages)
 
     def _cut_fixed(self) -> None:
-        at = self._offsets()
         b, s = self.padded_batch, self.num_samples
         sizes = (b, b + 1, b, s, s, s)
-        cut = [self._packed[o : o + n] for o, n in zip(at, sizes, strict=True)]
+        cut = [self._packed[o : o + n] for o, n in zip(self._offsets, sizes, strict=True)]
         self.rows, self.cu_seqlens_q, self.kv_lens = cut[:3]
         self.logit_rows, self.sample_rows, self.sample_positions = cut[3:]
 

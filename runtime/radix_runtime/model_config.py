@@ -23,12 +23,7 @@ _ACTIVATIONS = {
 }
 _DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
+_ARCHITECTURES = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
 
 _Size = Annotated[int, msgspec.Meta(gt=0)]
 

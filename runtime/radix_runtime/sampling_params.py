@@ -77,11 +77,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def has_penalties(self) -> bool:
-        return (
-            self.frequency_penalty != 0
-            or self.presence_penalty != 0
-            or self.repetition_penalty != 1
-        )
+        additive = (self.frequency_penalty, self.presence_penalty)
+        return additive != (0, 0) or self.repetition_penalty != 1
 
 
 _LONGEST = {"stop": 32, "stop_token_ids": 1024, "logit_bias": 1024}
