@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from .. import __version__
@@ -39,12 +38,12 @@ class Probes:
 
     async def health(self, exchange: Exchange) -> None:
         self._check_alive(exchange.manager)
-        await exchange.send(Response(media_type="text/plain"))
+        await exchange.respond(Response(media_type="text/plain"))
 
     async def ready(self, exchange: Exchange) -> None:
         self._check_alive(exchange.manager)
         exchange.manager.require_ready()
-        await exchange.send(Response(media_type="text/plain"))
+        await exchange.respond(Response(media_type="text/plain"))
 
     async def generate(self, exchange: Exchange) -> None:
         """One real token. Callers that come while one is under way share it."""
@@ -59,7 +58,7 @@ class Probes:
             raise RequestError(503, "unhealthy", "no token within the time limit") from None
         except RequestError as error:
             raise RequestError(503, "unhealthy", error.message) from None
-        await exchange.send(Response(media_type="text/plain"))
+        await exchange.respond(Response(media_type="text/plain"))
 
 
 async def _one_token(manager: TokenizerManager) -> None:
@@ -70,15 +69,12 @@ async def _one_token(manager: TokenizerManager) -> None:
 
 
 async def models(exchange: Exchange) -> None:
-    await exchange.json({"object": "list", "data": [_card(exchange.manager)]})
+    await exchange.answer({"object": "list", "data": [_card(exchange.manager)]})
 
 
 async def model(exchange: Exchange) -> None:
-    manager = exchange.manager
-    if exchange.scope["path_params"]["model"] != manager.model_name:
-        message = f"the model is {manager.model_name}"
-        raise RequestError(404, "model_not_found", message, param="model")
-    await exchange.json(_card(manager))
+    exchange.manager.check_model(exchange.path_params["model"])
+    await exchange.answer(_card(exchange.manager))
 
 
 def _card(manager: TokenizerManager) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def _card(manager: TokenizerManager) -> dict[str, Any]:
 
 async def model_info(exchange: Exchange) -> None:
     manager, args = exchange.manager, exchange.manager.args
-    await exchange.json(
+    await exchange.answer(
         {
             "model_path": args.model_path or manager.model_name,
             "served_model_name": manager.model_name,
@@ -116,7 +112,7 @@ async def model_info(exchange: Exchange) -> None:
 async def server_info(exchange: Exchange) -> None:
     manager = exchange.manager
     defaulted = _defaulted(manager.args)
-    await exchange.json(
+    await exchange.answer(
         {
             **_redacted(manager.args),
             "defaulted": defaulted,
@@ -161,18 +157,17 @@ async def _stats(manager: TokenizerManager) -> dict[str, float]:
 
 async def metrics(exchange: Exchange) -> None:
     text = exchange.manager.metrics.render(await _stats(exchange.manager))
-    await exchange.send(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
+    await exchange.respond(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
 
 
 async def flush_cache(exchange: Exchange) -> None:
     """400 `busy` while requests run or wait; `?timeout=s` waits for them."""
-    query = QueryParams(exchange.scope["query_string"])
-    end = time.monotonic() + _timeout(query.get("timeout"))
+    end = time.monotonic() + _timeout(exchange.query_params.get("timeout"))
     while not (reply := await exchange.manager.control("flush_cache")).ok:
         if time.monotonic() >= end:
             raise refusal("busy", reply.message[:300] or "requests run or wait")
         await asyncio.sleep(0.05)
-    await exchange.json({"success": True, "message": reply.message or "the cache is empty"})
+    await exchange.answer({"success": True, "message": reply.message or "the cache is empty"})
 
 
 def _timeout(value: str | None) -> float:

@@ -68,7 +68,7 @@ class Answer(ABC):
         submit = exchange.manager.submit
         with submit(self.requests, name=self.name, started=exchange.started) as submission:
             if not self._stream:
-                await exchange.json(self.whole(await submission.collect()))
+                await exchange.answer(self.whole(await submission.collect()))
                 return
             while batch := await submission.next_batch():
                 if frames := self.frames(batch):

@@ -8,21 +8,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..errors import RequestError
 from ..log import get_logger
 from .auth import Access
 from .protocol import B, Body, decode_body
-from .responses import (
-    Receive,
-    Scope,
-    Send,
-    error_object,
-    error_response,
-    event,
-    json_response,
-)
+from .responses import error_object, error_response, event, json_response
 from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
@@ -37,35 +31,28 @@ log = get_logger(__name__)
 Handler = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
-class ClientGone(Exception):
-    """Nobody reads the answer any more."""
-
-
-class Exchange:
+class Exchange(Request):
     """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with
     the answer; `status` is 0 until one was sent."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
     ) -> None:
-        self.scope = scope
-        self.receive = receive
+        super().__init__(scope, receive, send)
         self.manager = manager
         self.started = time.perf_counter()
         self.status = 0
         self.warnings: list[str] = []
         self._streaming = False
-        self._send = send
-        self._body = b""
 
-    async def send(self, response: Response) -> None:
+    async def respond(self, response: Response) -> None:
         self.status = response.status_code
         await response(self.scope, self.receive, self._send)
 
-    async def json(self, value: Any) -> None:
+    async def answer(self, value: Any) -> None:
         if self.warnings and isinstance(value, dict):
             value = {**value, "warnings": self.warnings}
-        await self.send(json_response(value))
+        await self.respond(json_response(value))
 
     async def write(self, frames: bytes, *, last: bool = False) -> None:
         """Events. The status line goes out with the first, so that an error before it can still
@@ -80,7 +67,7 @@ class Exchange:
     async def fail(self, error: RequestError) -> None:
         """The error object; after the first event an error event and no [DONE]."""
         if self.status == 0:
-            await self.send(error_response(error))
+            await self.respond(error_response(error))
         elif self._streaming:
             await self.write(event(error_object(error)), last=True)
 
@@ -91,30 +78,25 @@ class Exchange:
         return body
 
     async def read_body(self) -> None:
-        """Raises RequestError 413, 415 or 408, ClientGone."""
-        headers: dict[bytes, bytes] = dict(self.scope["headers"])
+        """Raises RequestError 413, 415 or 408, ClientDisconnect."""
         limit = self.manager.args.max_body_size
         too_large = RequestError(413, "request_too_large", f"the body may have {limit} bytes")
-        declared = headers.get(b"content-length", b"0")
-        if not declared.isdigit() or len(declared) > 18 or int(declared) > limit:
+        declared = self.headers.get("content-length", "0")
+        if not declared.isdecimal() or len(declared) > 18 or int(declared) > limit:
             raise too_large
-        media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if media != b"application/json":
+        media = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        if media != "application/json":
             reason = "the content type must be application/json"
             raise RequestError(415, "unsupported_media_type", reason)
         body = bytearray()
-        more = True
-        while more:
-            try:
-                message = await asyncio.wait_for(self.receive(), BODY_IDLE)
-            except (asyncio.TimeoutError, TimeoutError):
-                raise RequestError(408, "request_timeout", "the body did not arrive") from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise too_large
-            more = message.get("more_body", False)
+        parts = self.stream()
+        try:
+            while (part := await asyncio.wait_for(anext(parts, None), BODY_IDLE)) is not None:
+                body += part
+                if len(body) > limit:
+                    raise too_large
+        except (asyncio.TimeoutError, TimeoutError):
+            raise RequestError(408, "request_timeout", "the body did not arrive") from None
         self._body = bytes(body)
 
 
@@ -141,7 +123,7 @@ class Endpoint:
                 await self._while_connected(exchange)
             else:
                 await self.handler(exchange)
-        except ClientGone:
+        except ClientDisconnect:
             exchange.status = 499
         except RequestError as error:
             await exchange.fail(error)
@@ -149,7 +131,7 @@ class Endpoint:
             log.exception("request %s failed", scope["radix.request_id"])
             await exchange.fail(RequestError(500, "internal_error", "internal error"))
         finally:
-            self.manager.metrics.observe_http(self.paths[0], exchange.status)
+            self.manager.metrics.http.labels(self.paths[0], str(exchange.status)).inc()
             if self.manager.args.log_requests:
                 log.info(
                     "%s %s %s %d %.0f ms", scope["radix.request_id"], scope["method"],
@@ -157,14 +139,14 @@ class Endpoint:
                 )  # fmt: skip
 
     async def _while_connected(self, exchange: Exchange) -> None:
-        """Runs the handler to its end; raises ClientGone after having cancelled it on a
+        """Runs the handler to its end; raises ClientDisconnect after having cancelled it on a
         disconnect."""
         work = asyncio.create_task(self.handler(exchange))
         gone = asyncio.create_task(_disconnect(exchange.receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise ClientGone
+                raise ClientDisconnect
             work.result()
         finally:
             gone.cancel()

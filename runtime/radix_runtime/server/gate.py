@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import MutableMapping
-from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
 from ..log import get_logger
 from .auth import Auth
-from .responses import Receive, Scope, Send, error_response
+from .responses import error_response
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 100
@@ -23,7 +23,7 @@ class Gate:
     """ASGI middleware. Puts `radix.request_id` (str) and `radix.is_admin` into the scope, and the
     x-request-id header on every answer."""
 
-    def __init__(self, app: Any, auth: Auth) -> None:
+    def __init__(self, app: ASGIApp, auth: Auth) -> None:
         self._app = app
         self._auth = auth
 
@@ -34,7 +34,7 @@ class Gate:
         request_id = _request_id(scope)
         started = False
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
+        async def sending(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True

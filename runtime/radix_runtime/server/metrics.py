@@ -52,8 +52,8 @@ class Metrics:
         self._registry.register(self)
         self._first = self._histogram("time_to_first_token", "arrival to first token")
         self._between = self._histogram("inter_token_latency", "time between tokens of a choice")
-        self._whole = self._histogram("e2e_request_latency", "arrival to last token")
-        self._http = Counter(
+        self.whole = self._histogram("e2e_request_latency", "arrival to last token")
+        self.http = Counter(
             "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
         )
 
@@ -88,12 +88,6 @@ class Metrics:
         if delta.choice in request.last_token:
             self._between.observe((now - request.last_token[delta.choice]) / count)
         request.last_token[delta.choice] = now
-
-    def observe_end(self, request: OpenRequest, now: float) -> None:
-        self._whole.observe(now - request.submission.started)
-
-    def observe_http(self, route: str, status: int) -> None:
-        self._http.labels(route, str(status)).inc()
 
     def render(self, stats: Mapping[str, float]) -> bytes:
         """The exposition. `stats`: the newest figures of the scheduler; if none, the last stay."""

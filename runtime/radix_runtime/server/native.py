@@ -155,7 +155,7 @@ async def tokenize(exchange: Exchange) -> None:
         lists = await manager.encode(body.prompt or [], "prompt", add_special_tokens=special)
     counts = [len(ids) for ids in lists]
     listed = isinstance(body.prompt, list)
-    await exchange.json(
+    await exchange.answer(
         {
             "tokens": lists if listed else lists[0],
             "count": counts if listed else counts[0],
@@ -172,7 +172,7 @@ async def detokenize(exchange: Exchange) -> None:
     lists = await manager.encode(body.tokens, "tokens")
     decode, skip = manager.tokenizer.decode, body.skip_special_tokens
     texts = await manager.in_thread(lambda: [decode(ids, skip) for ids in lists])
-    await exchange.json({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
+    await exchange.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
 
 
 async def abort_request(exchange: Exchange) -> None:
@@ -186,4 +186,4 @@ async def abort_request(exchange: Exchange) -> None:
         count = exchange.manager.abort(body.rid)
     else:
         raise refusal("missing_field", "rid is required", "rid")
-    await exchange.json({"aborting": count})
+    await exchange.answer({"aborting": count})

@@ -265,7 +265,7 @@ class TokenizerManager:
     ) -> None:
         del self._open[request.rid]
         setattr(self.counts, how, getattr(self.counts, how) + 1)
-        self.metrics.observe_end(request, now)
+        self.metrics.whole.observe(now - request.submission.started)
 
     def _close_submission(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted."""
