@@ -40,6 +40,7 @@ def _pairs(data: ModuleType) -> list[tuple[str, object]]:
 
 def test_the_data_is_bit_reproducible(data: ModuleType) -> None:
     assert data.fingerprint(0, 2000) == FINGERPRINT
+    assert FINGERPRINT in (FOLDER / "README.md").read_text()
 
 
 def test_another_seed_is_other_data(data: ModuleType) -> None:
