@@ -8,8 +8,9 @@ import random
 import pytest
 import torch
 import transformers
-from tests.runtime.parity import GAP, GREEDY, NEW_TOKENS, case, engine, ids_of
+
 from radix_runtime.hf import DEMO_MODEL_DIR, load_tokenizer
+from tests.runtime.parity import GAP, GREEDY, NEW_TOKENS, case, engine, ids_of
 
 torch.set_num_threads(1)
 
@@ -103,21 +104,16 @@ def demo_prompts(tokenizer, count):
 
 def test_the_demo_model_on_200_prompts():
     """Each token must be transformers' best one after the same prefix, so the whole output is its
-    greedy output. Behind a near tie the two may part: such a prompt counts up to there."""
+    greedy output. No near tie is excused: the two best logits of these weights are at least 2e-4
+    apart on all 200, and float32 runs move that by less than 1e-4."""
     prompts = demo_prompts(load_tokenizer(DEMO_MODEL_DIR), 200)
     assert len({tuple(p) for p in prompts}) == 200
     with engine(None, max_total_tokens=64 * 128, max_running_requests=64) as e:
         outputs = ids_of(e.generate(input_ids=prompts, sampling_params=GREEDY))
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL_DIR, dtype=torch.float32)
     model.eval()
-    complete = 0
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output) == NEW_TOKENS
         with torch.no_grad():
             logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-        best = logits.topk(2).values
-        ties = torch.nonzero(best[:, 0] - best[:, 1] < 1e-4).flatten().tolist()
-        end = ties[0] if ties else NEW_TOKENS
-        assert logits.argmax(-1).tolist()[:end] == output[:end]
-        complete += end == NEW_TOKENS
-    assert complete >= 150
+        assert logits.argmax(-1).tolist() == output
