@@ -297,27 +297,26 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
         **read_json(directory / "tokenizer_config.json"),
     }
     definition = directory / "tokenizer.json"
+    sources = (definition.name, "*.model", "vocab*")
+    if not any(file for pattern in sources for file in directory.glob(pattern)):
+        raise ConfigError(f"{directory} has no tokenizer (tokenizer.json)")
     try:
         if definition.is_file():
             backend = tokenizers.Tokenizer.from_file(str(definition))
         else:
             backend = _convert_with_transformers(directory)
-    except ConfigError:
-        raise
     except Exception as error:  # both libraries raise bare Exception
         raise ConfigError(f"cannot load the tokenizer of {directory}: {error}") from error
     return Tokenizer(backend, config, _template_source(directory, config, chat_template))
 
 
 def _convert_with_transformers(directory: Path) -> tokenizers.Tokenizer:
-    if not any(directory.glob("*.model")) and not any(directory.glob("vocab*")):
-        raise ConfigError(f"{directory} has no tokenizer (tokenizer.json)")
     from transformers import AutoTokenizer
 
     fast = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     backend = getattr(fast, "backend_tokenizer", None)
     if backend is None:
-        raise ConfigError(f"the tokenizer of {directory} has no fast form (tokenizer.json)")
+        raise ValueError("it has no fast form (tokenizer.json)")
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 

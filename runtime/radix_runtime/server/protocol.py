@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -328,10 +329,8 @@ def _explain_type(text: str) -> RequestError:
 def _explain_json(data: bytes) -> RequestError:
     path = None
     if len(data) <= _EXPLAINED:
-        try:
+        with suppress(ValueError, RecursionError):
             path = _non_finite(json.loads(data))
-        except (ValueError, RecursionError):
-            pass
     if path is None:
         return refusal("invalid_json", "the body is not valid JSON")
     path = path.removeprefix(".")[:64]
