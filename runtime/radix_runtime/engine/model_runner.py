@@ -45,6 +45,9 @@ class ModelRunner:
         self._comm = communicator
         self.max_context = _max_context(args, config)
         self.max_rows = 2 * args.max_running_requests  # released rows wait for their last step
+        self.max_step_tokens = max(args.chunked_prefill_size, args.max_running_requests)
+        if args.chunked_prefill_size == -1:
+            self.max_step_tokens = self.max_context + self.max_rows
         dtype = _dtype(args.dtype, config.dtype)
         kv_dtype = _dtype(args.kv_cache_dtype, str(dtype).removeprefix("torch."))
         self.backend = create_attention_backend(
@@ -77,13 +80,6 @@ class ModelRunner:
         if communicator.rank == 0:
             self._sampler = Sampler(self.max_rows, config.vocab_size, tensors)
         self._warm_up()
-
-    @property
-    def max_step_tokens(self) -> int:
-        """Tokens that one step may have."""
-        if self.args.chunked_prefill_size == -1:
-            return self.max_context + self.max_rows
-        return max(self.args.chunked_prefill_size, self.args.max_running_requests)
 
     def _make_pool(self, kv_dtype: torch.dtype, before: Memory) -> KVPool:
         args, config, world = self.args, self.config, self._comm.world_size

@@ -47,7 +47,6 @@ class WorkerGroup:
         self.memory_path = f"/proc/self/fd/{self._memory_fd}"  # the communicator's file
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._news = threading.Event()
-        self._communicator: Communicator | None = None
         self._watcher: threading.Thread | None = None
         self._processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self.pids = [process.pid for process in self._processes]
@@ -77,11 +76,12 @@ class WorkerGroup:
 
     def watch(self, communicator: Communicator) -> None:
         """From now on a death aborts `communicator` and closes the ring."""
-        self._communicator = communicator
-        self._watcher = threading.Thread(target=self._watch, name="radix-workers", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, args=[communicator], name="radix-workers", daemon=True
+        )
         self._watcher.start()
 
-    def _watch(self) -> None:
+    def _watch(self, communicator: Communicator) -> None:
         poll = select.poll()
         poll.register(self._stop_fd, select.POLLIN)
         ranks = {os.pidfd_open(process.pid): r for r, process in enumerate(self._processes, 1)}
@@ -90,19 +90,17 @@ class WorkerGroup:
         ready = [fd for fd, _ in poll.poll()]
         for fd in ranks:
             os.close(fd)
-        if self._stop_fd not in ready:
-            self._report(ranks[ready[0]])
-
-    def _report(self, rank: int) -> None:
+        if self._stop_fd in ready:
+            return
+        rank = ranks[ready[0]]
         process = self._processes[rank - 1]
         code = process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         self.failure = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
         logger.error("%s", self.failure)
-        assert self._communicator is not None
         self._on_death(self.failure)
         self._news.set()
-        self._communicator.abort()
+        communicator.abort()
         self.ring.close()
 
     def await_death(self) -> None:
