@@ -80,24 +80,12 @@ class TextStream:
         if not self._stops or self.count <= self._min_tokens:
             return text
         text = self._tail + text
-        end = self._find_stop(text)
-        if end is not None:
+        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        if found:
+            end, start, self.matched = min(found)
             self._tail = ""
-            return text[:end]
-        held = self._held_length(text)
+            return text[: end if self.keeps_stop else start]
+        most = min(len(text), self._longest - 1)
+        held = next((k for k in range(most, 0, -1) if text[-k:] in self._prefixes), 0)
         self._tail = text[len(text) - held :]
         return text[: len(text) - held]
-
-    def _find_stop(self, text: str) -> int | None:
-        """Where the shown text ends, or None. Sets `matched`."""
-        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
-        if not found:
-            return None
-        end, start, self.matched = min(found)
-        return end if self.keeps_stop else start
-
-    def _held_length(self, text: str) -> int:
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if text[-length:] in self._prefixes:
-                return length
-        return 0
