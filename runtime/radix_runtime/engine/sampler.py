@@ -58,8 +58,7 @@ class _Batch:
     draw: list[torch.Tensor]  # in the order of _DRAW
     penalties: list[torch.Tensor] | None  # in the order of _PENALTIES
     bias: list[torch.Tensor] | None  # batch index, id, value
-    min_end: np.ndarray | None  # int64 [S]
-    stop_ids: list[list[int]]
+    stops: np.ndarray  # int64 [3, n]: batch index, id, position before which it is masked
     scored: torch.Tensor | None  # batch indices that want logprobs
     top_n: int
 
@@ -113,22 +112,23 @@ class Sampler:
         """One token for each row. `logits` float32 [S, V] may be overwritten; `positions` [S] is
         where each token will stand in its sequence."""
         batch = self._gather(rows)
-        masked = self._masked_ids(batch, positions)
         raw = None
         if batch.scored is not None:
             # index_select copies, so the raw values survive the edits below.
             raw = logits.index_select(0, batch.scored)
         if batch.bias is not None:
-            index, ids, values = batch.bias
-            logits.index_put_((index, ids), values, accumulate=True)
+            *places, values = batch.bias
+            logits.index_put_(tuple(places), values, accumulate=True)
         if batch.penalties is not None:
             ops.apply_penalties_inplace(logits, self._counts, *batch.penalties)
-        if masked is not None:
-            logits[masked] = -torch.inf
+        index, ids, ends = batch.stops
+        early = positions[index] < ends
+        if early.any():
+            logits[self._upload(index[early]), self._upload(ids[early])] = -torch.inf
         temperature, top_k, top_p, min_p, seed = batch.draw
-        places = self._upload(np.asarray(positions, np.int64))
+        at = self._upload(np.asarray(positions, np.int64))
         sampled = Sampled(  # rows of temperature 0 cost no more than an argmax
-            ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, places)
+            ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, at)
         )
         if batch.penalties is not None:
             ops.count_tokens_inplace(self._counts, batch.penalties[0], sampled.ids)
@@ -148,19 +148,6 @@ class Sampler:
             empty_ids = top_ids.new_full((size, top_n), -1)
             sampled.top_ids = empty_ids.index_copy_(0, scored, top_ids)
 
-    def _masked_ids(
-        self, batch: _Batch, positions: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(batch index, id) of what min_new_tokens forbids at these positions."""
-        if batch.min_end is None:
-            return None
-        early = np.flatnonzero(positions < batch.min_end).tolist()
-        if not early:
-            return None
-        index = [i for i in early for _ in batch.stop_ids[i]]
-        ids = [token for i in early for token in batch.stop_ids[i]]
-        return self._upload(np.array(index, np.int64)), self._upload(np.array(ids, np.int64))
-
     def _gather(self, rows: np.ndarray) -> _Batch:
         key = rows.tobytes()
         if self._batch is not None and self._batch.key == key:
@@ -171,13 +158,18 @@ class Sampler:
             return [self._upload(state[name].copy()) for name in names]
 
         scored = np.flatnonzero(state["scored"])
+        ends = [
+            (i, token, end)
+            for i, (row, end) in enumerate(zip(order, state["min_end"].tolist(), strict=True))
+            for token in self._stop_ids[row]
+            if end
+        ]
         self._batch = _Batch(
             key=key,
             draw=columns(_DRAW),
             penalties=columns(_PENALTIES) if (state["slot"] >= 0).any() else None,
             bias=self._gather_bias(order),
-            min_end=state["min_end"].copy() if state["min_end"].any() else None,
-            stop_ids=[self._stop_ids[row] for row in order],
+            stops=np.array(ends, np.int64).reshape(-1, 3).T,
             scored=self._upload(scored) if len(scored) else None,
             top_n=int(state["top_n"].max(initial=0)),
         )
