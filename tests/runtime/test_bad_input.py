@@ -110,3 +110,19 @@ def test_duplicate_rid(stack: Stack, client: httpx.Client) -> None:
     error = client.post("/generate", json=body).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_value", "rid")
     stack.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {**good_request(MODEL), "min_tokens": 5},
+         "min_tokens must be in [0, max_tokens], got 5"),
+        ("/generate", {"text": "a", "sampling_params": {"temperature": -1}},
+         "temperature must be in [0, 1e+06], got -1"),
+    ],
+)  # fmt: skip
+def test_messages_use_the_names_of_the_route(
+    client: httpx.Client, path: str, body: dict[str, object], message: str
+) -> None:
+    error = client.post(path, json=body).json()["error"]
+    assert error["message"].removesuffix(".0") == message
