@@ -43,7 +43,7 @@ stage() {
 }
 
 pip=("$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --disable-pip-version-check)
-mapfile -t common < <(find "$wheels" -name '*.whl' -not -name 'radix_kernels_*')
+mapfile -t common < <(find "$wheels" -type f -name '*.whl' -not -name 'radix_kernels_*')
 stage install-cuda 120 "${pip[@]}" --target "$site/cuda" "$wheels"/radix_kernels_"$device"-*.whl "${common[@]}"
 stage install-cpu 120 "${pip[@]}" --target "$site/cpu" "$wheels"/radix_kernels_cpu-*.whl "${common[@]}"
 

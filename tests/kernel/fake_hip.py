@@ -1,6 +1,6 @@
 """A caller of the ROCm library in C's way, on the HIP runtime of fake_hip.c.
 
-`python -m tests.kernel.fake_hip LIBRARY` calls rk_rmsnorm twice on (unreadable) memory of AMD GPU 1,
+`python -m tests.kernel.fake_hip LIBRARY` calls rk_rmsnorm twice on (unreadable) memory of GPU 1,
 with 5 rows of 64 bfloat16. RADIX_LIBHIP names the runtime.
 """
 

@@ -15,12 +15,23 @@ TOLERANCE = {
     torch.float16: (4e-4, 5.5e-4),
     torch.bfloat16: (3e-3, 4.2e-3),
 }
+# cuBLAS may round the partial sums of a split K to the dtype.
+ON_GPU = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (8e-4, 1.5e-3),
+    torch.bfloat16: (6e-3, 1.2e-2),
+}
 SIZES = [(1, 1), (15, 31), (16, 32), (17, 33), (48, 64), (100, 7), (33, 1000)]
 
 
 def oracle(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     result = x.double().numpy() @ w.double().numpy().T
     return torch.from_numpy(result if bias is None else result + bias.double().numpy())
+
+
+@pytest.fixture
+def tolerance(request):
+    return TOLERANCE if request.config.getoption("--device") == "cpu" else ON_GPU
 
 
 def poisoned_pack(w: torch.Tensor) -> rk.PackedWeight:
@@ -49,7 +60,7 @@ def test_pack_and_unpack_keep_every_bit(dtype, n, k, rng):
 @pytest.mark.parametrize(("n", "k"), SIZES)
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5, 33])
 @pytest.mark.parametrize("bias", [None, "same", "float32"])
-def test_linear(dtype, n, k, tokens, bias, rng):
+def test_linear(dtype, n, k, tokens, bias, tolerance, rng):
     x = spread((tokens, k), dtype, rng, gap=5)
     w = spread((n, k), dtype, rng)
     b = None if bias is None else spread((n,), dtype if bias == "same" else torch.float32, rng)
@@ -58,7 +69,7 @@ def test_linear(dtype, n, k, tokens, bias, rng):
         out = guarded((tokens, n), dtype, gap=3)
         assert rk.linear(x, weight, b, out=out.view) is out.view
         out.check()
-        assert_close("linear", out.view, expected, TOLERANCE[dtype])
+        assert_close("linear", out.view, expected, tolerance[dtype])
         assert_same_bits(rk.linear(x, weight, b), out.view.contiguous())
     wide = rk.reference.linear(x.double(), w.double(), None if b is None else b.double())
     assert_close("reference.linear", wide, expected, (1e-13, 1e-11))
@@ -130,11 +141,11 @@ def test_embedding_checks_ids(bad, rng):
             rk.embedding(torch.tensor([1, bad, 2]), weight)
 
 
-def test_tied_head_and_embedding_share_a_weight(rng):
+def test_tied_head_and_embedding_share_a_weight(tolerance, rng):
     w = spread((50, 32), torch.bfloat16, rng)
     packed = poisoned_pack(w)
     hidden = rk.embedding(torch.tensor([4, 49]), packed)
-    assert_close("linear", rk.linear(hidden, packed), oracle(hidden, w, None), TOLERANCE[w.dtype])
+    assert_close("linear", rk.linear(hidden, packed), oracle(hidden, w, None), tolerance[w.dtype])
 
 
 def test_errors():
@@ -173,6 +184,7 @@ def test_numpy_arrays(rng):
     assert_close("linear", torch.from_numpy(out), oracle(x, w, None), TOLERANCE[torch.float32])
 
 
+@pytest.mark.cpu_only  # cuBLAS counts strides in 32 bits and refuses these
 def test_rows_more_than_2_31_elements_apart(rng):
     x = distant((2, 40), torch.bfloat16)
     x.copy_(spread((2, 40), torch.bfloat16, rng))

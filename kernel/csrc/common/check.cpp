@@ -139,7 +139,8 @@ const Arg& Arg::same_shape(const Arg& other) const {
 }
 
 const Arg& Arg::last_contiguous() const {
-  if (t_->ndim > 0 && size(-1) > 1 && stride(-1) != 1)
+  // Without elements strides mean nothing: CuPy's are 0 then.
+  if (t_->ndim > 0 && size(-1) > 1 && stride(-1) != 1 && numel() > 0)
     reject(RK_INVALID, "has strides %s, expected a contiguous last dimension (stride 1)",
            list_text(t_->strides, t_->ndim).c_str());
   return *this;

@@ -24,18 +24,15 @@ struct Task {
 __device__ inline uint64_t order_word(float x, int64_t id) {
   return uint64_t{order_key(x)} << 32 | static_cast<uint32_t>(~static_cast<uint32_t>(id));
 }
-struct MaxWord {
-  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
-};
 
 __global__ void __launch_bounds__(kThreads) logprobs_kernel(Task task) {
   const int64_t b = blockIdx.x, n = task.columns;
   const float* x = task.logits + b * task.stride;
   float largest = -INFINITY;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) largest = fmaxf(largest, x[i]);
+  for_each_id(x, n, [&](int64_t, float value) { largest = fmaxf(largest, value); });
   largest = block_reduce<kThreads>(largest, Max());
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += static_cast<double>(expf(x[i] - largest));
+  for_each_id(x, n, [&](int64_t, float value) { sum += static_cast<double>(expf(value - largest)); });
   const double log_sum = log(block_reduce<kThreads>(sum, Sum()));
   const auto logprob = [&](int64_t id) {
     return static_cast<float>(static_cast<double>(x[id]) - static_cast<double>(largest) - log_sum);
@@ -47,10 +44,10 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(Task task) {
   uint64_t last = UINT64_MAX;
   for (int64_t k = 0; k < task.top_n; k++) {
     uint64_t best = 0;
-    for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-      const uint64_t word = order_word(x[i], i);
+    for_each_id(x, n, [&](int64_t id, float value) {
+      const uint64_t word = order_word(value, id);
       if (word < last && word > best) best = word;
-    }
+    });
     last = block_reduce<kThreads>(best, MaxWord());
     if (threadIdx.x == 0) {
       const auto id = static_cast<int32_t>(~static_cast<uint32_t>(last));

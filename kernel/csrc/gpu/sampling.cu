@@ -1,5 +1,5 @@
 // Penalties and the draw on the GPU, a block of 1024 threads a row. A greedy or unfiltered row is read twice; a filter
-// adds four histogram passes and a walk over ties, all of them in L2 for a row of a real vocabulary.
+// adds a dozen passes, all of them in L2 for a row of a real vocabulary.
 #include "api/sampling.h"
 #include "common/philox.h"
 #include "common/tensor.h"
@@ -81,19 +81,22 @@ __device__ Candidate draw(const float* logits, int64_t n, float temperature, con
 
 __device__ Candidate draw_filtered(const float* logits, int64_t n, float temperature, float largest, const Settings& s,
                                    int64_t b) {
-  const auto key_of = [&](int64_t id) { return order_key(logits[id] / temperature); };
   Border by_k, by_p;
   if (s.has_top_k(b, n))
-    by_k = find_border(n, static_cast<uint64_t>(s.top_k[b]), key_of, [](int64_t, uint32_t) { return uint64_t{1}; });
+    by_k = find_border(logits, n, temperature, static_cast<uint64_t>(s.top_k[b]),
+                       [](int64_t, uint32_t, float) { return uint64_t{1}; });
   if (s.top_p[b] < 1) {
-    const auto mass = [&](int64_t id, uint32_t key) {
-      return by_k.keeps(key, id) ? fixed_mass(logits[id] / temperature, largest) : 0;
+    const auto mass = [&](int64_t id, uint32_t key, float scaled) {
+      return by_k.keeps(key, id) ? fixed_mass(scaled, largest) : 0;
     };
     uint64_t total = 0;
-    for (int64_t id = threadIdx.x; id < n; id += kThreads) total += mass(id, key_of(id));
+    for_each_id(logits, n, [&](int64_t id, float value) {
+      const float scaled = value / temperature;
+      total += mass(id, order_key(scaled), scaled);
+    });
     total = block_reduce<kThreads>(total, Sum());
     const double limit = static_cast<double>(s.top_p[b]) * static_cast<double>(total);
-    by_p = find_border(n, limit < 1 ? 1 : static_cast<uint64_t>(ceil(limit)), key_of, mass);
+    by_p = find_border(logits, n, temperature, limit < 1 ? 1 : static_cast<uint64_t>(ceil(limit)), mass);
   }
   const float min_p = s.min_p[b];
   return draw(logits, n, temperature, s, b, [&](int64_t id, float x) {
@@ -107,10 +110,10 @@ __global__ void __launch_bounds__(kThreads) sampling_kernel(Matrix logits_matrix
   const float* logits = logits_matrix.row<const float>(b);
   float largest = -INFINITY;
   int bad = 0;
-  for (int64_t id = threadIdx.x; id < n; id += kThreads) {
-    largest = fmaxf(largest, logits[id]);
-    bad |= isnan(logits[id]);
-  }
+  for_each_id(logits, n, [&](int64_t, float value) {
+    largest = fmaxf(largest, value);
+    bad |= isnan(value);
+  });
   largest = block_reduce<kThreads>(largest, Max());
   bad = block_reduce<kThreads>(bad, Sum());
   if (bad || !isfinite(largest)) {
@@ -120,8 +123,7 @@ __global__ void __launch_bounds__(kThreads) sampling_kernel(Matrix logits_matrix
   const float temperature = s.temperature[b];
   Candidate best{0.f, -1};
   if (!(temperature > 0) || !isfinite(largest / temperature)) {
-    for (int64_t id = threadIdx.x; id < n; id += kThreads)
-      best = Better()(best, {logits[id], static_cast<int32_t>(id)});
+    for_each_id(logits, n, [&](int64_t id, float value) { best = Better()(best, {value, static_cast<int32_t>(id)}); });
     best = block_reduce<kThreads>(best, Better());
   } else if (!s.has_top_k(b, n) && s.top_p[b] >= 1 && s.min_p[b] <= 0) {
     best = draw(logits, n, temperature, s, b, [](int64_t, float) { return true; });

@@ -1,5 +1,7 @@
 // The order of ids that the filters work in (value descending, id ascending), and the search for a border in it without
-// sorting: four rounds of a 256-bin histogram over the digits of an order-preserving key.
+// sorting: eleven rounds over the digits of an order-preserving key. A digit has 3 bits, so that a thread keeps the
+// sums for each of its values in registers: shared-memory histograms stand still where the values of a row share a
+// digit.
 #pragma once
 
 #include "gpu/reduce.h"
@@ -7,7 +9,7 @@
 namespace radix::gpu {
 
 constexpr int kSelectThreads = 1024;
-constexpr int kBins = 256;
+constexpr int kDigitBits = 3, kDigits = 1 << kDigitBits;
 
 // Larger floats have larger keys; -0 and 0 are one number and get one key.
 __device__ inline uint32_t order_key(float x) {
@@ -22,56 +24,56 @@ struct Border {
   __device__ bool keeps(uint32_t k, int64_t id) const { return k > key || (k == key && id <= last_id); }
 };
 
-// Finds the border behind which lies everything that comes after `limit` of weight: an id is kept while the weight of
-// the ids before it is below limit (so the first is always kept). weight(id, key) is a 64-bit integer, 0 for ids that
-// do not take part; integers, so that the order of the atomic additions does not matter. All threads of the block call
-// it.
-template <class Key, class Weight>
-__device__ Border find_border(int64_t n, uint64_t limit, const Key& key_of, const Weight& weight) {
-  __shared__ unsigned long long bins[kBins];
-  __shared__ unsigned long long before_shared;
-  __shared__ uint32_t prefix_shared;
-  uint32_t prefix = 0;
-  uint64_t before = 0;  // weight of keys above the current prefix
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < kBins; i += kSelectThreads) bins[i] = 0;
-    __syncthreads();
-    const uint32_t done = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
-    for (int64_t id = threadIdx.x; id < n; id += kSelectThreads) {
-      const uint32_t key = key_of(id);
-      if ((key & done) != prefix) continue;
-      const uint64_t w = weight(id, key);
-      if (w) atomicAdd(&bins[key >> shift & 0xff], static_cast<unsigned long long>(w));
+// Calls fn(id, x[id]) for the ids of this thread, with four loads under way at a time.
+template <class Fn>
+__device__ inline void for_each_id(const float* x, int64_t n, const Fn& fn) {
+  constexpr int kBatch = 4;
+  for (int64_t first = threadIdx.x; first < n; first += kBatch * kSelectThreads) {
+    float values[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; j++) {
+      const int64_t id = first + j * kSelectThreads;
+      values[j] = id < n ? x[id] : 0.f;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      uint64_t sum = before;
-      int digit = kBins - 1, last = -1;
-      // The bin in which the weight before reaches the limit; the last one in use when it never does.
-      for (; digit >= 0; digit--) {
-        if (bins[digit] == 0) continue;
-        last = digit;
-        if (sum + bins[digit] >= limit) break;
-        sum += bins[digit];
-      }
-      if (digit < 0 && last >= 0) sum -= bins[last];
-      before_shared = sum;
-      prefix_shared = prefix | static_cast<uint32_t>(last < 0 ? 0 : last) << shift;
+#pragma unroll
+    for (int j = 0; j < kBatch; j++) {
+      const int64_t id = first + j * kSelectThreads;
+      if (id < n) fn(id, values[j]);
     }
-    __syncthreads();
-    prefix = prefix_shared;
-    before = before_shared;
-    __syncthreads();
   }
-  // Among equal keys the lowest ids stay: walk them in order until the limit is reached.
-  __shared__ int32_t last_shared;
-  if (threadIdx.x == 0) last_shared = INT32_MAX;
+}
+
+// Sums `mine` over the block, element by element, into `totals` in shared memory.
+__device__ inline void reduce_digits(const uint64_t (&mine)[kDigits], uint64_t (&totals)[kDigits]) {
+  constexpr int kWarps = kSelectThreads / RK_WARP;
+  __shared__ uint64_t part[kWarps][kDigits];
+#pragma unroll
+  for (int d = 0; d < kDigits; d++) {
+    const uint64_t sum = warp_reduce(mine[d], Sum());
+    if (threadIdx.x % RK_WARP == 0) part[threadIdx.x / RK_WARP][d] = sum;
+  }
   __syncthreads();
-  for (int64_t first = 0; first < n && last_shared == INT32_MAX; first += kSelectThreads) {
+  if (threadIdx.x < kDigits) {
+    uint64_t sum = 0;
+    for (int w = 0; w < kWarps; w++) sum += part[w][threadIdx.x];
+    totals[threadIdx.x] = sum;
+  }
+  __syncthreads();
+}
+
+// The last id with this key that is kept: walks them in order until the limit is reached.
+template <class Weight>
+__device__ int32_t last_id_of_ties(const float* x, int64_t n, float temperature, uint32_t key, uint64_t before,
+                                   uint64_t limit, const Weight& weight) {
+  __shared__ int32_t last;
+  __shared__ uint64_t warp_sum[kSelectThreads / RK_WARP];
+  if (threadIdx.x == 0) last = INT32_MAX;
+  __syncthreads();
+  for (int64_t first = 0; first < n && last == INT32_MAX; first += kSelectThreads) {
     const int64_t id = first + threadIdx.x;
-    const uint64_t w = id < n && key_of(id) == prefix ? weight(id, prefix) : 0;
+    const float scaled = id < n ? x[id] / temperature : 0.f;
+    const uint64_t w = id < n && order_key(scaled) == key ? weight(id, key, scaled) : 0;
     // Exclusive prefix sum over the block, by warps.
-    __shared__ uint64_t warp_sum[kSelectThreads / RK_WARP];
     uint64_t inclusive = w;
     const int lane = threadIdx.x % RK_WARP, warp = threadIdx.x / RK_WARP;
     for (int step = 1; step < RK_WARP; step <<= 1) {
@@ -80,17 +82,61 @@ __device__ Border find_border(int64_t n, uint64_t limit, const Key& key_of, cons
     }
     if (lane == RK_WARP - 1) warp_sum[warp] = inclusive;
     __syncthreads();
-    uint64_t offset = before;
-    for (int i = 0; i < warp; i++) offset += warp_sum[i];
-    const uint64_t mine = offset + inclusive - w;
+    uint64_t mine = before + inclusive - w;
+    for (int i = 0; i < warp; i++) mine += warp_sum[i];
     // The last one that is still below the limit and reaches it.
-    if (w && mine < limit && mine + w >= limit) last_shared = static_cast<int32_t>(id);
+    if (w && mine < limit && mine + w >= limit) last = static_cast<int32_t>(id);
     for (int i = 0; i < kSelectThreads / RK_WARP; i++) before += warp_sum[i];
     __syncthreads();
   }
-  const Border border{prefix, last_shared};
+  const int32_t found = last;
   __syncthreads();
-  return border;
+  return found;
+}
+
+// Finds the border behind which lies everything that comes after `limit` of weight: an id is kept while the weight of
+// the ids before it is below limit (so the first is always kept). The order is that of x / temperature. weight(id, key,
+// scaled) is a 64-bit integer, 0 for ids that do not take part, the same for all others of one key; integers, so that
+// the order of the additions does not matter. All threads of the block call it.
+template <class Weight>
+__device__ Border find_border(const float* x, int64_t n, float temperature, uint64_t limit, const Weight& weight) {
+  __shared__ uint64_t totals[kDigits];  // weight of the keys under the prefix whose digit is at least d
+  uint32_t prefix = 0;
+  uint64_t before = 0;  // weight of keys above the current prefix
+  for (int shift = 30; shift >= 0; shift -= kDigitBits) {
+    const uint32_t done = shift == 30 ? 0 : 0xffffffffu << (shift + kDigitBits);
+    uint64_t mine[kDigits] = {};
+    for_each_id(x, n, [&](int64_t id, float value) {
+      const float scaled = value / temperature;
+      const uint32_t key = order_key(scaled);
+      if ((key & done) != prefix) return;
+      const uint64_t w = weight(id, key, scaled);
+      const int digit = key >> shift & (kDigits - 1);
+#pragma unroll
+      for (int d = 0; d < kDigits; d++) mine[d] += digit >= d ? w : 0;
+    });
+    reduce_digits(mine, totals);
+    // The digit at which the limit is reached; the last one in use when it never is.
+    const bool reached = before + totals[0] >= limit;
+    int digit = kDigits - 1;
+    while (digit > 0 && (reached ? before + totals[digit] < limit : totals[digit] < totals[0])) digit--;
+    prefix |= static_cast<uint32_t>(digit) << shift;
+    if (digit < kDigits - 1) before += totals[digit + 1];
+    __syncthreads();  // totals are free again
+  }
+  // Among equal keys the lowest ids stay. Mostly the border has one id, or room for all of its ids.
+  uint64_t sum = 0, each = 0;
+  for_each_id(x, n, [&](int64_t id, float value) {
+    const float scaled = value / temperature;
+    if (order_key(scaled) != prefix) return;
+    const uint64_t w = weight(id, prefix, scaled);
+    sum += w;
+    each = w > each ? w : each;
+  });
+  sum = block_reduce<kSelectThreads>(sum, Sum());
+  each = block_reduce<kSelectThreads>(each, MaxWord());
+  if (before + sum < limit + each) return {prefix, INT32_MAX};
+  return {prefix, last_id_of_ties(x, n, temperature, prefix, before, limit, weight)};
 }
 
 }  // namespace radix::gpu

@@ -94,13 +94,15 @@ def linear(
     [N, K] of x's dtype; bias: [N] of x's dtype or float32. out: [..., N] of x's dtype.
     Accumulated in float32, bias added in float32, rounded once. With a packed weight on the CPU
     a row's bits depend on neither the other rows nor the number of threads; torch computes an
-    unpacked one, and on GPUs, and promises no such thing.
+    unpacked one, and on GPUs, and promises no such thing: cuBLAS may round partial sums to x's
+    dtype, and refuses strides of 2**31 and more (RuntimeError).
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
-    if out is None:
+    packed = isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
+    if out is None and (packed or not _arrays.is_torch(x)):
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])))
-    if isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT:
+    if packed:
         run = _dispatch.native("linear_packed", x)
         if run is None:
             raise ValueError(f"linear: no library here knows the layout {weight.layout}")
@@ -112,8 +114,8 @@ def linear(
     tx, tb, to = (_arrays.as_torch(t) for t in (x, bias, out))
     tw = _rows(weight) if isinstance(weight, PackedWeight) else _arrays.as_torch(weight)
     _check_linear(op, tx, tw, tb, to)
-    reference.linear(tx, tw, tb, out=to, compute_dtype=_accumulator(tx, tb))
-    return out
+    result = reference.linear(tx, tw, tb, out=to, compute_dtype=_accumulator(tx, tb))
+    return result if out is None else out
 
 
 def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = None) -> Array:
@@ -190,8 +192,9 @@ def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:
         f"x has last dimension {x.shape[-1]}, expected {w.shape[1]} (inputs of weight)",
     )
     _checks.contiguous_last(op, "x", x)
-    _checks.shape(op, "out", out, (*x.shape[:-1], w.shape[0]), "rows of x, outputs of weight")
-    _checks.same_dtype(op, "out", out, "x", x)
+    if out is not None:
+        _checks.shape(op, "out", out, (*x.shape[:-1], w.shape[0]), "rows of x, outputs of weight")
+        _checks.same_dtype(op, "out", out, "x", x)
     if bias is not None:
         _checks.shape(op, "bias", bias, (w.shape[0],), "outputs of weight")
         if _arrays.dtype_name(bias) != "float32":
