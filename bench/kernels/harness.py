@@ -1,8 +1,8 @@
 """Timing: contenders take turns within one run, over rotating inputs, and only ratios travel.
 
-A `Case` is one op at one shape. Each contender is a function of one input set; the sets together are
-larger than the last-level cache, so that no contender reads what it has just written. On the GPU
-a round is one captured graph over all sets; on the CPU it is a timed loop.
+A `Case` is one op at one shape. Each contender is a function of one input set; the sets together
+are larger than the last-level cache, so that no contender reads what it has just written. On the
+GPU a round is one captured graph over all sets; on the CPU it is a timed loop.
 """
 
 from __future__ import annotations
