@@ -139,7 +139,6 @@ const Arg& Arg::same_shape(const Arg& other) const {
 }
 
 const Arg& Arg::last_contiguous() const {
-  // Without elements strides mean nothing: CuPy's are 0 then.
   if (t_->ndim > 0 && size(-1) > 1 && stride(-1) != 1 && numel() > 0)
     reject(RK_INVALID, "has strides %s, expected a contiguous last dimension (stride 1)",
            list_text(t_->strides, t_->ndim).c_str());
@@ -159,7 +158,7 @@ const Arg& Arg::contiguous() const {
 
 const Arg& Arg::writable() const {
   for (int i = 0; i < t_->ndim; i++)
-    if (t_->strides[i] == 0 && t_->shape[i] > 1)
+    if (t_->strides[i] == 0 && t_->shape[i] > 1 && numel() > 0)
       reject(RK_INVALID, "has strides %s: an expanded tensor cannot be written to",
              list_text(t_->strides, t_->ndim).c_str());
   return *this;
