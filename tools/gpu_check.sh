@@ -55,6 +55,7 @@ print(platform.python_version(), torch.__version__, json.dumps(rk.capabilities()
 stage ops 150 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}"
 if [[ $device == cuda ]]; then
   stage ops-cupy 150 "${cuda[@]}" "${pytest[@]}" --device cupy "${ops[@]}"
+  stage syncs 60 "${cuda[@]}" -m tests.gpu.no_sync
 fi
 stage draws-cpu 60 "${cpu[@]}" -m tests.gpu.sampling_equality write "$site/draws.npy"
 stage draws 60 "${cuda[@]}" -m tests.gpu.sampling_equality compare "$site/draws.npy" --device "$device"
