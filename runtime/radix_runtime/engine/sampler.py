@@ -124,7 +124,9 @@ class Sampler:
         index, ids, ends = batch.stops
         early = positions[index] < ends
         if early.any():
-            logits[self._upload(index[early]), self._upload(ids[early])] = -torch.inf
+            where = self._upload(index[early]), self._upload(ids[early])
+            # Assigning a Python number would make the host wait for the device.
+            logits.index_put_(where, logits.new_full((), -torch.inf))
         temperature, top_k, top_p, min_p, seed = batch.draw
         at = self._upload(np.asarray(positions, np.int64))
         sampled = Sampled(  # rows of temperature 0 cost no more than an argmax
