@@ -35,7 +35,7 @@ serve: install
 	$(VENV)/bin/radix serve $(MODEL) $(ARGS)
 
 $(VENV)/.test-packages: $(VENV)/.packages
-	$(RUN) -m pip install -q -e './runtime[test]' $(if $(findstring triton,$(REQUIRE)),triton)
+	$(RUN) -m pip install -q -e './runtime[test]' $(if $(findstring triton,$(REQUIRE)),triton==3.7.1)
 	touch $@
 
 lint: $(VENV)/.test-packages
