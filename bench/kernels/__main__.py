@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
 from pathlib import Path
 
 import torch
@@ -88,7 +87,6 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
     return {
         "date": str(datetime.date.today()),
         "machine": limits.device,
-        "platform": platform.platform(),
         "torch": torch.__version__,
         "radix_kernels": rk.__version__,
         "read_gbs": limits.read_gbs,
