@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.messages import (
@@ -211,3 +212,16 @@ class Rig:
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
         life.cache.reset()
         assert life.allocator.num_free == life.allocator.num_pages
+
+
+# What the scheduler tests share ---------------------------------------------------------------
+
+RNG = np.random.default_rng()
+
+
+def prompt(n: int, low: int = 3, high: int = 97) -> np.ndarray:
+    return RNG.integers(low, high, n)
+
+
+BOTH = pytest.mark.parametrize("overlap", [True, False])
+PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
