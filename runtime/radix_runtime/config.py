@@ -14,6 +14,7 @@ from typing import Any
 from .errors import ConfigError
 
 DEFAULT_PORT = 30000
+SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
 
 
 def _arg(default: Any, help: str, *aliases: str, **metadata: Any) -> Any:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from . import hf
-from .config import ServerArgs
+from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
 from .errors import EngineDeadError, RequestError
 from .messages import (
@@ -46,7 +46,6 @@ from .server.logprobs import native, native_top
 from .server.submission import merge
 
 Output = dict[str, Any]
-_SECRETS = ("api_key", "api_key_file", "admin_api_key")
 _SHUT_DOWN = "the engine was shut down"
 _IDLE_WAIT = 0.05
 
@@ -317,7 +316,7 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
-        settings = {k: v for k, v in asdict(self.args).items() if k not in _SECRETS}
+        settings = {k: v for k, v in asdict(self.args).items() if k not in SECRETS}
         return {
             **settings,
             "max_total_num_tokens": self._pool_tokens,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
 from radix_runtime.memory.page_allocator import PageAllocator
@@ -204,7 +205,7 @@ def test_output_ratio_sinks_to_its_floor_and_rises_on_retraction() -> None:
 
 def order(name: str, waiting: list[Request], lengths: dict[Request, int], now: float) -> list[int]:
     context = QueueContext(now, 5.0, lambda r: lengths.get(r, 0))
-    return [waiting.index(r) for r in policy.get_policy(name)(waiting, context)]
+    return [waiting.index(r) for r in policy.schedule_policies.get(name)(waiting, context)]
 
 
 def test_order_of_the_queue() -> None:
@@ -226,15 +227,20 @@ def test_policies_are_found_by_name_and_entry_point(monkeypatch: pytest.MonkeyPa
             return lambda waiting, context: list(waiting)[::-1]
 
     asked = []
-    monkeypatch.setattr(policy, "entry_points", lambda group: (asked.append(group), [Entry()])[1])
+
+    def entry_points(group: str, name: str = "newest") -> list[Entry]:
+        asked.append(group)
+        return [Entry()] if name == "newest" else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(
+        policy.schedule_policies, "_items", {"fcfs": policy.fcfs, "lpm": policy.lpm}
+    )
     waiting = [request([1]), request([2])]
     assert order("newest", waiting, {}, 0.0) == [1, 0]
     assert asked == ["radix.schedule_policies"]
     with pytest.raises(ConfigError, match="fcfs, lpm, newest"):
-        policy.get_policy("sjf")
-    policy.register_policy("mine", policy.fcfs)
-    assert policy.get_policy("mine") is policy.fcfs
-    del policy._POLICIES["mine"]
+        policy.schedule_policies.get("sjf")
     ServerArgs(schedule_policy="mine").validate()  # the name is looked up at start
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
-from ..config import ServerArgs, flag_name
+from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import EXIT_CONFIG, ConfigError
 from ..log import setup_logging
 
-SECRETS = ("api_key", "admin_api_key")
 _GROUPS = ("model", "engine", "scheduler", "server")
 
 

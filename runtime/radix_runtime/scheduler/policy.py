@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from itertools import islice
 from typing import Protocol
 
-from ..errors import ConfigError
 from ..memory.radix_cache import Match, Node, RadixCache
+from ..registry import Registry
 from .request import Request, State
 
 # Order of the queue ---------------------------------------------------------------------------
@@ -55,24 +54,9 @@ def lpm(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
     return sorted(islice(waiting, LPM_WINDOW), key=rank)
 
 
-_POLICIES: dict[str, SchedulePolicy] = {"fcfs": fcfs, "lpm": lpm}
-ENTRY_POINTS = "radix.schedule_policies"
-
-
-def register_policy(name: str, policy: SchedulePolicy) -> None:
-    _POLICIES[name] = policy
-
-
-def get_policy(name: str) -> SchedulePolicy:
-    """A built-in or registered policy, else one of the entry points. Raises ConfigError."""
-    if name in _POLICIES:
-        return _POLICIES[name]
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name in found:
-        policy: SchedulePolicy = found[name].load()
-        return policy
-    known = ", ".join(sorted({*_POLICIES, *found}))
-    raise ConfigError(f"--schedule-policy must be one of {known}, got {name!r}")
+schedule_policies: Registry[SchedulePolicy] = Registry(
+    "--schedule-policy", "radix.schedule_policies", {"fcfs": fcfs, "lpm": lpm}
+)
 
 
 # How long outputs are expected to get ---------------------------------------------------------

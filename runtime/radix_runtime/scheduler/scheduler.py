@@ -37,7 +37,7 @@ from .counters import Counters
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .output import Output, finish_reason, record_logprobs
-from .policy import Decision, OutputRatio, QueueContext, View, get_policy, plan_step
+from .policy import Decision, OutputRatio, QueueContext, View, plan_step, schedule_policies
 from .request import Request, State
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
@@ -69,7 +69,7 @@ class Scheduler:
         self.output = Output(outbox)
         self.counters = Counters()
         self.ratio = OutputRatio(args.schedule_conservativeness)
-        self.policy = get_policy(args.schedule_policy)
+        self.policy = schedule_policies.get(args.schedule_policy)
         self.max_running = min(args.max_running_requests, executor.max_rows)
         # Unlimited: the longest prompt fits beside one token for everybody.
         unlimited = executor.max_context + executor.max_rows

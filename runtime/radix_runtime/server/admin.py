@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from .. import __version__
-from ..config import ServerArgs, flag_name
+from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import RequestError, refusal
 from ..messages import Generate, pack_ids
 from ..sampling_params import SamplingParams
@@ -21,7 +21,6 @@ from .tokenizer_manager import TokenizerManager, new_id
 _PROBE_TIMEOUT = 20.0
 _STATS_TIMEOUT = 1.0
 _MAX_FLUSH_WAIT = 600.0
-_SECRETS = frozenset({"api_key", "admin_api_key"})
 
 
 class Probes:
@@ -131,7 +130,7 @@ async def server_info(exchange: Exchange) -> None:
 def _redacted(args: ServerArgs) -> dict[str, Any]:
     """All settings; a key that is set shows as "***"."""
     values = asdict(args)
-    return values | {name: "***" for name in _SECRETS if values[name] is not None}
+    return values | {name: "***" for name in SECRETS if values[name] is not None}
 
 
 def _defaulted(args: ServerArgs) -> list[str]:
@@ -142,7 +141,7 @@ def _launch_command(args: ServerArgs, defaulted: list[str]) -> str:
     """The command line that gives these settings, keys left out."""
     words = ["radix serve"]
     for name, value in asdict(args).items():
-        if name not in _SECRETS and name not in defaulted:
+        if name not in SECRETS and name not in defaulted:
             words.append(flag_name(name) if value is True else f"{flag_name(name)} {value}")
     return " ".join(words)
 
