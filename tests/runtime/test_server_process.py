@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import socket
 import stat
@@ -155,12 +156,11 @@ def _refused(*flags: str) -> str:
 def test_not_ready_while_loading_and_a_warning_for_an_open_host() -> None:
     with Server("--host", "0.0.0.0", wait=False) as server:
         server.wait_for("ANYBODY WHO REACHES")
-        ports = set()
+        ports: set[int] = set()
         deadline = time.monotonic() + 60
         while not ports:
             assert time.monotonic() < deadline
-            found = psutil.Process(server.process.pid).net_connections("tcp")
-            ports = {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+            ports = _listening(psutil.Process(server.process.pid))
         (port,) = ports
         answers = set()
         while "ready: http" not in server.log():
@@ -168,6 +168,16 @@ def test_not_ready_while_loading_and_a_warning_for_an_open_host() -> None:
             answers.add(httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60).status_code)
         assert answers == {503} or answers == {503, 200}
         server.note_family()
+
+
+def _listening(supervisor: psutil.Process) -> set[int]:
+    """Ports of the instance: the supervisor's at first, the API process's later."""
+    ports = set()
+    for process in (supervisor, *supervisor.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            found = process.net_connections("tcp")
+            ports |= {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+    return ports
 
 
 def test_clients_that_leave_are_aborted() -> None:
