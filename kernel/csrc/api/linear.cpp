@@ -7,16 +7,12 @@ using namespace radix;
 
 namespace {
 
-DType type_of(const rk_packed_desc& desc) {
-  return static_cast<DType>(uint32_t{desc.dtype.code} << 8 | desc.dtype.bits);
-}
-
 rk_packed_desc check_desc(const char* op, const rk_packed_desc* given) {
   auto desc = read_args(op, given);
   if (desc.n < 1 || desc.k < 1)
     fail(RK_INVALID, "%s: weight has shape [%lld, %lld], expected at least [1, 1]", op, (long long)desc.n,
          (long long)desc.k);
-  const DType type = type_of(desc);
+  const DType type = dtype_of(desc.dtype);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     fail(RK_DTYPE, "%s: weight has a dtype that cannot be packed, expected bfloat16, float16 or float32", op);
   return desc;
@@ -34,7 +30,7 @@ void check_packed(const char* op, const Arg& packed, const rk_packed_desc& desc)
 }
 
 void check_weight(const Arg& weight, const Arg& packed, const rk_packed_desc& desc) {
-  weight.same_device(packed).dtype({type_of(desc)}).shape({desc.n, desc.k}, "shape of the weight");
+  weight.same_device(packed).dtype({dtype_of(desc.dtype)}).shape({desc.n, desc.k}, "shape of the weight");
 }
 
 }  // namespace
@@ -83,11 +79,11 @@ rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
     const auto desc = check_desc(op, a.desc);
     const Arg x(op, "x", a.x), packed(op, "weight", a.packed), out(op, "out", a.out);
     check_packed(op, packed, desc);
-    x.same_device(packed).dtype({type_of(desc)}).min_ndim(1).last_contiguous();
+    x.same_device(packed).dtype({dtype_of(desc.dtype)}).min_ndim(1).last_contiguous();
     if (x.size(-1) != desc.k)
       x.reject(RK_INVALID, "has shape %s, expected a last dimension of %lld (inputs of the weight)",
                shape_text(*x).c_str(), (long long)desc.k);
-    out.same_device(packed).dtype({type_of(desc), DType::f32}).ndim(x->ndim).last_contiguous().writable();
+    out.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).ndim(x->ndim).last_contiguous().writable();
     bool same = out.size(-1) == desc.n;
     for (int i = 0; i + 1 < x->ndim; i++) same = same && out.size(i) == x.size(i);
     if (!same)
@@ -95,7 +91,7 @@ rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
                  shape_text(*out).c_str(), shape_text(*x).c_str(), (long long)desc.n);
     if (a.bias) {
       const Arg bias(op, "bias", a.bias);
-      bias.same_device(packed).dtype({type_of(desc), DType::f32}).shape({desc.n}, "outputs of the weight");
+      bias.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).shape({desc.n}, "outputs of the weight");
       bias.last_contiguous();
     }
     a.desc = &desc;
@@ -111,7 +107,7 @@ rk_status rk_embedding(const rk_embedding_args* args, rk_stream stream) {
     const Arg ids(op, "ids", a.ids), packed(op, "weight", a.packed), out(op, "out", a.out);
     check_packed(op, packed, desc);
     ids.same_device(packed).dtype({DType::i32, DType::i64}).ndim(1);
-    out.same_device(packed).dtype({type_of(desc)}).last_contiguous().writable();
+    out.same_device(packed).dtype({dtype_of(desc.dtype)}).last_contiguous().writable();
     out.shape({ids.size(0), desc.k}, "number of ids, inputs of the weight");
     a.desc = &desc;
     if (out.numel() > 0) backend::embedding(a, stream);

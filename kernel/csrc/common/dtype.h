@@ -18,8 +18,11 @@ enum class DType : uint32_t {
   bf16 = RK_CODE_BFLOAT << 8 | 16,
 };
 
+inline DType dtype_of(rk_dtype dtype) {
+  return static_cast<DType>(uint32_t{dtype.code} << 8 | dtype.bits);
+}
 inline DType dtype_of(const rk_tensor& t) {
-  return static_cast<DType>(uint32_t{t.dtype.code} << 8 | t.dtype.bits);
+  return dtype_of(t.dtype);
 }
 
 // Storage only: arithmetic is done in float32 (simd.h has the conversions).

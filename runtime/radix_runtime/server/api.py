@@ -15,20 +15,16 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..config import ServerArgs
-from ..errors import RequestError, refusal
+from ..errors import RequestError
 from . import admin, native
 from .auth import Access, Auth
-from .exchange import Endpoint, Exchange
+from .exchange import Endpoint
 from .gate import Gate
 from .openai_chat import chat_completions
 from .openai_completions import completions
 from .protocol import AbortBody, ChatBody, CompletionBody, DetokenizeBody, NativeBody, TokenizeBody
 from .responses import error_response
 from .tokenizer_manager import TokenizerManager
-
-
-async def _no_embeddings(exchange: Exchange) -> None:
-    raise refusal("unsupported_task", "this model generates text; it has no embeddings")
 
 
 def _endpoints(manager: TokenizerManager, health: Callable[[], str | None]) -> list[Endpoint]:
@@ -39,7 +35,7 @@ def _endpoints(manager: TokenizerManager, health: Callable[[], str | None]) -> l
     return [
         route(("/v1/chat/completions",), post, client, chat_completions, ChatBody, True),
         route(("/v1/completions",), post, client, completions, CompletionBody, True),
-        route(("/v1/embeddings",), post, client, _no_embeddings),
+        route(("/v1/embeddings",), post, client, admin.no_embeddings),
         route(("/v1/models",), get, client, admin.models),
         route(("/v1/models/{model:path}",), get, client, admin.model),
         route(("/generate",), ("POST", "PUT"), client, native.generate, NativeBody, True),

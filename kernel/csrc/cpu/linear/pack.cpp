@@ -16,10 +16,6 @@ using namespace cpu::linear_layout;
 
 constexpr int64_t kGrainElements = 1 << 15;
 
-DType weight_type(const rk_packed_desc& desc) {
-  return static_cast<DType>(uint32_t{desc.dtype.code} << 8 | desc.dtype.bits);
-}
-
 // Calls fn(first output, last output) over ranges of packed blocks in parallel.
 template <class Fn>
 void for_blocks(const rk_packed_desc& desc, const Fn& fn) {
@@ -84,16 +80,16 @@ void gather(const rk_embedding_args& a) {
 namespace backend {
 
 int64_t packed_weight_info(rk_packed_desc& desc) {
-  desc.layout = weight_type(desc) == DType::bf16 ? RK_LAYOUT_PAIRS16 : RK_LAYOUT_LANES16;
+  desc.layout = dtype_of(desc.dtype) == DType::bf16 ? RK_LAYOUT_PAIRS16 : RK_LAYOUT_LANES16;
   return elements(desc.n, desc.k) * (desc.dtype.bits / 8);
 }
 
 void pack_weight(const rk_pack_weight_args& args, rk_stream) {
-  dispatch_float(weight_type(*args.desc), [&](auto type) { pack<typename decltype(type)::type>(args); });
+  dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { pack<typename decltype(type)::type>(args); });
 }
 
 void unpack_weight(const rk_unpack_weight_args& args, rk_stream) {
-  dispatch_float(weight_type(*args.desc), [&](auto type) { unpack<typename decltype(type)::type>(args); });
+  dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { unpack<typename decltype(type)::type>(args); });
 }
 
 void linear(const rk_linear_args& args, rk_stream) {
@@ -108,7 +104,7 @@ void embedding(const rk_embedding_args& args, rk_stream) {
       fail(RK_INVALID, "embedding: ids[%lld] is %lld, expected 0 to %lld (rows of the weight)", (long long)t,
            (long long)id, (long long)args.desc->n - 1);
   }
-  dispatch_float(weight_type(*args.desc), [&](auto type) { gather<typename decltype(type)::type>(args); });
+  dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { gather<typename decltype(type)::type>(args); });
 }
 
 }  // namespace backend
