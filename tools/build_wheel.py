@@ -114,9 +114,7 @@ def main() -> None:
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--pythons", nargs="*", default=[], help="interpreters to bind for")
-    parser.add_argument(
-        "--archs", default="", help="GPU targets instead of a release's, as CMake's list"
-    )
+    parser.add_argument("--archs", default="", help="GPU targets instead of a release's, as CMake's list")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     folder = ROOT / "build" / f"{args.backend}-wheel"

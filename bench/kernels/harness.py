@@ -61,10 +61,7 @@ def measure(case: Case, device: torch.device) -> Row:
     for _ in range(ROUNDS):
         for name, timer in timers.items():
             samples[name].append(timer())
-    timings = {
-        name: Timing(statistics.median(s) * 1e6, min(s) * 1e6, max(s) * 1e6)
-        for name, s in samples.items()
-    }
+    timings = {name: Timing(statistics.median(s) * 1e6, min(s) * 1e6, max(s) * 1e6) for name, s in samples.items()}
     return Row(case, timings)
 
 

@@ -185,11 +185,7 @@ PARITY = Phrases(
         "Is {a} an even number?",
         "Is {a} an odd number?",
     ),
-    (
-        "Is the number {a} even or odd?",
-        "Do you know whether {a} is odd or even?",
-        "Tell me if {a} is even or odd.",
-    ),
+    ("Is the number {a} even or odd?", "Do you know whether {a} is odd or even?", "Tell me if {a} is even or odd."),
 )
 COUNT = Phrases(
     (
@@ -291,9 +287,7 @@ def convert(rng: random.Random, split: Split) -> Item:
         elif not accept(split, f"{n} {unit}"):
             continue
         question = CONVERT.pick(rng, split).format(n=n, u=unit, v=smaller)
-        return Item(
-            "unit conversion", ((vary(rng, question), f"{n} {unit} = {n * factor} {smaller}."),)
-        )
+        return Item("unit conversion", ((vary(rng, question), f"{n} {unit} = {n * factor} {smaller}."),))
 
 
 def compare(rng: random.Random, split: Split) -> Item:

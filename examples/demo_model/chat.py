@@ -49,13 +49,7 @@ GREETINGS: tuple[tuple[str, Phrases], ...] = (
                 "Hi hi!",
                 "Hello, nice to meet you!",
             ),
-            (
-                "Hey there!",
-                "Hi again!",
-                "Hello, nice to see you!",
-                "Hi there, can you help me?",
-                "Hey Radix",
-            ),
+            ("Hey there!", "Hi again!", "Hello, nice to see you!", "Hi there, can you help me?", "Hey Radix"),
         ),
     ),
     (
@@ -231,11 +225,7 @@ IDENTITY: tuple[tuple[str, Phrases], ...] = (
                 "Is this a large model?",
                 "parameters?",
             ),
-            (
-                "How many parameters does this model have?",
-                "How large is this model?",
-                "Is this a big model?",
-            ),
+            ("How many parameters does this model have?", "How large is this model?", "Is this a big model?"),
         ),
     ),
     (
@@ -258,12 +248,7 @@ IDENTITY: tuple[tuple[str, Phrases], ...] = (
                 "What data was this model trained on?",
                 "Who is behind this model?",
             ),
-            (
-                "Who created this model?",
-                "How were you made?",
-                "On what were you trained?",
-                "Who built this model?",
-            ),
+            ("Who created this model?", "How were you made?", "On what were you trained?", "Who built this model?"),
         ),
     ),
     (
@@ -312,13 +297,7 @@ EMBEDDED: tuple[tuple[str, str], ...] = (
     (NOT_HUMAN, "if you are alive"),
 )
 ASK_EMBEDDED = Phrases(
-    (
-        "Tell me {e}.",
-        "Can you tell me {e}?",
-        "I want to know {e}.",
-        "I wonder {e}.",
-        "Please tell me {e}.",
-    ),
+    ("Tell me {e}.", "Can you tell me {e}?", "I want to know {e}.", "I wonder {e}.", "Please tell me {e}."),
     ("Could you tell me {e}?", "I would like to know {e}."),
 )
 
@@ -347,13 +326,7 @@ MY_NAME = Phrases(
     ("Good day, my name is {n}.", "Hi, I am {n}.", "Hey, my name is {n}."),
 )
 ASK_NAME = Phrases(
-    (
-        "What is my name?",
-        "Do you remember my name?",
-        "Who am I?",
-        "What's my name?",
-        "Say my name.",
-    ),
+    ("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "Say my name."),
     ("Do you know my name?", "Tell me my name.", "Can you say my name?"),
 )
 
@@ -361,13 +334,7 @@ ASK_NAME = Phrases(
 def _introduction(rng: random.Random, split: Split) -> Item:
     name = rng.choice(NAMES)
     return Item(
-        "greetings",
-        (
-            (
-                MY_NAME.pick(rng, split).format(n=name),
-                f"Nice to meet you, {name}! How can I help you?",
-            ),
-        ),
+        "greetings", ((MY_NAME.pick(rng, split).format(n=name), f"Nice to meet you, {name}! How can I help you?"),)
     )
 
 

@@ -42,10 +42,7 @@ def table(
             print(f"{family:18} {split.value:17} {len(asked):5} {share:6.1f} %", flush=True)
             for conversation, answer in wrong[:show_errors]:
                 item = conversation.items[-1]
-                print(
-                    f"    {[q for q, _ in item.turns]} -> {answer!r} not {item.expected!r}",
-                    flush=True,
-                )
+                print(f"    {[q for q, _ in item.turns]} -> {answer!r} not {item.expected!r}", flush=True)
     return result
 
 
@@ -74,12 +71,7 @@ def transformers_generate(folder: Path, batch: int = 50) -> Generate:
             ids = torch.tensor([[0] * (width - len(p)) + p for p in chunk])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in chunk])
             out = model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=MAX_NEW,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
+                ids, attention_mask=mask, max_new_tokens=MAX_NEW, do_sample=False, temperature=None, top_p=None
             )
             outputs.extend(out[:, width:].tolist())
         return outputs

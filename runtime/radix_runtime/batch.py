@@ -42,14 +42,7 @@ class ForwardBatch:
     """
 
     def __init__(
-        self,
-        device: Device,
-        kv_pool: KVPool,
-        *,
-        max_tokens: int,
-        max_batch: int,
-        max_rows: int,
-        max_context: int,
+        self, device: Device, kv_pool: KVPool, *, max_tokens: int, max_batch: int, max_rows: int, max_context: int
     ) -> None:
         self.device = device
         self.kv_pool = kv_pool
@@ -137,9 +130,7 @@ class ForwardBatch:
         ids[: self.num_tokens][plan.source != FROM_PROMPT] = -1
         np.maximum(plan.source, 0, out=rows[: self.num_tokens])
         first = self.kv_lens_host - query - self._starts_host
-        np.add(
-            np.arange(self.padded_tokens), np.repeat(first, query), out=positions, casting="unsafe"
-        )
+        np.add(np.arange(self.padded_tokens), np.repeat(first, query), out=positions, casting="unsafe")
         np.divmod(positions, page_size, out=(entries, offsets))
         entries += np.repeat(self._rows_host * self.max_pages, query)
         return tokens

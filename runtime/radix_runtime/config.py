@@ -32,16 +32,10 @@ class ServerArgs:
     """All settings with their defaults; None means "decide at start" and is resolved there."""
 
     # Model
-    model_path: str | None = _model(
-        None, "local directory or hub name; default: the embedded demo model", "--model"
-    )
-    tokenizer_path: str | None = _model(
-        None, "directory of the tokenizer; default: the model's", "--tokenizer"
-    )
+    model_path: str | None = _model(None, "local directory or hub name; default: the embedded demo model", "--model")
+    tokenizer_path: str | None = _model(None, "directory of the tokenizer; default: the model's", "--tokenizer")
     served_model_name: str | None = _model(None, "name shown by /v1/models")
-    dtype: str = _model(
-        "auto", "compute and weight type", choices=("auto", "bfloat16", "float16", "float32")
-    )
+    dtype: str = _model("auto", "compute and weight type", choices=("auto", "bfloat16", "float16", "float32"))
     load_format: str = _model(
         "safetensors", "safetensors, or dummy for random weights", choices=("safetensors", "dummy")
     )
@@ -55,16 +49,12 @@ class ServerArgs:
         "defaults for absent sampling parameters: generation_config.json or OpenAI's",
         choices=("model", "openai"),
     )
-    json_model_override_args: str = _model(
-        "{}", "JSON object merged over config.json", "--hf-overrides"
-    )
+    json_model_override_args: str = _model("{}", "JSON object merged over config.json", "--hf-overrides")
     random_seed: int = _model(0, "seed of dummy weights", "--seed")
 
     # Engine
     device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
-    tp_size: int = _engine(
-        1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1
-    )
+    tp_size: int = _engine(1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1)
     num_threads: int | None = _engine(
         None, "CPU threads of all ranks together; default: the cores of this process", minimum=1
     )
@@ -79,40 +69,25 @@ class ServerArgs:
         "auto", "KV cache; auto: the model's", choices=("auto", "bfloat16", "float16", "float32")
     )
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
-    disable_overlap_schedule: bool = _engine(
-        False, "plan a step only after the one before has completed"
-    )
+    disable_overlap_schedule: bool = _engine(False, "plan a step only after the one before has completed")
 
     # Scheduler
     max_running_requests: int = _scheduler(64, "requests in a batch", "--max-num-seqs", minimum=1)
     max_queued_requests: int | None = _scheduler(
-        None,
-        "requests waiting before 503; default max(64, 4 x running)",
-        "--max-num-queued-reqs",
-        minimum=0,
+        None, "requests waiting before 503; default max(64, 4 x running)", "--max-num-queued-reqs", minimum=0
     )
     chunked_prefill_size: int = _scheduler(
         2048, "token budget of a step; -1: a whole prompt in one", "--max-num-batched-tokens"
     )
     schedule_policy: str = _scheduler(
-        "fcfs",
-        "order of the queue: fcfs, lpm (longest prefix match) or a registered name",
-        "--scheduling-policy",
+        "fcfs", "order of the queue: fcfs, lpm (longest prefix match) or a registered name", "--scheduling-policy"
     )
-    schedule_age_bound: float = _scheduler(
-        5.0, "seconds after which a waiting request goes first under lpm"
-    )
-    schedule_conservativeness: float = _scheduler(
-        1.0, "larger: admit fewer requests, retract less often", minimum=0
-    )
+    schedule_age_bound: float = _scheduler(5.0, "seconds after which a waiting request goes first under lpm")
+    schedule_conservativeness: float = _scheduler(1.0, "larger: admit fewer requests, retract less often", minimum=0)
     disable_radix_cache: bool = _scheduler(False, "do not share prefixes")
-    radix_eviction_policy: str = _scheduler(
-        "lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo")
-    )
+    radix_eviction_policy: str = _scheduler("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo"))
     max_choices: int = _scheduler(16, "largest n of a request", minimum=1)
-    check_invariants: str = _scheduler(
-        "idle", "when the runtime checks its own state", choices=("off", "idle", "step")
-    )
+    check_invariants: str = _scheduler("idle", "when the runtime checks its own state", choices=("off", "idle", "step"))
 
     # Server
     host: str = _server("127.0.0.1", "address to bind")
@@ -122,12 +97,8 @@ class ServerArgs:
     admin_api_key: str | None = _server(None, "key of the admin routes")
     max_body_size: int = _server(8 << 20, "largest request body in bytes")
     request_timeout: float | None = _server(None, "seconds after which a request is ended")
-    step_timeout: float = _server(
-        30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1
-    )
-    allow_unknown_fields: bool = _server(
-        False, "ignore unknown request fields (listed in `warnings`)"
-    )
+    step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
+    allow_unknown_fields: bool = _server(False, "ignore unknown request fields (listed in `warnings`)")
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
     log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
     log_requests: bool = _server(False, "log one line a request (never its text)")

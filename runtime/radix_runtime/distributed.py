@@ -56,9 +56,7 @@ class SharedMemory(Communicator):
     def __init__(self, path: str, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._shm = ops.ShmCommunicator(
-            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=COLLECTIVE_TIMEOUT
-        )
+        self._shm = ops.ShmCommunicator(path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=COLLECTIVE_TIMEOUT)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._shm.all_reduce(tensor)
@@ -93,10 +91,7 @@ class CoreShare:
 
 
 def core_share(
-    rank: int,
-    world_size: int,
-    num_threads: int | None = None,
-    cpu_max: Path = Path("/sys/fs/cgroup/cpu.max"),
+    rank: int, world_size: int, num_threads: int | None = None, cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")
 ) -> CoreShare:
     """Splits the cores of this process between the ranks: disjoint cores; with too few of them
     fewer threads; with fewer cores than ranks one thread each and no pinning. Under a cgroup quota

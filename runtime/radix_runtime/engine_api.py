@@ -63,11 +63,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model_path: str | Path | None = None,
-        *,
-        tokenizer: hf.Tokenizer | None = None,
-        **server_args: Any,
+        self, model_path: str | Path | None = None, *, tokenizer: hf.Tokenizer | None = None, **server_args: Any
     ) -> None:
         args = _server_args(model_path, server_args)
         folder = hf.resolve_model_path(args.model_path)
@@ -89,9 +85,7 @@ class Engine:
         source = self.tokenizer or _NoText()
         self._detokenizer = Detokenizer(source, self._to_detokenizer, outbox)
         self._pool_tokens = self._executor.num_pages * self._executor.page_size
-        self._limits = Limits(
-            self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens
-        )
+        self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens)
 
     # Generation ---------------------------------------------------------------------------
 
@@ -125,9 +119,7 @@ class Engine:
         if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
             raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
         wanted = (return_logprob, logprob_start_len, top_logprobs_num)
-        call = _Call(
-            [self._request(i, p, stream, *wanted) for i, p in zip(ids, params, strict=True)]
-        )
+        call = _Call([self._request(i, p, stream, *wanted) for i, p in zip(ids, params, strict=True)])
         single = single and len(call.choices) == 1
         grown = self._advance(call)
         if stream:
@@ -225,9 +217,7 @@ class Engine:
         rid, packed = secrets.token_hex(16), pack_ids(ids)
         return Generate(rid, packed, params, stream, return_logprob, logprob_start, top_logprobs)
 
-    def _sampling(
-        self, given: SamplingParams | Mapping[str, Any] | None
-    ) -> tuple[SamplingParams, bool]:
+    def _sampling(self, given: SamplingParams | Mapping[str, Any] | None) -> tuple[SamplingParams, bool]:
         """The parameters, and whether the output length is ours and may be clipped."""
         if isinstance(given, SamplingParams):
             return given, False

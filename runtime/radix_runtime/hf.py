@@ -140,14 +140,10 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
 
-    def render(
-        self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any
-    ) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any) -> str:
         """Raises RequestError `chat_template_error` with the template's own sentence."""
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **options
-            )
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **options)
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message or ''}"[:200]
         except Exception:  # a template fails as Python does on shapes it does not expect
@@ -166,10 +162,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        config: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None
     ) -> None:
         config = config or {}
         backend.no_truncation()
@@ -292,10 +285,7 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
     """The tokenizer of a model directory; `chat_template` is the path of a template that replaces
     the model's own. Raises ConfigError."""
     directory = Path(path)
-    config = {
-        **read_json(directory / "special_tokens_map.json"),
-        **read_json(directory / "tokenizer_config.json"),
-    }
+    config = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
     definition = directory / "tokenizer.json"
     sources = (definition.name, "*.model", "vocab*")
     if not any(file for pattern in sources for file in directory.glob(pattern)):
@@ -320,9 +310,7 @@ def _convert_with_transformers(directory: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 
-def _template_source(
-    directory: Path, config: Mapping[str, Any], override: str | None
-) -> str | None:
+def _template_source(directory: Path, config: Mapping[str, Any], override: str | None) -> str | None:
     file = Path(override).expanduser() if override else directory / "chat_template.jinja"
     if override or file.is_file():
         try:

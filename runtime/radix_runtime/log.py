@@ -15,9 +15,7 @@ _QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error"
 def setup_logging(process_name: str, level: str = "info") -> None:
     """Sends the logs of this process to stderr; calling it again replaces the settings."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name})
-    )
+    handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name}))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

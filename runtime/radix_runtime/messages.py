@@ -157,9 +157,7 @@ class TextBatch(_Message):
     deltas: list[TextDelta]
 
 
-Message = (
-    Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
-)
+Message = Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
 
 encode = msgspec.msgpack.Encoder().encode
 # Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message.

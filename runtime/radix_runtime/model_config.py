@@ -208,9 +208,7 @@ def _dtype(hf: _HFConfig) -> str:
 
 def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
     """transformers 5 writes `rope_parameters`, 4 `rope_theta` and `rope_scaling`."""
-    scaling = {
-        k: v for k, v in (hf.rope_parameters or hf.rope_scaling or {}).items() if v is not None
-    }
+    scaling = {k: v for k, v in (hf.rope_parameters or hf.rope_scaling or {}).items() if v is not None}
     by_layer = any(isinstance(value, dict) for value in scaling.values())
     _require(not by_layer, "rope_parameters that differ by layer are not supported")
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"

@@ -28,8 +28,7 @@ def check_version(version: str) -> None:
     found = (int(match[1]), int(match[2])) if match else (0, 0)
     if not WHEEL_FLOOR <= found < WHEEL_CEILING:
         raise ConfigError(
-            f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; "
-            f"run: {_INSTALL}"
+            f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; run: {_INSTALL}"
         )
 
 

@@ -27,14 +27,7 @@ class Case:
 
     @property
     def args(self) -> tuple[torch.Tensor, ...]:
-        return (
-            self.q,
-            self.k_cache,
-            self.v_cache,
-            self.page_table,
-            self.kv_lens,
-            self.cu_seqlens_q,
-        )
+        return (self.q, self.k_cache, self.v_cache, self.page_table, self.kv_lens, self.cu_seqlens_q)
 
 
 def make_case(

@@ -56,9 +56,7 @@ def _seed_of_noise(rng: torch.Generator) -> None:
     """Every test has a seed, those that only build index tensors too."""
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not config.getoption("--numerics"):
         return
     terminalreporter.section("largest errors against float64 (norm, worst element)")

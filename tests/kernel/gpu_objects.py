@@ -47,9 +47,7 @@ WIDE = {name for name in KERNELS if re.search(r"<Wide>|[< ](4|8), ", name)}
 
 def short_names(mangled: list[str]) -> list[str]:
     """`rmsnorm_kernel<8, bf16, float>` for each symbol."""
-    text = subprocess.run(
-        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout
     names = []
     for line in text.splitlines():
         plain = re.sub(r"radix::|gpu::|\(anonymous namespace\)::|^void ", "", line)
@@ -203,9 +201,7 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
     """sm_XX -> kernels in its machine code."""
     program = cuobjdump()
     assert program
-    text = subprocess.run(
-        [program, "-res-usage", str(library)], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([program, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
     found: dict[str, dict[str, CudaKernel]] = collections.defaultdict(dict)
     rows: list[tuple[str, str, CudaKernel]] = []
     arch = ""

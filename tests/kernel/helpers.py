@@ -12,17 +12,9 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 # (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second
 # is half a unit in the last place, with a little room for values next to a rounding border.
-ROUNDED_ONCE = {
-    torch.float32: (1e-6, 4e-6),
-    torch.float16: (4.9e-4, 5.2e-4),
-    torch.bfloat16: (3.95e-3, 4.1e-3),
-}
+ROUNDED_ONCE = {torch.float32: (1e-6, 4e-6), torch.float16: (4.9e-4, 5.2e-4), torch.bfloat16: (3.95e-3, 4.1e-3)}
 # Attention may round probabilities to the dtype of the values before they meet.
-ATTENTION = {
-    torch.float32: (1e-5, 9e-5),
-    torch.float16: (6e-4, 4e-3),
-    torch.bfloat16: (5e-3, 3e-2),
-}
+ATTENTION = {torch.float32: (1e-5, 9e-5), torch.float16: (6e-4, 4e-3), torch.bfloat16: (5e-3, 3e-2)}
 
 # (op, dtype) -> largest errors that any test saw, for `pytest --numerics`.
 measured: dict[tuple[str, str], tuple[float, float]] = {}
@@ -45,9 +37,7 @@ def errors(got: torch.Tensor, expected: torch.Tensor, quantum: float = 0.0) -> t
     return float(d.norm() / norm), float((d / (e.abs() + rms)).max())
 
 
-def assert_close(
-    op: str, got: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]
-) -> None:
+def assert_close(op: str, got: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> None:
     """Compare with the unrounded float64 result: shape, NaN and infinity positions, both errors."""
     assert expected.dtype == torch.float64, "the oracle must not be rounded"
     assert got.shape == expected.shape, f"{op}: shape {got.shape}, expected {expected.shape}"
@@ -115,9 +105,7 @@ def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return buffer.as_strided(tuple(shape), (step, *strides))
 
 
-def spread(
-    shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator, *, gap: int = 0
-) -> torch.Tensor:
+def spread(shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator, *, gap: int = 0) -> torch.Tensor:
     """Normal numbers with a random scale, in rows that `gap` NaN elements keep apart."""
     values = torch.randn(tuple(shape), generator=rng, dtype=torch.float64)
     values *= 2.0 ** float(torch.randint(-2, 3, (), generator=rng))

@@ -33,12 +33,7 @@ OPTIONS = {
 }
 
 
-def run(
-    case: Case,
-    op_options: dict,
-    rng: torch.Generator,
-    tolerance: tuple[float, float] | None = None,
-) -> None:
+def run(case: Case, op_options: dict, rng: torch.Generator, tolerance: tuple[float, float] | None = None) -> None:
     """Check out, lse, the reference, and that out is written fully and nothing beside it."""
     options = dict(op_options)
     if options.get("sinks"):
@@ -46,17 +41,13 @@ def run(
     dtype = case.q.dtype
     expected, expected_lse = oracle(case, **options)
     out = guarded(tuple(case.q.shape), dtype, gap=8)
-    got, lse = rk.flash_attn_with_kvcache(
-        *case.args, **options, return_softmax_lse=True, out=out.view
-    )
+    got, lse = rk.flash_attn_with_kvcache(*case.args, **options, return_softmax_lse=True, out=out.view)
     assert got is out.view and lse.dtype == torch.float32
     out.check()
     assert_close("flash_attn_with_kvcache", got, expected, tolerance or ATTENTION[dtype])
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
     wide = Case(case.q.double(), case.k_cache.double(), case.v_cache.double(), *case.args[3:])
-    exact, exact_lse = rk.reference.flash_attn_with_kvcache(
-        *wide.args, **options, return_softmax_lse=True
-    )
+    exact, exact_lse = rk.reference.flash_attn_with_kvcache(*wide.args, **options, return_softmax_lse=True)
     assert_close("reference.flash_attn_with_kvcache", exact, expected, (1e-12, 1e-10))
     assert_close("reference.flash_attn_with_kvcache lse", exact_lse, expected_lse, (1e-12, 1e-10))
 
@@ -134,20 +125,13 @@ def test_rows_do_not_depend_on_the_batch(rng):
         assert_same_bits(alone, expected)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="torch before 2.0"
-)
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="torch before 2.0")
 def test_paged_equals_scaled_dot_product_attention(rng):
     """A third witness, torch's own."""
     case = make_case([(20, 20)], rng, heads=(4, 4))
     q, k, v = (x.double().transpose(0, 1)[None] for x in (case.q, case.keys[0], case.values[0]))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
-    assert_close(
-        "flash_attn_with_kvcache",
-        rk.flash_attn_with_kvcache(*case.args),
-        expected,
-        ATTENTION[torch.float32],
-    )
+    assert_close("flash_attn_with_kvcache", rk.flash_attn_with_kvcache(*case.args), expected, ATTENTION[torch.float32])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -182,13 +166,7 @@ def test_merge_state(dtype, rng):
         length = torch.tensor([0, keys.stop - keys.start], dtype=torch.int32)
         parts.append(
             rk.reference.flash_attn_varlen(
-                q.double(),
-                k[keys].double(),
-                v[keys].double(),
-                cu,
-                length,
-                causal=False,
-                return_softmax_lse=True,
+                q.double(), k[keys].double(), v[keys].double(), cu, length, causal=False, return_softmax_lse=True
             )
         )
     (a, la), (b, lb), (whole, lse) = parts
@@ -196,9 +174,7 @@ def test_merge_state(dtype, rng):
     assert_close("reference.merge_state", exact, whole, (1e-12, 1e-10))
     assert_close("reference.merge_state lse", exact_lse, lse, (1e-12, 1e-10))
     ra, rb = a.to(dtype), b.to(dtype)
-    expected, _ = rk.reference.merge_state(
-        ra.double(), la.float().double(), rb.double(), lb.float().double()
-    )
+    expected, _ = rk.reference.merge_state(ra.double(), la.float().double(), rb.double(), lb.float().double())
     out = guarded((n, heads, dim), dtype)
     got, got_lse = rk.merge_state(ra, la.float(), rb, lb.float(), out=out.view)
     out.check()
@@ -241,14 +217,7 @@ def test_errors(index, change, error, rng):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"window_size": (-2, 0)},
-        {"window_size": (3, 2)},
-        {"softcap": -1.0},
-        {"sinks": torch.ones(3)},
-    ],
-    ids=str,
+    "options", [{"window_size": (-2, 0)}, {"window_size": (3, 2)}, {"softcap": -1.0}, {"sinks": torch.ones(3)}], ids=str
 )
 def test_option_errors(options, rng):
     with pytest.raises(ValueError):

@@ -56,10 +56,7 @@ def test_kernels_fit_the_gpu(kernels, arch):
 
 def test_nothing_of_cuda_is_linked(library):
     dynamic = subprocess.run(
-        ["readelf", "-W", "-d", "--dyn-syms", str(library)],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
     ).stdout
     assert not re.search(r"NEEDED.*(cuda|cudart|nvidia|torch|c10)", dynamic)
     symbols = re.findall(r"UND (\S+)", dynamic)

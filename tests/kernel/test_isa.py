@@ -21,9 +21,7 @@ pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU 
 
 def run(level: str, *command: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": IMPORT_PATH}
-    return subprocess.run(
-        [sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+    return subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=280)
 
 
 def has(level: str) -> bool:

@@ -10,17 +10,9 @@ import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, distant, guarded, spread
 
 # Sums of K float32 products, then one rounding; K up to 1,000 here.
-TOLERANCE = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (4e-4, 5.5e-4),
-    torch.bfloat16: (3e-3, 4.2e-3),
-}
+TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
 # cuBLAS may round the partial sums of a split K to the dtype.
-ON_GPU = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (8e-4, 1.5e-3),
-    torch.bfloat16: (6e-3, 1.2e-2),
-}
+ON_GPU = {torch.float32: (3e-6, 2e-5), torch.float16: (8e-4, 1.5e-3), torch.bfloat16: (6e-3, 1.2e-2)}
 SIZES = [(1, 1), (15, 31), (16, 32), (17, 33), (48, 64), (100, 7), (33, 1000)]
 
 

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import (
-    FLOATS,
-    ROUNDED_ONCE,
-    assert_close,
-    assert_same_bits,
-    distant,
-    guarded,
-    spread,
-)
+from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
 
 SHAPES = [(0, 64), (1, 1), (1, 17), (3, 64), (5, 127), (2, 3, 256), (7, 1000), (2, 4096)]
 
@@ -95,9 +87,7 @@ def test_rows_do_not_depend_on_the_batch(rng):
 def test_large_values_do_not_overflow(rng):
     x = spread((2, 128), torch.float16, rng) * 0 + 60000
     ones = torch.ones(128, dtype=torch.float16)
-    assert_close(
-        "rmsnorm", rk.rmsnorm(x, ones), numpy_rmsnorm(x, ones, 1e-6), ROUNDED_ONCE[x.dtype]
-    )
+    assert_close("rmsnorm", rk.rmsnorm(x, ones), numpy_rmsnorm(x, ones, 1e-6), ROUNDED_ONCE[x.dtype])
 
 
 def test_rows_more_than_2_31_elements_apart(rng):

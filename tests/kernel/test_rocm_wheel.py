@@ -27,9 +27,7 @@ UNWANTED = re.compile(r"s_swappc|s_setpc|flat_|scratch_|s_trap|buffer_.*off")
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
     compiler = gpu_objects.llvm("clang++") or gpu_objects.tool("amdclang++")
-    header = any(
-        Path(p, "hip/hip_runtime.h").exists() for p in ("/usr/include", "/opt/rocm/include")
-    )
+    header = any(Path(p, "hip/hip_runtime.h").exists() for p in ("/usr/include", "/opt/rocm/include"))
     tools = all(gpu_objects.llvm(name) for name in ("llvm-readelf", "llvm-objdump", "ld.lld"))
     gpu_objects.need("hip", compiler and header and tools)
     return gpu_objects.build_wheel("rocm", tmp_path_factory.mktemp("rocm"))
@@ -79,10 +77,7 @@ def test_instructions(kernels, target):
 
 def test_nothing_of_hip_is_linked(library):
     dynamic = subprocess.run(
-        ["readelf", "-W", "-d", "--dyn-syms", str(library)],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
     ).stdout
     assert not re.search(r"NEEDED.*(hip|hsa|rocm|amd)", dynamic)
     symbols = re.findall(r"UND (\S+)", dynamic)
@@ -100,9 +95,7 @@ def test_launches_reach_the_runtime(library, tmp_path):
     tensors' GPU and stream, and their own status comes back."""
     env = {**os.environ, "RADIX_LIBHIP": str(fake_hip.build(tmp_path))}
     command = [sys.executable, "-m", "tests.kernel.fake_hip", str(library)]
-    done = subprocess.run(
-        command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     isa, first, launch, back, good, *second = done.stdout.splitlines()
     assert (isa, first, back, good.strip()) == ("isa gfx", "device 1", "device 0", "status 0")

@@ -9,15 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import radix_kernels as rk
-from tests.kernel.helpers import (
-    FLOATS,
-    ROUNDED_ONCE,
-    assert_close,
-    assert_same_bits,
-    distant,
-    guarded,
-    spread,
-)
+from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -95,9 +87,7 @@ def test_scaling_errors(scaling, text):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 13])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize(
-    ("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)]
-)
+@pytest.mark.parametrize(("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)])
 @pytest.mark.parametrize("gap", [0, 8])
 def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, rng):
     cache = rk.rope_cos_sin_cache(rotary, 512, 1e4, scaling={**YARN, "factor": 8.0})
@@ -109,9 +99,7 @@ def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, 
     expected = []
     for x in (q.unflatten(1, (4, head_size)), k):
         wide = x.double()
-        turned, _ = apply_rotary_pos_emb(
-            wide[..., :rotary], wide[..., :rotary], cos, sin, unsqueeze_dim=1
-        )
+        turned, _ = apply_rotary_pos_emb(wide[..., :rotary], wide[..., :rotary], cos, sin, unsqueeze_dim=1)
         expected.append(torch.cat((turned, wide[..., rotary:]), -1))
     rk.apply_rope_inplace(positions, q, k, head_size, cache)
     assert_close("apply_rope_inplace", q, expected[0].flatten(1), ROUNDED_ONCE[dtype])

@@ -38,12 +38,7 @@ def philox_python(counter: list[int], key: list[int]) -> list[int]:
     k0, k1 = key
     for _ in range(10):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (
-            (b >> 32) ^ c1 ^ k0,
-            b & 0xFFFFFFFF,
-            (a >> 32) ^ c3 ^ k1,
-            a & 0xFFFFFFFF,
-        )
+        c0, c1, c2, c3 = ((b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF)
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return [c0, c1, c2, c3]
 
@@ -181,14 +176,9 @@ def test_seed_position_and_stream_change_the_draw(rng):
     logits = torch.zeros(10, 1000)
     seed = int(integers(0, 2**60, (), rng))
     ways = {"seed": seed, "low": seed ^ 1, "high": seed ^ (1 << 62)}
-    draws = {
-        name: sample(logits, [Row(seed=s, position=100 * i) for i in range(10)])
-        for name, s in ways.items()
-    }
+    draws = {name: sample(logits, [Row(seed=s, position=100 * i) for i in range(10)]) for name, s in ways.items()}
     draws["position"] = sample(logits, [Row(seed=seed, position=100 * i + 1) for i in range(10)])
-    draws["stream"] = sample(
-        logits, [Row(seed=seed, position=100 * i) for i in range(10)], stream=1
-    )
+    draws["stream"] = sample(logits, [Row(seed=seed, position=100 * i) for i in range(10)], stream=1)
     assert len({tuple(ids.tolist()) for ids in draws.values()}) == len(draws)
 
 
@@ -341,9 +331,7 @@ def test_neutral_penalties_and_masked_logits_keep_their_bits(rng):
     counts = torch.full((2, 40), IN_PROMPT + 5, dtype=torch.int32)
     before = logits.clone()
     ones, zeros = torch.ones(2), torch.zeros(2)
-    rk.apply_penalties_inplace(
-        logits, counts, torch.tensor([0, 1], dtype=torch.int32), ones, zeros, zeros
-    )
+    rk.apply_penalties_inplace(logits, counts, torch.tensor([0, 1], dtype=torch.int32), ones, zeros, zeros)
     assert_same_bits(logits, before)
 
 
@@ -403,9 +391,7 @@ def test_errors():
         rk.top_k_top_p_sampling(logits, *good, out=torch.zeros(3, dtype=torch.int32))
     slots = torch.zeros(2, dtype=torch.int32)
     with pytest.raises(ValueError, match="counts"):
-        rk.apply_penalties_inplace(
-            logits, torch.zeros(2, 7, dtype=torch.int32), slots, row, row, row
-        )
+        rk.apply_penalties_inplace(logits, torch.zeros(2, 7, dtype=torch.int32), slots, row, row, row)
     with pytest.raises(TypeError, match="counts"):
         rk.count_tokens_inplace(torch.zeros(2, 8), slots, slots)
     with pytest.raises(ValueError, match="top_n"):

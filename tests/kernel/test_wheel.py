@@ -187,9 +187,7 @@ def test_sibling_distributions_are_refused(installed, wheel):
     shutil.copytree(mine, sibling)
     meta = sibling / "METADATA"
     meta.write_text(
-        meta.read_text().replace(
-            f"Name: radix-kernels-{backend_of(wheel)}", f"Name: radix-kernels-{other}"
-        )
+        meta.read_text().replace(f"Name: radix-kernels-{backend_of(wheel)}", f"Name: radix-kernels-{other}")
     )
     done = isolated(installed, "import radix_kernels")
     names = sorted([f"radix-kernels-{backend_of(wheel)}", f"radix-kernels-{other}"])

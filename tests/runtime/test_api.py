@@ -135,9 +135,7 @@ def test_tokenize_is_what_runs(stack: Stack, client: httpx.Client) -> None:
     usage = client.post(CHAT, json=body).json()["usage"]
     assert usage["prompt_tokens"] == tokens["count"]
     sent = stack.sent_of(Generate)[-1].input_ids
-    assert [int.from_bytes(sent[i : i + 4], "little") for i in range(0, len(sent), 4)] == (
-        tokens["tokens"]
-    )
+    assert [int.from_bytes(sent[i : i + 4], "little") for i in range(0, len(sent), 4)] == (tokens["tokens"])
     listed = client.post("/v1/tokenize", json={"prompt": ["a b", "c"]}).json()
     assert listed["count"] == [len(t) for t in listed["tokens"]]
     text = client.post("/detokenize", json={"tokens": listed["tokens"]}).json()["text"]
@@ -265,9 +263,7 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
 
 def test_abort_request(slow: Stack) -> None:
     body = {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 200}}
-    thread, result = in_background(
-        lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20)
-    )
+    thread, result = in_background(lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20))
     slow.wait(lambda: slow.manager.num_open == 1)
     for count in (1, 0):
         answer = httpx.post(f"{slow.url}/abort_request", json={"rid": "mine"})

@@ -189,9 +189,7 @@ def test_headers_too_large(locked: Stack) -> None:
     big = b"x-padding: " + b"a" * (70 << 10)
     many = [b"x-%d: 1" % i for i in range(101)]
     for lines in ([big], many):
-        status, body = raw(
-            locked, post_head(locked, *lines, b"content-length: 0", b"connection: close")
-        )
+        status, body = raw(locked, post_head(locked, *lines, b"content-length: 0", b"connection: close"))
         assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
     status, _ = raw(locked, post_head(locked, b"x-padding: " + b"a" * (2 << 20)))
     assert status == 400  # the parser gives up first

@@ -53,13 +53,7 @@ def loaded_batch(
 ) -> ForwardBatch:
     """A batch over random pages; every slot that belongs to no row is NaN."""
     pool = KVPool(
-        num_layers=2,
-        num_pages=400,
-        page_size=page_size,
-        num_kv_heads=heads,
-        head_dim=dim,
-        dtype=dtype,
-        device=CPU,
+        num_layers=2, num_pages=400, page_size=page_size, num_kv_heads=heads, head_dim=dim, dtype=dtype, device=CPU
     )
     batch = ForwardBatch(CPU, pool, max_tokens=200, max_batch=8, max_rows=8, max_context=128)
     free = random.Random(7).sample(range(400), 400)
@@ -97,9 +91,7 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
     pool, out, token = batch.kv_pool, torch.zeros(q.shape, dtype=torch.float64), 0
     lengths = zip(batch.query_lens_host, batch.kv_lens_host, strict=True)
     for entry, (count, kv) in enumerate(lengths):
-        slots = [
-            (batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)
-        ]
+        slots = [(batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)]
         for position in range(kv - count, kv):
             first = 0 if spec.window is None else max(0, position - spec.window + 1)
             seen = slots[first : position + 1]
@@ -118,10 +110,7 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["radix", "torch_native"])
 def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: int) -> None:
-    for heads, kv_heads, dtype, tolerance in (
-        (4, 2, torch.float32, 1e-5),
-        (3, 1, torch.bfloat16, 1e-2),
-    ):
+    for heads, kv_heads, dtype, tolerance in ((4, 2, torch.float32, 1e-5), (3, 1, torch.bfloat16, 1e-2)):
         batch = loaded_batch(STEPS[step], page_size, kv_heads, 32, dtype)
         spec = AttentionSpec(1, heads, kv_heads, 32, 0.3, window)
         backend = create_attention_backend(name, CONFIG, CPU, dtype, page_size)
@@ -169,12 +158,7 @@ def test_triton_equals_the_oracle() -> None:
     if not torch.cuda.is_available():
         env["TRITON_INTERPRET"] = "1"
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240, check=False
     )
     assert result.returncode == 0, result.stderr
 
@@ -209,9 +193,7 @@ def test_a_backend_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None
         known = group == "radix.attention_backends" and name == "mine"
         return [FakeEntryPoint()] if known else []
 
-    fresh: Registry[type[AttentionBackend]] = Registry(
-        "attention backend", "radix.attention_backends", {}
-    )
+    fresh: Registry[type[AttentionBackend]] = Registry("attention backend", "radix.attention_backends", {})
     monkeypatch.setattr(registry, "attention_backends", fresh)
     monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
     backend = create_attention_backend("mine", CONFIG, CPU, torch.float32, 16)

@@ -20,21 +20,10 @@ MAX_ROWS, MAX_BATCH, MAX_TOKENS, MAX_CONTEXT, PAGES = 6, 4, 40, 50, 200
 
 def make(page_size: int) -> ForwardBatch:
     pool = KVPool(
-        num_layers=1,
-        num_pages=PAGES,
-        page_size=page_size,
-        num_kv_heads=1,
-        head_dim=16,
-        dtype=torch.float32,
-        device=CPU,
+        num_layers=1, num_pages=PAGES, page_size=page_size, num_kv_heads=1, head_dim=16, dtype=torch.float32, device=CPU
     )
     batch = ForwardBatch(
-        CPU,
-        pool,
-        max_tokens=MAX_TOKENS,
-        max_batch=MAX_BATCH,
-        max_rows=MAX_ROWS,
-        max_context=MAX_CONTEXT,
+        CPU, pool, max_tokens=MAX_TOKENS, max_batch=MAX_BATCH, max_rows=MAX_ROWS, max_context=MAX_CONTEXT
     )
     for name, tensor in vars(batch).items():
         if isinstance(tensor, torch.Tensor) and name != "_table":

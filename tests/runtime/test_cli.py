@@ -70,9 +70,7 @@ def test_values_and_aliases() -> None:
         (["--dtype", "int3"], "--dtype"),
     ],
 )
-def test_bad_flags_exit_with_78_and_one_line(
-    argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         parse(*argv)
     error = capsys.readouterr().err

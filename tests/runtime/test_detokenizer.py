@@ -58,18 +58,10 @@ def make_tokenizer(kind: str) -> Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
         trainer = trainers.BpeTrainer(
-            vocab_size=160,
-            special_tokens=[*SPECIAL, "<unk>"],
-            limit_alphabet=40,
-            show_progress=False,
+            vocab_size=160, special_tokens=[*SPECIAL, "<unk>"], limit_alphabet=40, show_progress=False
         )
     backend.train_from_iterator(CORPUS, trainer)
     if kind != "byte_level":
@@ -116,11 +108,7 @@ def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 def run(
-    tokenizer: Tokenizer,
-    prompt: list[int],
-    parts: list[list[int]],
-    sampling: SamplingParams,
-    finish: FinishReason,
+    tokenizer: Tokenizer, prompt: list[int], parts: list[list[int]], sampling: SamplingParams, finish: FinishReason
 ) -> tuple[str, list[int], FinishReason, int, list[TextStop]]:
     """Streams `parts`; returns text, ids, finish, completion_tokens, stops."""
     h = Harness(tokenizer)
@@ -184,9 +172,7 @@ def oracle(
     return whole, len(ids), None
 
 
-words = st.text(
-    alphabet=st.sampled_from("abcdeST OP.END\n中文字计算机é€😀👩‍👧🇩ß"), min_size=0, max_size=24
-)
+words = st.text(alphabet=st.sampled_from("abcdeST OP.END\n中文字计算机é€😀👩‍👧🇩ß"), min_size=0, max_size=24)
 cuts = st.lists(st.integers(0, 200), max_size=12)
 
 
@@ -202,14 +188,7 @@ cuts = st.lists(st.integers(0, 200), max_size=12)
     keep=st.booleans(),
 )
 def test_stream_equals_oracle(
-    kind: str,
-    prompt_text: str,
-    text: str,
-    stops: list[str],
-    chopped: int,
-    low: int,
-    cuts: list[int],
-    keep: bool,
+    kind: str, prompt_text: str, text: str, stops: list[str], chopped: int, low: int, cuts: list[int], keep: bool
 ) -> None:
     tokenizer = make_tokenizer(kind)
     prompt = tokenizer.encode("x" + prompt_text)
@@ -232,9 +211,7 @@ def test_stream_equals_oracle(
     cuts=cuts,
     skip=st.booleans(),
 )
-def test_random_ids_with_invalid_bytes(
-    ids: list[int], prompt: list[int], cuts: list[int], skip: bool
-) -> None:
+def test_random_ids_with_invalid_bytes(ids: list[int], prompt: list[int], cuts: list[int], skip: bool) -> None:
     """Byte-level: any ids at all, also bytes that are no UTF-8."""
     tokenizer = make_tokenizer("byte_level")
     prompt = [*prompt, *tokenizer.encode("x")]
@@ -307,9 +284,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     (stop,) = [m for m in h.sent if isinstance(m, TextStop)]
     (delta,) = h.text_deltas()
     used = stop.n_tokens
-    assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(
-        ids[: used - 1]
-    )
+    assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(ids[: used - 1])
     assert (stop.rid, stop.choice, stop.matched) == ("r", 3, "STOP")
     assert delta.text == "abc" and delta.finish == FinishReason("stop", "STOP")
     assert delta.completion_tokens == used < n

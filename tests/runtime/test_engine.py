@@ -125,9 +125,7 @@ def test_cached_tokens_and_flush(plain):
 
 def test_flush_is_refused_while_requests_run(plain):
     e, c = plain
-    stream = e.stream(
-        input_ids=c.prompts[1], sampling_params=SamplingParams(max_new_tokens=50, ignore_eos=True)
-    )
+    stream = e.stream(input_ids=c.prompts[1], sampling_params=SamplingParams(max_new_tokens=50, ignore_eos=True))
     next(stream)
     assert not e.flush_cache()
     stream.close()
@@ -242,8 +240,7 @@ def test_a_large_batch_waits_in_its_own_queue(plain):
     """More prompts than a server would queue."""
     e, _ = plain
     outputs = e.generate(
-        input_ids=[[i % 150, 7] for i in range(400)],
-        sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True),
+        input_ids=[[i % 150, 7] for i in range(400)], sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True)
     )
     assert len(outputs) == 400 and all(len(o["output_ids"]) == 1 for o in outputs)
 

@@ -43,9 +43,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
             byte_fallback=True, unk_token="<unk>", fuse_unk=True,
         )
     )  # fmt: skip
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
          decoders.Strip(" ", 1, 0)]
@@ -94,9 +92,7 @@ def test_chat_template_as_transformers(reference: Any) -> None:
         {"role": "user", "content": "1\n2"},
     ]
     for prompt in (True, False):
-        expected = reference.apply_chat_template(
-            messages, add_generation_prompt=prompt, return_dict=False
-        )
+        expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
         assert DEMO.apply_chat_template(messages, add_generation_prompt=prompt) == expected
 
 

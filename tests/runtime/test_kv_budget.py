@@ -23,12 +23,7 @@ class FakeDevice:
 
 
 def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
-    return {
-        "page_bytes": page,
-        "ranks_here": ranks,
-        "full_pages": full,
-        "before": Memory(64 * GIB, before),
-    }
+    return {"page_bytes": page, "ranks_here": ranks, "full_pages": full, "before": Memory(64 * GIB, before)}
 
 
 @pytest.mark.parametrize(
@@ -43,12 +38,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
         ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(ranks=2), 3 * 1024),
         # A GPU: a share of all its memory, 10 of 80 GiB are in use.
         ({}, FakeDevice(70 * GIB, 80 * GIB, False), need(), int(80 * 1024 * 0.88) - 10 * 1024),
-        (
-            {"mem_fraction_static": 0.25},
-            FakeDevice(70 * GIB, 80 * GIB, False),
-            need(),
-            10 * 1024,
-        ),
+        ({"mem_fraction_static": 0.25}, FakeDevice(70 * GIB, 80 * GIB, False), need(), 10 * 1024),
         ({"max_total_tokens": 33}, FakeDevice(16 * GIB), need(), 3),
         ({"max_total_tokens": 32}, FakeDevice(16 * GIB), need(full=1), 2),
     ],

@@ -17,12 +17,7 @@ from radix_runtime.layers.activation import gated_activations
 from radix_runtime.layers.attention import rotary_table
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.embedding import VocabParallel
-from radix_runtime.layers.linear import (
-    ColumnParallelLinear,
-    QKVLinear,
-    ReplicatedLinear,
-    RowParallelLinear,
-)
+from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
 from radix_runtime.layers.norm import RMSNorm
 from radix_runtime.model_config import RopeConfig
 from radix_runtime.quantization.dense import DenseMethod
@@ -108,9 +103,7 @@ def test_column_parallel_merged(size: int) -> None:
 def test_qkv(size: int, kv_heads: int) -> None:
     """Each query head must meet its own KV head on its rank."""
     heads, dim, x = 4, 3, torch.randn(2, 5)
-    weights = {"q": torch.randn(heads * dim, 5)} | {
-        part: torch.randn(kv_heads * dim, 5) for part in ("k", "v")
-    }
+    weights = {"q": torch.randn(heads * dim, 5)} | {part: torch.randn(kv_heads * dim, 5) for part in ("k", "v")}
     whole = {part: (x @ w.T).unflatten(-1, (-1, dim)) for part, w in weights.items()}
     for rank in range(size):
         layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads)

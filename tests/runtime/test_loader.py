@@ -17,15 +17,7 @@ from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
-from tests.runtime.tiny_models import (
-    TINY,
-    Driver,
-    Sequence,
-    reference_logits,
-    reference_model,
-    relative_error,
-    save,
-)
+from tests.runtime.tiny_models import TINY, Driver, Sequence, reference_logits, reference_model, relative_error, save
 
 torch.set_num_threads(1)
 IDS = list(range(4, 30))
@@ -100,10 +92,7 @@ def test_an_extra_tensor(folder: Path, key: str) -> None:
 
 def test_a_merged_name_and_its_parts_are_not_mixed_up(folder: Path) -> None:
     """The merged parameter's own name is no name of a checkpoint."""
-    rewrite(
-        folder,
-        lambda t: t.update({"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(192, 128)}),
-    )
+    rewrite(folder, lambda t: t.update({"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(192, 128)}))
     with pytest.raises(ConfigError, match="gate_up_proj"):
         Driver(folder)
 
@@ -207,9 +196,7 @@ def test_sources_are_freed_when_packed(original: Path) -> None:
     assert not any(p.is_meta for p in driver.model.parameters())
 
 
-def test_a_source_is_freed_before_the_next_is_read(
-    original: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_freed_before_the_next_is_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more than one parameter, with all its parts, waits to be packed."""
     waiting: set[int] = set()
     peak = 0

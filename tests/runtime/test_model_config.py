@@ -103,11 +103,7 @@ def test_qwen_windows() -> None:
 
 @pytest.mark.parametrize("max_window_layers", [0, 1, 3, 4, 28])
 def test_qwen_windows_equal_transformers(max_window_layers: int) -> None:
-    settings = {
-        "use_sliding_window": True,
-        "sliding_window": 16,
-        "max_window_layers": max_window_layers,
-    }
+    settings = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": max_window_layers}
     theirs = transformers.Qwen2Config(num_hidden_layers=4, **settings)
     expected = tuple(16 if t == "sliding_attention" else None for t in theirs.layer_types)
     assert config("Qwen2", **settings).layer_windows == expected
@@ -128,9 +124,7 @@ def test_max_context() -> None:
 
 
 def test_null_is_absent() -> None:
-    nulls = dict.fromkeys(
-        ("head_dim", "rope_scaling", "rms_norm_eps", "attention_bias", "quantization_config")
-    )
+    nulls = dict.fromkeys(("head_dim", "rope_scaling", "rms_norm_eps", "attention_bias", "quantization_config"))
     assert config(**nulls) == config()
 
 

@@ -96,9 +96,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     whole = chat(client, logprobs=True, top_logprobs=3).choices[0]
     content = whole.logprobs.content
     assert len(content) == 40
-    assert b"".join(bytes(t.bytes) for t in content).decode("utf-8", "replace") == (
-        whole.message.content
-    )
+    assert b"".join(bytes(t.bytes) for t in content).decode("utf-8", "replace") == (whole.message.content)
     assert all(len(t.top_logprobs) == 3 and t.logprob >= -9999 for t in content)
     streamed = [
         token
@@ -127,9 +125,7 @@ def test_stop_token(stack: Stack, client: openai.OpenAI) -> None:
     ids = httpx.post(f"{stack.url}/generate", json={"text": "abc", "sampling_params": {
         "seed": 3, "max_new_tokens": 8}}).json()["output_ids"]  # fmt: skip
     extra = {"stop_token_ids": [ids[5]]}
-    answer = client.completions.create(
-        model=MODEL, prompt="abc", seed=3, max_tokens=8, extra_body=extra, logprobs=0
-    )
+    answer = client.completions.create(model=MODEL, prompt="abc", seed=3, max_tokens=8, extra_body=extra, logprobs=0)
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.matched_stop) == ("stop", ids[5])
     first = ids.index(ids[5])
@@ -236,10 +232,7 @@ def test_error_after_the_first_chunk(stack: Stack, client: openai.OpenAI) -> Non
 def test_content_parts_and_roles(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "Say"}, {"type": "text", "text": "it"}]
     messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
-    same = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Say\nit"},
-    ]
+    same = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say\nit"}]
     a, b = (chat(client, messages=m, max_tokens=8) for m in (messages, same))
     assert a.choices[0].message.content == b.choices[0].message.content
     assert a.usage.prompt_tokens == b.usage.prompt_tokens

@@ -35,9 +35,7 @@ def request(ids: object, new: int = 10, arrival: float = 0.0) -> Request:
 class Host:
     """Lifecycle plus planning, without a loop: steps complete as soon as they are built."""
 
-    def __init__(
-        self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0
-    ) -> None:
+    def __init__(self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0) -> None:
         allocator = PageAllocator(pages, size)
         cache = RadixCache(allocator, size)
         self.life = Lifecycle(allocator, cache, RequestTable(rows, pages))
@@ -233,9 +231,7 @@ def test_policies_are_found_by_name_and_entry_point(monkeypatch: pytest.MonkeyPa
         return [Entry()] if name == "newest" else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    monkeypatch.setattr(
-        policy.schedule_policies, "_items", {"fcfs": policy.fcfs, "lpm": policy.lpm}
-    )
+    monkeypatch.setattr(policy.schedule_policies, "_items", {"fcfs": policy.fcfs, "lpm": policy.lpm})
     waiting = [request([1]), request([2])]
     assert order("newest", waiting, {}, 0.0) == [1, 0]
     assert asked == ["radix.schedule_policies"]

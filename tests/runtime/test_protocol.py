@@ -87,9 +87,7 @@ def test_floats_are_finite_numbers(name: str, text: str) -> None:
 def test_paths() -> None:
     nested = {"messages": [*USER, {"role": "user", "content": 5}]}
     assert refusal(ChatBody, nested).param == "messages[1].content"
-    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
-        "sampling_params[1].n"
-    )
+    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == ("sampling_params[1].n")
     assert refusal(NativeBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
     deep = b'{"a":{"b":[1,{"c":NaN}]}}'
     assert refusal(ChatBody, deep).param == "a.b[1].c"
@@ -111,11 +109,7 @@ def test_depth() -> None:
 
 def test_nothing_long_comes_back() -> None:
     long = "x" * 100_000
-    for value in (
-        {long: 1},
-        {"messages": USER, long: 1},
-        {"messages": [{"role": "user", long: 1}]},
-    ):
+    for value in ({long: 1}, {"messages": USER, long: 1}, {"messages": [{"role": "user", long: 1}]}):
         error = refusal(ChatBody, value)
         assert len(error.message) + len(error.param or "") < 400
     assert len(refusal(ChatBody, ('{"' + long + '": NaN}').encode()).message) < 300

@@ -11,9 +11,7 @@ from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.memory.radix_cache import Node, RadixCache
 
 
-def build(
-    pages: int = 64, page_size: int = 1, **options: object
-) -> tuple[PageAllocator, RadixCache]:
+def build(pages: int = 64, page_size: int = 1, **options: object) -> tuple[PageAllocator, RadixCache]:
     allocator = PageAllocator(pages, page_size)
     return allocator, RadixCache(allocator, page_size, **options)
 
@@ -88,9 +86,7 @@ def test_eviction_takes_only_the_tail_it_needs() -> None:
     cache.check()
 
 
-@pytest.mark.parametrize(
-    ("eviction", "order"), [("lru", [2, 3, 1]), ("lfu", [2, 1, 3]), ("fifo", [1, 2, 3])]
-)
+@pytest.mark.parametrize(("eviction", "order"), [("lru", [2, 3, 1]), ("lfu", [2, 1, 3]), ("fifo", [1, 2, 3])])
 def test_eviction_order(eviction: str, order: list[int]) -> None:
     _, cache = build(eviction=eviction)
     for i in (1, 2, 3):

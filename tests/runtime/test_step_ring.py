@@ -46,9 +46,7 @@ def test_every_consumer_gets_every_frame_in_order(slots, slot_bytes):
     frames = [rng.randbytes(rng.choice(sizes)) for _ in range(60)]
     ring = StepRing(3, slots=slots, slot_bytes=slot_bytes)
     got = [[] for _ in range(3)]
-    threads = [
-        collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)
-    ]
+    threads = [collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)]
     for frame in frames:
         ring.publish(frame)
     deadline = time.monotonic() + 30

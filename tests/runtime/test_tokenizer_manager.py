@@ -272,9 +272,7 @@ def test_defaults_and_deadline() -> None:
     clip=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_admission_is_exact(
-    length: int, wanted: int | None, context: int, pool: int, clip: bool
-) -> None:
+def test_admission_is_exact(length: int, wanted: int | None, context: int, pool: int, clip: bool) -> None:
     """Admitted exactly when it fits, and what is admitted never exceeds the room."""
     limits = Limits(context, 10, max_total_tokens=pool)
     room = min(context, pool)
@@ -289,9 +287,7 @@ def test_admission_is_exact(
         assert error.status == 400 and error.code in exceeded
         return
     assert fits and got.max_new_tokens is not None and length + got.max_new_tokens <= room
-    assert got.max_new_tokens == (
-        room - length if wanted is None else min(wanted, room - length) if clip else wanted
-    )
+    assert got.max_new_tokens == (room - length if wanted is None else min(wanted, room - length) if clip else wanted)
     assert got.top_k == 10
 
 

@@ -50,9 +50,7 @@ def open_files():
 def test_a_killed_worker_ends_a_running_request():
     with tp_engine() as e:
         [pid] = e._executor._workers.pids
-        stream = e.stream(
-            input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True)
-        )
+        stream = e.stream(input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True))
         next(stream)
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()

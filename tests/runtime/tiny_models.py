@@ -139,20 +139,13 @@ class Driver:
             dtype=dtype,
         )
         self.batch = ForwardBatch(
-            CPU,
-            self.pool,
-            max_tokens=300,
-            max_batch=max_rows,
-            max_rows=max_rows,
-            max_context=self.config.max_context,
+            CPU, self.pool, max_tokens=300, max_batch=max_rows, max_rows=max_rows, max_context=self.config.max_context
         )
         self.next_token = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
-    def plan(
-        self, work: list[tuple[Sequence, int]], from_device: tuple[Sequence, ...] = ()
-    ) -> StepPlan:
+    def plan(self, work: list[tuple[Sequence, int]], from_device: tuple[Sequence, ...] = ()) -> StepPlan:
         """A step that computes `count` more tokens of each sequence, decode rows first. The ids of
         `from_device` sequences come from `next_token`."""
         deltas, prompt, source = [], [], []

@@ -19,12 +19,7 @@ from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .norm import fused_add_rmsnorm, rmsnorm
 from .rope import apply_rope_inplace, rope_cos_sin_cache
-from .sampling import (
-    apply_penalties_inplace,
-    count_tokens_inplace,
-    token_logprobs,
-    top_k_top_p_sampling,
-)
+from .sampling import apply_penalties_inplace, count_tokens_inplace, token_logprobs, top_k_top_p_sampling
 from .threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:

@@ -7,15 +7,7 @@ from typing import Any
 from . import _checks
 
 
-def check_paged(
-    op: str,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    page_table: Any,
-    kv_lens: Any,
-    cu_seqlens_q: Any,
-) -> None:
+def check_paged(op: str, q: Any, k_cache: Any, v_cache: Any, page_table: Any, kv_lens: Any, cu_seqlens_q: Any) -> None:
     """TypeError or ValueError unless the tensors of a paged call fit together."""
     check_qkv(op, q, k_cache, v_cache, 4, ("k_cache", "v_cache"))
     tables = (("page_table", page_table), ("kv_lens", kv_lens), ("cu_seqlens_q", cu_seqlens_q))
@@ -46,24 +38,16 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
         kv_heads > 0 and heads % kv_heads == 0,
         f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
     )
+    _checks.require(op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}")
     _checks.require(
-        op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
-    )
-    _checks.require(
-        op,
-        dim % 16 == 0 and 0 < dim <= 256,
-        f"q has head dimension {dim}, expected a multiple of 16 up to 256",
+        op, dim % 16 == 0 and 0 < dim <= 256, f"q has head dimension {dim}, expected a multiple of 16 up to 256"
     )
 
 
-def check_options(
-    op: str, q: Any, left: int, right: int, softcap: float, sinks: Any, out: Any
-) -> None:
+def check_options(op: str, q: Any, left: int, right: int, softcap: float, sinks: Any, out: Any) -> None:
     """TypeError or ValueError unless window, softcap, sinks and out are valid."""
     _checks.require(
-        op,
-        left >= -1 and right in (-1, 0),
-        f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0",
+        op, left >= -1 and right in (-1, 0), f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0"
     )
     _checks.require(op, softcap >= 0, f"softcap is {softcap}, expected at least 0")
     if sinks is not None:

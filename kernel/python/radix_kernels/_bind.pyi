@@ -66,16 +66,6 @@ def apply_penalties_inplace(
 ) -> None: ...
 def count_tokens_inplace(counts: Any, slots: Any, ids: Any) -> None: ...
 def top_k_top_p_sampling(
-    logits: Any,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    min_p: Any,
-    seed: Any,
-    position: Any,
-    stream: int,
-    out: Any,
+    logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, stream: int, out: Any
 ) -> None: ...
-def token_logprobs(
-    logits: Any, ids: Any, top_n: int, logprob: Any, top_logprobs: Any, top_ids: Any
-) -> None: ...
+def token_logprobs(logits: Any, ids: Any, top_n: int, logprob: Any, top_logprobs: Any, top_ids: Any) -> None: ...

@@ -132,13 +132,7 @@ def flash_attn_varlen(
 
 
 def merge_state(
-    out_a: Array,
-    lse_a: Array,
-    out_b: Array,
-    lse_b: Array,
-    *,
-    out: Array | None = None,
-    lse: Array | None = None,
+    out_a: Array, lse_a: Array, out_b: Array, lse_b: Array, *, out: Array | None = None, lse: Array | None = None
 ) -> tuple[Array, Array]:
     """Join the attention of one query over two disjoint sets of keys.
 

@@ -23,9 +23,7 @@ class ShmCommunicator:
     then sleeps. When a rank calls `abort`, or after `timeout` seconds, waits raise RuntimeError.
     """
 
-    def __init__(
-        self, name: str, rank: int, world_size: int, *, max_bytes: int, timeout: float = 60.0
-    ) -> None:
+    def __init__(self, name: str, rank: int, world_size: int, *, max_bytes: int, timeout: float = 60.0) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}, expected 0 <= rank < world_size = {world_size}")
         if max_bytes < 8 or max_bytes % 8:
@@ -51,9 +49,7 @@ class ShmCommunicator:
         self._group.all_gather(tensor, out)
         return out
 
-    def gather(
-        self, tensor: torch.Tensor, out: torch.Tensor | None = None, root: int = 0
-    ) -> torch.Tensor | None:
+    def gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None, root: int = 0) -> torch.Tensor | None:
         """As all_gather, on `root` only; the others pass no `out` and get None."""
         self._check_root(root)
         if self.rank != root:

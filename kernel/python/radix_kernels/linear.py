@@ -85,9 +85,7 @@ def unpack_weight(weight: PackedWeight) -> Array:
     return _arrays.as_torch(out).copy_(_rows(weight))
 
 
-def linear(
-    x: Array, weight: PackedWeight | Array, bias: Array | None = None, *, out: Array | None = None
-) -> Array:
+def linear(x: Array, weight: PackedWeight | Array, bias: Array | None = None, *, out: Array | None = None) -> Array:
     """`out = x @ weight.T + bias`.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or
@@ -175,9 +173,7 @@ def _accumulator(x: Any, bias: Any) -> Any:
 
 def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:
     if int(x.shape[-1]) != weight.k:
-        raise ValueError(
-            f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)"
-        )
+        raise ValueError(f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)")
     if _arrays.dtype_name(x) != weight.dtype:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {weight.dtype} (as weight)")
 
@@ -187,9 +183,7 @@ def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:
     _checks.rank(op, "weight", w, 2)
     _checks.same_dtype(op, "weight", w, "x", x)
     _checks.require(
-        op,
-        x.shape[-1] == w.shape[1],
-        f"x has last dimension {x.shape[-1]}, expected {w.shape[1]} (inputs of weight)",
+        op, x.shape[-1] == w.shape[1], f"x has last dimension {x.shape[-1]}, expected {w.shape[1]} (inputs of weight)"
     )
     _checks.contiguous_last(op, "x", x)
     if out is not None:

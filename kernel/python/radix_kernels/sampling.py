@@ -22,12 +22,7 @@ from ._arrays import Array
 
 
 def apply_penalties_inplace(
-    logits: Array,
-    counts: Array,
-    slots: Array,
-    repetition: Array,
-    frequency: Array,
-    presence: Array,
+    logits: Array, counts: Array, slots: Array, repetition: Array, frequency: Array, presence: Array
 ) -> None:
     """Penalise seen tokens, in place.
 

@@ -26,9 +26,7 @@ def _(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Ten
 
 
 @_op("radix_kernels::fused_add_rmsnorm", mutates_args=("input", "residual"))
-def fused_add_rmsnorm(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> None:
+def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
     """See `radix_kernels.fused_add_rmsnorm`."""
     rk.fused_add_rmsnorm(input, residual, weight, eps)
 
@@ -91,11 +89,7 @@ def _(
 
 @_op("radix_kernels::store_kv_cache", mutates_args=("k_cache", "v_cache"))
 def store_kv_cache(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     """See `radix_kernels.store_kv_cache`."""
     rk.store_kv_cache(k, v, k_cache, v_cache, slot_mapping)
@@ -103,11 +97,7 @@ def store_kv_cache(
 
 @store_kv_cache.register_fake
 def _(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     return None
 

@@ -36,18 +36,14 @@ class AttentionBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def supports(
-        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
-    ) -> bool:
+    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
         """Whether this backend can run the model there. Must not raise."""
 
     def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
         """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
 
     @abstractmethod
-    def forward(
-        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
         """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
         same shape (rows past num_tokens: anything finite). Returns `out`; does not synchronise."""
 

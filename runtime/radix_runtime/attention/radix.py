@@ -15,17 +15,13 @@ class RadixAttention(AttentionBackend):
     """One call serves prefill, decode and mixed batches; nothing to plan."""
 
     @classmethod
-    def supports(
-        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
-    ) -> bool:
+    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
         if device.is_cpu:  # a source tree without the library runs the wheel's reference
             return True
         dtype = str(kv_dtype).removeprefix("torch.")
         return ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
 
-    def forward(
-        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
         ops.flash_attn_with_kvcache(
             q,
             batch.kv_pool.k[layer.layer_id],

@@ -21,14 +21,10 @@ class TritonAttention(AttentionBackend):
         self._attention = kernels.flash_attn_with_kvcache
 
     @classmethod
-    def supports(
-        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
-    ) -> bool:
+    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
         return not device.is_cpu and ops.triton_kernels() is not None
 
-    def forward(
-        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
         self._attention(
             q,
             batch.kv_pool.k[layer.layer_id],

@@ -36,10 +36,7 @@ def _run(engine: Engine, items: list[Item], temperature: float, what: str) -> li
     # Reading every token on the way costs a few microseconds of host time each, as a server does.
     start = time.perf_counter()
     records = [Record(len(item.prompt), start) for item in items]
-    params = [
-        {"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True}
-        for i in items
-    ]
+    params = [{"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True} for i in items]
     prompts = [item.prompt for item in items]
     stream = engine.stream(input_ids=prompts, sampling_params=params)
     total = sum(item.output_len for item in items)

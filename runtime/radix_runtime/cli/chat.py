@@ -41,9 +41,7 @@ class EngineBackend:
         params = {"max_new_tokens": None, **sampling}
         shown = 0
         try:
-            for output in self._engine.stream(
-                input_ids=self._template(messages), sampling_params=params
-            ):
+            for output in self._engine.stream(input_ids=self._template(messages), sampling_params=params):
                 show(output["text"][shown:])
                 shown = len(output["text"])
         except ValueError as error:  # what cannot be asked, as a conversation that is too long
@@ -107,9 +105,7 @@ def _reader() -> Callable[[], str]:
     return lambda: session.prompt("> ")
 
 
-def _converse(
-    backend: Backend, system: str | None, sampling: dict[str, Any], read: Callable[[], str]
-) -> None:
+def _converse(backend: Backend, system: str | None, sampling: dict[str, Any], read: Callable[[], str]) -> None:
     messages = _opening(system)
     while True:
         try:

@@ -145,15 +145,11 @@ def _memory(findings: Findings) -> None:
     if device is None:
         return
     memory = device.cpu_memory()
-    findings.row(
-        "memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
-    )
+    findings.row("memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}")
     shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     findings.row("/dev/shm", f"{shm / _GIB:.1f} GiB free")
     if memory.available < _GIB:
-        findings.problem(
-            "less than 1 GiB of memory is available", "free memory, or raise the limit"
-        )
+        findings.problem("less than 1 GiB of memory is available", "free memory, or raise the limit")
 
 
 def _gpu(findings: Findings) -> None:

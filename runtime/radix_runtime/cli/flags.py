@@ -113,9 +113,7 @@ def engine_of(engine: Callable[..., E], namespace: argparse.Namespace) -> E:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory or hub name; none: the demo model"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="directory or hub name; none: the demo model")
 
 
 def explain(args: ServerArgs) -> str:

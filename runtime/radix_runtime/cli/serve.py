@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_server_flags(parser)
-    parser.add_argument(
-        "--explain-config", action="store_true", help="print every setting and exit"
-    )
+    parser.add_argument("--explain-config", action="store_true", help="print every setting and exit")
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -60,8 +58,4 @@ def _warn_if_open(args: ServerArgs) -> None:
     except ValueError:
         local = args.host == "localhost"
     if not local and args.api_key is None and args.api_key_file is None:
-        log.warning(
-            "ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file",
-            args.host,
-            args.port,
-        )
+        log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)

@@ -17,9 +17,7 @@ from .worker_group import WorkerGroup
 OnDeath = Callable[[str], None]
 
 
-def create_executor(
-    args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None
-) -> Executor:
+def create_executor(args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None) -> Executor:
     """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once,
     on another thread, when a rank dies; what is in flight then raises EngineDeadError, and so does
     every later launch. Raises ConfigError for what cannot work."""
@@ -29,9 +27,7 @@ def create_executor(
     return TPExecutor(args, config, on_death)
 
 
-def build_rank(
-    args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator
-) -> ModelRunner:
+def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> ModelRunner:
     """The runner of this rank, on its share of the cores; runs on the thread that will use it."""
     if device.is_cpu:
         share = core_share(communicator.rank, communicator.world_size, args.num_threads)
@@ -61,16 +57,12 @@ class LocalExecutor:
 
     _failure: str | None = None  # why the engine is dead; the first reason counts
 
-    def __init__(
-        self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None
-    ) -> None:
+    def __init__(self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None) -> None:
         device = Device.resolve(args.device)
         self._communicator = communicator or Communicator()
         self._stream = device.stream()
         try:
-            build = self._stream.submit(
-                lambda: build_rank(args, config, device, self._communicator)
-            )
+            build = self._stream.submit(lambda: build_rank(args, config, device, self._communicator))
             self.runner = build.result()
         except BaseException:
             self._communicator.abort()
@@ -115,9 +107,7 @@ class TPExecutor(LocalExecutor):
     """Rank 0 in this process, the others as its children. Every launch reaches them through the
     step ring before rank 0 runs it."""
 
-    def __init__(
-        self, args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None
-    ) -> None:
+    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None) -> None:
         if not Device.resolve(args.device).is_cpu:
             raise ConfigError("--tp-size above 1 needs --device cpu")
         self._on_death = on_death

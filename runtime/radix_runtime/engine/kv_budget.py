@@ -14,13 +14,7 @@ _MIB = 1 << 20
 
 
 def kv_pages(
-    args: ServerArgs,
-    device: Device,
-    *,
-    page_bytes: int,
-    ranks_here: int,
-    full_pages: int,
-    before: Memory,
+    args: ServerArgs, device: Device, *, page_bytes: int, ranks_here: int, full_pages: int, before: Memory
 ) -> int:
     """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or
     what the memory gives, but no more than can be used. Raises ConfigError with the numbers.

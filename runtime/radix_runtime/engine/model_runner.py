@@ -36,9 +36,7 @@ class ModelRunner:
     """Loads the model on construction; raises ConfigError for what cannot work. All ranks of a
     group construct it together (their pools get the size of the smallest)."""
 
-    def __init__(
-        self, args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator
-    ) -> None:
+    def __init__(self, args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> None:
         self.args = args
         self.config = config
         self.device = device
@@ -50,9 +48,7 @@ class ModelRunner:
             self.max_step_tokens = self.max_context + self.max_rows
         dtype = _dtype(args.dtype, config.dtype)
         kv_dtype = _dtype(args.kv_cache_dtype, str(dtype).removeprefix("torch."))
-        self.backend = create_attention_backend(
-            args.attention_backend, config, device, kv_dtype, args.page_size
-        )
+        self.backend = create_attention_backend(args.attention_backend, config, device, kv_dtype, args.page_size)
         communicator.barrier(_LOAD_TIMEOUT)  # no rank has loaded yet
         before = device.memory()
         communicator.barrier(_LOAD_TIMEOUT)
@@ -145,9 +141,7 @@ class ModelRunner:
         blocks = list(score_in_blocks(rows, targets, span.top_n, self.model.compute_logits))
         if self._sampler is None:
             return []
-        logprobs, top_ids, top_logprobs = (
-            self._to_host(torch.cat(parts)) for parts in zip(*blocks, strict=True)
-        )
+        logprobs, top_ids, top_logprobs = (self._to_host(torch.cat(parts)) for parts in zip(*blocks, strict=True))
         return [(logprobs, top_ids, top_logprobs)]
 
     def _to_host(self, tensor: torch.Tensor) -> np.ndarray:
@@ -188,8 +182,7 @@ def _max_context(args: ServerArgs, config: ModelConfig) -> int:
         return config.max_context
     if args.context_length > config.max_context:
         raise ConfigError(
-            f"--context-length {args.context_length} exceeds the {config.max_context} positions "
-            "of the model"
+            f"--context-length {args.context_length} exceeds the {config.max_context} positions of the model"
         )
     return args.context_length
 

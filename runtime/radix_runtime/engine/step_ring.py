@@ -166,8 +166,7 @@ class StepRingReader:
             sequence, total, offset = (int(x) for x in layout.headers[slot, :3])
             if sequence != self._taken + 1 or offset != len(frame):
                 raise EngineDeadError(
-                    f"step ring: slot {sequence} at {offset}, expected {self._taken + 1} at "
-                    f"{len(frame)}"
+                    f"step ring: slot {sequence} at {offset}, expected {self._taken + 1} at {len(frame)}"
                 )
             size = min(total - offset, layout.handle.slot_bytes)
             frame += layout.payloads[slot, :size].tobytes()

@@ -76,9 +76,7 @@ class WorkerGroup:
 
     def watch(self, communicator: Communicator) -> None:
         """From now on a death aborts `communicator` and closes the ring."""
-        self._watcher = threading.Thread(
-            target=self._watch, args=[communicator], name="radix-workers", daemon=True
-        )
+        self._watcher = threading.Thread(target=self._watch, args=[communicator], name="radix-workers", daemon=True)
         self._watcher.start()
 
     def _watch(self, communicator: Communicator) -> None:

@@ -18,9 +18,9 @@ from .norm import RMSNorm
 def rotary_table(ctx: BuildContext, rope: RopeConfig) -> torch.Tensor:
     """float32 [max_positions, rotary_dim], shared by all layers of a model."""
     try:
-        return ops.rope_cos_sin_cache(
-            rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling
-        ).to(ctx.device)
+        return ops.rope_cos_sin_cache(rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling).to(
+            ctx.device
+        )
     except ValueError as error:
         raise ConfigError(f"config.json: {error}") from None
 
@@ -28,14 +28,10 @@ def rotary_table(ctx: BuildContext, rope: RopeConfig) -> torch.Tensor:
 class Attention(nn.Module):
     """Multi-head attention with grouped KV heads over the paged cache."""
 
-    def __init__(
-        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor
-    ) -> None:
+    def __init__(self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv_proj = QKVLinear(
-            ctx, config.hidden_size, dim, heads, kv_heads, bias=config.qkv_bias
-        )
+        self.qkv_proj = QKVLinear(ctx, config.hidden_size, dim, heads, kv_heads, bias=config.qkv_bias)
         self.o_proj = RowParallelLinear(ctx, heads * dim, config.hidden_size, bias=config.o_bias)
         self.q_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None

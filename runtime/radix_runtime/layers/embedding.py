@@ -16,9 +16,7 @@ class VocabParallel(Layer):
     packed for matrix products only when it is a head.
     """
 
-    def __init__(
-        self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool
-    ) -> None:
+    def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self._communicator = ctx.communicator

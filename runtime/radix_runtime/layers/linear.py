@@ -32,9 +32,7 @@ def _share(ctx: BuildContext, total: int) -> _Block:
 class _Linear(Layer):
     """y = x W^T + b with the rows of W (and b) made of blocks, one for each part, in order."""
 
-    def __init__(
-        self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], bias: bool
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], bias: bool) -> None:
         super().__init__()
         self.method = ctx.linear_method
         self._blocks = blocks
@@ -59,16 +57,12 @@ class _Linear(Layer):
 
 
 class ReplicatedLinear(_Linear):
-    def __init__(
-        self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(ctx, in_features, {None: _Block(out_features, 0, out_features)}, bias)
 
 
 class ColumnParallelLinear(_Linear):
-    def __init__(
-        self, ctx: BuildContext, in_features: int, outputs: dict[Part, int], *, bias: bool = False
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, outputs: dict[Part, int], *, bias: bool = False) -> None:
         blocks = {part: _share(ctx, total) for part, total in outputs.items()}
         super().__init__(ctx, in_features, blocks, bias)
 
@@ -97,9 +91,7 @@ class QKVLinear(_Linear):
 class RowParallelLinear(_Linear):
     """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias, once."""
 
-    def __init__(
-        self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
         self._total, self._first, size = _share(ctx, in_features)
         super().__init__(ctx, size, {None: _Block(out_features, 0, out_features)}, bias)
         self._communicator = ctx.communicator

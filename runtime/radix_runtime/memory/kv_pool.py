@@ -41,8 +41,6 @@ class KVPool:
         self.v = [allocate() for _ in range(num_layers)]
 
     @staticmethod
-    def page_bytes(
-        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
+    def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Bytes of one page over all layers, keys and values."""
         return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize

@@ -27,9 +27,7 @@ class Node:
         "lock_count", "last_use", "hits", "created", "queued",
     )  # fmt: skip
 
-    def __init__(
-        self, parent: Node | None, edge: Hashable, key: np.ndarray, pages: np.ndarray, now: int
-    ) -> None:
+    def __init__(self, parent: Node | None, edge: Hashable, key: np.ndarray, pages: np.ndarray, now: int) -> None:
         self.parent = parent
         self.edge = edge  # key in parent.children
         self.key = key
@@ -75,12 +73,7 @@ class RadixCache:
     """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing."""
 
     def __init__(
-        self,
-        allocator: PageAllocator,
-        page_size: int,
-        *,
-        eviction: str = "lru",
-        enabled: bool = True,
+        self, allocator: PageAllocator, page_size: int, *, eviction: str = "lru", enabled: bool = True
     ) -> None:
         self.allocator = allocator
         self.page_size = page_size
@@ -118,9 +111,7 @@ class RadixCache:
         """Tokens that `match` would find; leaves the tree as it is."""
         return self._walk(ids, extra_key)[1]
 
-    def _walk(
-        self, ids: np.ndarray, extra_key: str | None
-    ) -> tuple[Node, int, list[np.ndarray], Node | None, int]:
+    def _walk(self, ids: np.ndarray, extra_key: str | None) -> tuple[Node, int, list[np.ndarray], Node | None, int]:
         """(deepest node matched whole, tokens matched in all, their pages, child that matched in
         part or None, pages matched of it)."""
         node, at, size = self.root, 0, self.page_size
@@ -318,13 +309,9 @@ class RadixCache:
             raise InvariantViolation("I3", "a node in the tree has no parent")
         _require(parent.children.get(node.edge) is node, "parent and child disagree")
         _require(len(node.pages) > 0, "a node without pages")
-        _require(
-            len(node.key) == len(node.pages) * self.page_size, "key and pages differ in length"
-        )
+        _require(len(node.key) == len(node.pages) * self.page_size, "key and pages differ in length")
         extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
-        _require(
-            self.edge(parent, node.key, 0, extra_key) == node.edge, "edge is not the first page"
-        )
+        _require(self.edge(parent, node.key, 0, extra_key) == node.edge, "edge is not the first page")
         if parent is not self.root:
             _require(parent.lock_count >= node.lock_count, "a child is locked more than its parent")
 

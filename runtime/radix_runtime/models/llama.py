@@ -22,9 +22,7 @@ class GatedMLP(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ColumnParallelLinear(
-            ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias
-        )
+        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
         self._activation = gated_activations[config.hidden_act]
 
@@ -33,9 +31,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(
-        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor
-    ) -> None:
+    def __init__(self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(ctx, config, layer_id, rotary)
@@ -62,9 +58,7 @@ class Decoder(nn.Module):
             ctx, config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
         )
         rotary = rotary_table(ctx, config.rope)
-        self.layers = nn.ModuleList(
-            DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers))
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

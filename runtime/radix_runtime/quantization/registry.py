@@ -6,6 +6,4 @@ from ..registry import Registry
 from .base import LinearMethod
 from .dense import DenseMethod
 
-linear_methods: Registry[type[LinearMethod]] = Registry(
-    "quantization", "radix.quantization", {"dense": DenseMethod}
-)
+linear_methods: Registry[type[LinearMethod]] = Registry("quantization", "radix.quantization", {"dense": DenseMethod})

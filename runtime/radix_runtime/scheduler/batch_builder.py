@@ -79,10 +79,7 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> Step:
 
 def _entries(decision: Decision, life: Lifecycle) -> tuple[list[Entry], list[RowSampling]]:
     """Decode rows first, then chunks; rows are taken and prefixes locked here."""
-    entries = [
-        Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False)
-        for r in decision.decode
-    ]
+    entries = [Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in decision.decode]
     new_rows: list[RowSampling] = []
     for chunk in decision.chunks:
         request = chunk.request
@@ -146,9 +143,7 @@ def _logprob_spans(entry: Entry, index: int) -> list[LogprobSpan]:
     spans = []
     for at in range(first, last + 1, LOGPROB_BLOCK):
         targets = request.ids[at : min(at + LOGPROB_BLOCK, last + 1)]
-        span = LogprobSpan(
-            index, at - 1 - entry.start, pack_ids(targets), request.source.top_logprobs
-        )
+        span = LogprobSpan(index, at - 1 - entry.start, pack_ids(targets), request.source.top_logprobs)
         spans.append(span)
     request.logprob_next = max(request.logprob_next, last + 1)
     return spans

@@ -116,12 +116,7 @@ def check_locks(life: Lifecycle) -> None:
     _require(not expected, "I3", "a request is locked on a node outside the tree")
 
 
-_CONTAINER = {
-    State.WAITING: "waiting",
-    State.PREFILL: "running",
-    State.DECODE: "running",
-    State.DRAINING: "draining",
-}
+_CONTAINER = {State.WAITING: "waiting", State.PREFILL: "running", State.DECODE: "running", State.DRAINING: "draining"}
 
 
 def check_lifecycle(scheduler: Scheduler) -> None:
@@ -205,9 +200,7 @@ def check_in_flight(scheduler: Scheduler, owner: np.ndarray) -> None:
             request = entry.request
             detail = f"step {step.plan.step_id} of {request.rid}"
             _require(request in code, "I10", f"{detail}: its row was given back")
-            _require(
-                request.last_step >= step.plan.step_id, "I10", f"{detail}: last step forgot it"
-            )
+            _require(request.last_step >= step.plan.step_id, "I10", f"{detail}: last step forgot it")
             held = owner[pages]
             legal = (held == TREE) | (held == PENDING) | (held == code[request])
             _require(bool(legal.all()), "I10", f"{detail}: a page it touches has a new owner")

@@ -152,11 +152,7 @@ def plan_step(view: View) -> Decision:
         if request.state is not State.PREFILL:
             continue
         held = request.num_pages * size
-        length = min(
-            request.total_len - request.computed_len,
-            budget,
-            held + room * size - request.computed_len,
-        )
+        length = min(request.total_len - request.computed_len, budget, held + room * size - request.computed_len)
         if length > 0:
             decision.chunks.append(Chunk(request, length))
             budget -= length

@@ -77,8 +77,7 @@ class LogprobBuffer:
         parts = (self._ids, self._values, self._top_ids, self._top_values)
         types = ("<i4", "<f4", "<i4", "<f4")
         data = [
-            np.concatenate(part).astype(dtype, copy=False).tobytes()
-            for part, dtype in zip(parts, types, strict=True)
+            np.concatenate(part).astype(dtype, copy=False).tobytes() for part, dtype in zip(parts, types, strict=True)
         ]
         for part in parts:
             part.clear()

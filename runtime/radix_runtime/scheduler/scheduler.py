@@ -202,9 +202,7 @@ class Scheduler:
 
     def _send_error(self, rid: str, error: RequestError) -> None:
         self.output.flush()  # what came before the error leaves before it
-        failed = RequestFailed(
-            rid, error.status, error.code, error.message, error.param, error.retry_after
-        )
+        failed = RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
         self.outbox.send(failed)
 
     def _fail(self, rid: str, status: int, code: str, detail: str, *, poisoned: bool) -> None:
@@ -419,10 +417,7 @@ class Scheduler:
 def _build_lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
     allocator = PageAllocator(executor.num_pages, executor.page_size)
     cache = RadixCache(
-        allocator,
-        executor.page_size,
-        eviction=args.radix_eviction_policy,
-        enabled=not args.disable_radix_cache,
+        allocator, executor.page_size, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache
     )
     longest = min(executor.max_context, executor.num_pages * executor.page_size)
     table = RequestTable(executor.max_rows, allocator.pages_for(longest))

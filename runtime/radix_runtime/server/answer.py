@@ -39,18 +39,14 @@ def new_request(
     if isinstance(body.stop, str):
         sampling.stop = [body.stop]
     clip = body.max_new_tokens is None
-    sampling = admit(
-        ids, sampling, manager.limits, prompt_param=prompt_param, names=names, clip=clip
-    )
+    sampling = admit(ids, sampling, manager.limits, prompt_param=prompt_param, names=names, clip=clip)
     return Generate("", pack_ids(ids), sampling, **fields)
 
 
 class Answer(ABC):
     """What goes back for one call; a route shapes it."""
 
-    def __init__(
-        self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str
-    ) -> None:
+    def __init__(self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str) -> None:
         self.exchange = exchange
         self.requests = requests
         self.name = name
@@ -90,9 +86,7 @@ class OpenAIAnswer(Answer):
     """What chat and completions share. A prompt counts once in the usage, however many choices it
     has."""
 
-    def __init__(
-        self, exchange: Exchange, body: OpenAIBody, requests: list[Generate], kind: str, prefix: str
-    ) -> None:
+    def __init__(self, exchange: Exchange, body: OpenAIBody, requests: list[Generate], kind: str, prefix: str) -> None:
         super().__init__(exchange, body, requests, body.rid or new_id(prefix))
         self.names = TokenNames(exchange.manager.tokenizer, requests[0].sampling)
         self._options = body.stream_options or StreamOptions()
@@ -118,10 +112,7 @@ class OpenAIAnswer(Answer):
 
     def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
         self._count(enumerate(deltas))
-        choices = [
-            {"index": i, **self.choice(i, delta), **finish_of(delta.finish)}
-            for i, delta in enumerate(deltas)
-        ]
+        choices = [{"index": i, **self.choice(i, delta), **finish_of(delta.finish)} for i, delta in enumerate(deltas)]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def frames(self, batch: Batch) -> bytes:

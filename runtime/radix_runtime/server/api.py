@@ -53,10 +53,7 @@ def _endpoints(manager: TokenizerManager, health: Callable[[], str | None]) -> l
 
 
 def create_app(
-    args: ServerArgs,
-    manager: TokenizerManager,
-    *,
-    health: Callable[[], str | None] = lambda: None,
+    args: ServerArgs, manager: TokenizerManager, *, health: Callable[[], str | None] = lambda: None
 ) -> FastAPI:
     """The application over `manager`. `health` tells why the engine is not alive, or None; it is
     called on every /health and must be cheap. Raises ConfigError on an unreadable key file."""
@@ -109,9 +106,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
 def _openapi(endpoints: list[Endpoint]) -> dict[str, Any]:
     """OpenAPI for /docs, from the body structs."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
-    references, components = msgspec.json.schema_components(
-        bodies, ref_template="#/components/schemas/{name}"
-    )
+    references, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, references, strict=True))
     result: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:

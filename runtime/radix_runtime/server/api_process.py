@@ -108,9 +108,7 @@ class ApiProcess:
             if command == "ready":
                 await self._open(msgspec.json.decode(rest))
             elif command == "stop":
-                self._close(
-                    RequestError(503, "not_ready", "the server is shutting down", retry_after=1)
-                )
+                self._close(RequestError(503, "not_ready", "the server is shutting down", retry_after=1))
             else:
                 self._close(RequestError(500, "engine_dead", f"the engine has died: {rest}"))
         os._exit(EXIT_INTERNAL)  # the supervisor has gone

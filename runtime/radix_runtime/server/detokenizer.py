@@ -126,9 +126,7 @@ def _hides_last(delta: TokenDelta, ids: list[int], stream: TextStream) -> bool:
     return finish.matched == ids[-1]
 
 
-def _text_delta(
-    delta: TokenDelta, text: str, used: int, count: int, finish: FinishReason | None
-) -> TextDelta:
+def _text_delta(delta: TokenDelta, text: str, used: int, count: int, finish: FinishReason | None) -> TextDelta:
     return TextDelta(
         rid=delta.rid,
         choice=delta.choice,

@@ -35,9 +35,7 @@ class Exchange(Request):
     """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with
     the answer; `status` is 0 until one was sent."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager) -> None:
         super().__init__(scope, receive, send)
         self.manager = manager
         self.started = time.perf_counter()

@@ -158,12 +158,7 @@ class _Sender:
     """One direction between two processes."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        directory: Path,
-        source: str,
-        target: str,
-        token: bytes,
+        self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, source: str, target: str, token: bytes
     ) -> None:
         self._target = target
         self._token = token
@@ -195,13 +190,7 @@ class _Sender:
 class Sender:
     """The outbox of process `name`: sends each message where its type belongs."""
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        directory: Path,
-        name: str,
-        token: bytes,
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, name: str, token: bytes) -> None:
         targets = set(_ROUTES[name].values())
         self._links = {t: _Sender(context, directory, name, t, token) for t in targets}
         self._routes = {kind: self._links[target] for kind, target in _ROUTES[name].items()}

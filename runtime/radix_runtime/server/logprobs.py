@@ -119,13 +119,8 @@ def native(logprobs: Logprobs | None, tokenizer: Tokenizer | None) -> list[list[
     return [_native_item(e.token, e.logprob, tokenizer) for e in scored(logprobs)]
 
 
-def native_top(
-    logprobs: Logprobs | None, tokenizer: Tokenizer | None
-) -> list[list[list[Any]] | None]:
-    return [
-        None if e.logprob is None else [_native_item(t, v, tokenizer) for t, v in e.top]
-        for e in scored(logprobs)
-    ]
+def native_top(logprobs: Logprobs | None, tokenizer: Tokenizer | None) -> list[list[list[Any]] | None]:
+    return [None if e.logprob is None else [_native_item(t, v, tokenizer) for t, v in e.top] for e in scored(logprobs)]
 
 
 def _native_item(token: int, logprob: float | None, tokenizer: Tokenizer | None) -> list[Any]:

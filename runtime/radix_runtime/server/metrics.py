@@ -53,24 +53,18 @@ class Metrics:
         self._first = self._histogram("time_to_first_token", "arrival to first token")
         self._between = self._histogram("inter_token_latency", "time between tokens of a choice")
         self.whole = self._histogram("e2e_request_latency", "arrival to last token")
-        self.http = Counter(
-            "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
-        )
+        self.http = Counter("radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"radix:{name}_seconds", text, buckets=_SECONDS, registry=self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Plain numbers, turned into metrics when scraped: `*_total` are counters."""
-        requests = CounterMetricFamily(
-            "radix:requests", "requests by how they ended", labels=["outcome"]
-        )
+        requests = CounterMetricFamily("radix:requests", "requests by how they ended", labels=["outcome"])
         for outcome in ("ok", "aborted", "failed"):
             requests.add_metric([outcome], getattr(self.counts, outcome))
         yield requests
-        yield CounterMetricFamily(
-            "radix:requests_accepted", "requests sent to the engine", value=self.counts.accepted
-        )
+        yield CounterMetricFamily("radix:requests_accepted", "requests sent to the engine", value=self.counts.accepted)
         yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self._num_open())
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily

@@ -89,8 +89,7 @@ class _NativeAnswer(Answer):
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, TextDelta] = {}
         self._listed = len(self.request_of) > 1 or any(
-            isinstance(value, list) and not isinstance(value[0], int)
-            for value in (body.text, body.input_ids)
+            isinstance(value, list) and not isinstance(value[0], int) for value in (body.text, body.input_ids)
         )
         self._names = exchange.manager.tokenizer if body.return_text_in_logprobs else None
 

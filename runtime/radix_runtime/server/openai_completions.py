@@ -43,9 +43,7 @@ async def completions(exchange: Exchange) -> None:
 class _CompletionAnswer(OpenAIAnswer):
     """`echoed`: the text that goes before the choices of each prompt."""
 
-    def __init__(
-        self, exchange: Exchange, body: CompletionBody, requests: list[Generate], echoed: list[str]
-    ) -> None:
+    def __init__(self, exchange: Exchange, body: CompletionBody, requests: list[Generate], echoed: list[str]) -> None:
         super().__init__(exchange, body, requests, "text_completion", "cmpl-")
         n = requests[0].sampling.n
         self._echoed = [text for text in echoed for _ in range(n)]

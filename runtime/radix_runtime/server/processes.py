@@ -112,9 +112,7 @@ class PrivateDirectory:
         usable = base is not None and os.access(base, os.W_OK | os.X_OK) and len(base) < 60
         self.path = tempfile.mkdtemp(prefix="radix-", dir=base if usable else "/tmp")
         self._janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
+            [sys.executable, "-I", "-S", "-c", _JANITOR, self.path], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def close(self) -> None:

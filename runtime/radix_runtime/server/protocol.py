@@ -149,11 +149,7 @@ class ChatBody(OpenAIBody, kw_only=True, rename=OPENAI_NAMES):
         **_only("verbosity", "medium"),
         **_only("add_generation_prompt", True),
     }
-    nested = {
-        "stream_options": StreamOptions,
-        "messages": ChatMessage,
-        "chat_template_kwargs": TemplateOptions,
-    }
+    nested = {"stream_options": StreamOptions, "messages": ChatMessage, "chat_template_kwargs": TemplateOptions}
 
     def __post_init__(self) -> None:
         super().__post_init__()

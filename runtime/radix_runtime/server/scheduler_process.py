@@ -48,8 +48,7 @@ class LoadLog:
         if prompt + output < seconds:  # next to nothing, as a health probe
             return
         log.info(
-            "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, "
-            "KV in use %.0f %%",
+            "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
             stats["num_running_reqs"],
             stats["num_queue_reqs"],
             prompt / seconds,

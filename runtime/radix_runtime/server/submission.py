@@ -35,9 +35,7 @@ class Submission:
     Choices are numbered through all requests.
     """
 
-    def __init__(
-        self, name: str, close: Callable[[Submission], None], started: float | None = None
-    ) -> None:
+    def __init__(self, name: str, close: Callable[[Submission], None], started: float | None = None) -> None:
         self.name = name
         self.started = time.perf_counter() if started is None else started
         self.rids: list[str] = []
@@ -116,9 +114,5 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
     if a is None or b is None:
         return a or b
     return Logprobs(
-        a.ids + b.ids,
-        a.logprobs + b.logprobs,
-        a.top_n,
-        a.top_ids + b.top_ids,
-        a.top_logprobs + b.top_logprobs,
+        a.ids + b.ids, a.logprobs + b.logprobs, a.top_n, a.top_ids + b.top_ids, a.top_logprobs + b.top_logprobs
     )

@@ -49,12 +49,7 @@ class Supervisor:
     """One serving instance. The caller binds `listener`, so that a port in use is known before
     anything else happens. `modules` are the children's main modules."""
 
-    def __init__(
-        self,
-        args: ServerArgs,
-        listener: socket.socket,
-        modules: Mapping[str, str] = MODULES,
-    ) -> None:
+    def __init__(self, args: ServerArgs, listener: socket.socket, modules: Mapping[str, str] = MODULES) -> None:
         self._args = args
         self._listener = listener
         self._url = url_of(listener)

@@ -35,9 +35,7 @@ class TextStream:
     `min_new_tokens` tokens never counts towards a stop.
     """
 
-    def __init__(
-        self, tokenizer: TokenSource, sampling: SamplingParams, context: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: TokenSource, sampling: SamplingParams, context: Sequence[int] = ()) -> None:
         self.count = 0
         self.matched: str | None = None
         self._id_to_bytes = tokenizer.id_to_bytes

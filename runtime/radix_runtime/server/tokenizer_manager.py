@@ -20,16 +20,7 @@ from typing import Any, Literal, TypeVar
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..hf import DEMO_MODEL_NAME, GenerationConfig, Tokenizer
-from ..messages import (
-    Abort,
-    Control,
-    ControlReply,
-    Generate,
-    Message,
-    RequestFailed,
-    TextBatch,
-    TextDelta,
-)
+from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta
 from ..model_config import ModelConfig
 from ..scheduler.channel import Outbox
 from .admission import MAX_PROMPTS, Limits, check_prompt_length, check_token_ids
@@ -72,9 +63,7 @@ class TokenizerManager:
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
-        self._threads = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer"
-        )
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer")
 
     # State of the engine ------------------------------------------------------------------
 
@@ -170,9 +159,7 @@ class TokenizerManager:
 
     # Requests -----------------------------------------------------------------------------
 
-    def submit(
-        self, requests: Sequence[Generate], *, name: str, started: float | None = None
-    ) -> Submission:
+    def submit(self, requests: Sequence[Generate], *, name: str, started: float | None = None) -> Submission:
         """Sends admitted requests, all or none; those without a rid get one from `name`. The caller
         must read the submission to its end or close it. Raises RequestError."""
         self.require_ready()
@@ -207,9 +194,7 @@ class TokenizerManager:
         self._link.send(Abort(""))
         return len(self._open)
 
-    async def control(
-        self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0
-    ) -> ControlReply:
+    async def control(self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0) -> ControlReply:
         """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
         self.require_ready()
         number = next(self._control_ids)
@@ -236,9 +221,7 @@ class TokenizerManager:
         elif isinstance(message, RequestFailed):
             if (request := self._open.get(message.rid)) is not None:
                 text, wait = message.message[:300], message.retry_after
-                error = RequestError(
-                    message.status, message.code, text, param=message.param, retry_after=wait
-                )
+                error = RequestError(message.status, message.code, text, param=message.param, retry_after=wait)
                 self._fail(request, error)
         elif isinstance(message, ControlReply):
             reply = self._controls.get(message.id)
@@ -260,9 +243,7 @@ class TokenizerManager:
         self._end(request, "failed", time.perf_counter())
         request.submission.fail(error)
 
-    def _end(
-        self, request: OpenRequest, how: Literal["ok", "aborted", "failed"], now: float
-    ) -> None:
+    def _end(self, request: OpenRequest, how: Literal["ok", "aborted", "failed"], now: float) -> None:
         del self._open[request.rid]
         setattr(self.counts, how, getattr(self.counts, how) + 1)
         self.metrics.whole.observe(now - request.submission.started)

@@ -16,13 +16,7 @@ from .linear import embedding, linear
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
 from .rope import apply_rope_inplace, rope_cos_sin_cache
-from .sampling import (
-    apply_penalties_inplace,
-    count_tokens_inplace,
-    kept_ids,
-    token_logprobs,
-    top_k_top_p_sampling,
-)
+from .sampling import apply_penalties_inplace, count_tokens_inplace, kept_ids, token_logprobs, top_k_top_p_sampling
 
 
 def float32() -> torch.dtype:

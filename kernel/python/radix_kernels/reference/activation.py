@@ -9,10 +9,7 @@ from ._out import finish
 
 
 def silu_and_mul(
-    input: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    compute_dtype: torch.dtype = torch.float64,
+    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """See `radix_kernels.silu_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)
@@ -20,10 +17,7 @@ def silu_and_mul(
 
 
 def gelu_and_mul(
-    input: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    compute_dtype: torch.dtype = torch.float64,
+    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """See `radix_kernels.gelu_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)
@@ -31,10 +25,7 @@ def gelu_and_mul(
 
 
 def gelu_tanh_and_mul(
-    input: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    compute_dtype: torch.dtype = torch.float64,
+    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """See `radix_kernels.gelu_tanh_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)

@@ -122,9 +122,7 @@ def _attend(
     scores = torch.einsum("nhd,mhd->hnm", q.to(compute), wide_k) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(
-        ~_visible(q.shape[0], k.shape[0], causal, window_size, q), -torch.inf
-    )
+    scores = scores.masked_fill(~_visible(q.shape[0], k.shape[0], causal, window_size, q), -torch.inf)
     if sinks is not None:
         column = sinks.to(compute)[:, None, None].expand(-1, q.shape[0], 1)
         scores = torch.cat((scores, column), -1)
@@ -135,9 +133,7 @@ def _attend(
     return torch.einsum("hnm,mhd->nhd", weights, wide_v), lse.transpose(0, 1)
 
 
-def _visible(
-    n: int, m: int, causal: bool, window_size: tuple[int, int], q: torch.Tensor
-) -> torch.Tensor:
+def _visible(n: int, m: int, causal: bool, window_size: tuple[int, int], q: torch.Tensor) -> torch.Tensor:
     """bool [n, m]: which of m keys each of the last n positions sees."""
     left, right = window_size
     at = torch.arange(n, device=q.device)[:, None] + (m - n)

@@ -33,9 +33,7 @@ _LINE_WORDS = 8
 class ShmGroup:
     """See `radix_kernels.ShmCommunicator`, which checks the arguments of the constructor."""
 
-    def __init__(
-        self, name: str, rank: int, world_size: int, max_bytes: int, timeout: float
-    ) -> None:
+    def __init__(self, name: str, rank: int, world_size: int, max_bytes: int, timeout: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self._max_bytes = max_bytes
@@ -66,8 +64,7 @@ class ShmGroup:
             expected = (self.world_size, *tensor.shape)
             if tuple(out.shape) != expected or out.dtype != tensor.dtype:
                 raise ValueError(
-                    f"all_gather: out is {out.dtype} {tuple(out.shape)}, "
-                    f"expected {tensor.dtype} {expected}"
+                    f"all_gather: out is {out.dtype} {tuple(out.shape)}, expected {tensor.dtype} {expected}"
                 )
             rows = _flat(out, "all_gather").view(self.world_size, -1)
         start = 0

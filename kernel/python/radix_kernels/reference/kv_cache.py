@@ -6,11 +6,7 @@ import torch
 
 
 def store_kv_cache(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     """See `radix_kernels.store_kv_cache`. Bits are copied, so there is no compute dtype."""
     pages, page_size = k_cache.shape[:2]

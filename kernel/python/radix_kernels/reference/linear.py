@@ -22,9 +22,7 @@ def linear(
     return finish(result, out, x.dtype)
 
 
-def embedding(
-    ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """See `radix_kernels.embedding`; bits are copied, so there is no compute dtype."""
     if ids.device.type == "cpu" and ids.numel():
         low, high = int(ids.min()), int(ids.max())

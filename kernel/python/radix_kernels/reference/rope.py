@@ -13,10 +13,7 @@ _CALLERS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
-    "llama3": (
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-        set(),
-    ),
+    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
     "yarn": (
         {"factor", "original_max_position_embeddings"},
         {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
@@ -124,8 +121,7 @@ def apply_rope_inplace(
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= limit:
             raise ValueError(
-                f"apply_rope_inplace: positions holds {low if low < 0 else high}, expected 0 .. "
-                f"{limit - 1}"
+                f"apply_rope_inplace: positions holds {low if low < 0 else high}, expected 0 .. {limit - 1}"
             )
     cos, sin = cos_sin_cache.to(compute_dtype)[positions.long()].unsqueeze(1).chunk(2, -1)
     for x in (query, key):
@@ -134,9 +130,7 @@ def apply_rope_inplace(
             _rotate(heads[..., : cos_sin_cache.shape[1]], cos, sin, is_neox, compute_dtype)
 
 
-def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: bool, compute: torch.dtype
-) -> None:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: bool, compute: torch.dtype) -> None:
     first, second = x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])
     a, b = first.to(compute), second.to(compute)
     rotated = a * cos - b * sin, b * cos + a * sin

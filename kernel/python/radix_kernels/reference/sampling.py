@@ -94,11 +94,7 @@ def top_k_top_p_sampling(
 
 
 def token_logprobs(
-    logits: torch.Tensor,
-    ids: torch.Tensor,
-    top_n: int = 0,
-    *,
-    compute_dtype: torch.dtype = torch.float64,
+    logits: torch.Tensor, ids: torch.Tensor, top_n: int = 0, *, compute_dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `radix_kernels.token_logprobs`; float32, or float64 for float64 logits."""
     if ids.device.type == "cpu" and ids.numel():
@@ -106,9 +102,7 @@ def token_logprobs(
         limit = logits.shape[1]
         if low < -1 or high >= limit:
             bad = low if low < -1 else high
-            raise ValueError(
-                f"token_logprobs: ids holds {bad}, expected -1 .. {logits.shape[1] - 1}"
-            )
+            raise ValueError(f"token_logprobs: ids holds {bad}, expected -1 .. {logits.shape[1] - 1}")
     logprobs = torch.log_softmax(logits.to(compute_dtype), -1)
     picked = logprobs.gather(1, ids.clamp(min=0).long()[:, None]).squeeze(1)
     picked = picked.masked_fill(ids < 0, torch.nan)

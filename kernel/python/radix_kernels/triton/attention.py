@@ -66,9 +66,7 @@ def flash_attn_with_kvcache(
     the batch; between them the last bits may differ.
     """
     arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse)
-    q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse = (
-        _arrays.as_torch(x) for x in arrays
-    )
+    q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
     op = "flash_attn_with_kvcache"
     check_paged(op, q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     check_options(op, q, window_left, window_right, softcap, sinks, out)

@@ -128,9 +128,7 @@ def attend(
     for start in range(low, high, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         in_keys = key < high
-        page = tl.load(
-            page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=in_keys, other=0
-        )
+        page = tl.load(page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=in_keys, other=0)
         page = page.to(tl.int64)
         slot = key % PAGE_SIZE
         k = tl.load(
@@ -236,11 +234,7 @@ def combine(
         acc += tl.where(part == float("-inf"), 0.0, values) * tl.exp(part - base)
     some = total > 0
     result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
-    tl.store(
-        out + token * out_token + head * out_head + dim,
-        result.to(out.dtype.element_ty),
-        mask=dim < DIM,
-    )
+    tl.store(out + token * out_token + head * out_head + dim, result.to(out.dtype.element_ty), mask=dim < DIM)
     if WITH_LSE:
         log_sum = tl.where(some, base + tl.log(tl.where(some, total, 1.0)), float("-inf"))
         tl.store(lse + token * HEADS + head, log_sum)
