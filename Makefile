@@ -65,10 +65,10 @@ bench: install
 	$(VENV)/bin/radix bench offline
 
 # For work on the kernels: builds the library and the binding into kernel/python/radix_kernels, so that
-# PYTHONPATH=kernel/python works without installing. ONLY="norm;rope" builds just those families (CPU) into a folder of
-# their own and prints the PYTHONPATH to use.
+# PYTHONPATH=kernel/python works without installing. ONLY="norm;rope" builds just those families into a folder of their
+# own and prints the PYTHONPATH to use. PYTHONS and ARCHS as for a wheel.
 dev: $(VENV)/.packages
-	PYTHON=$(RUN) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" tools/dev_build.sh
+	PYTHON=$(RUN) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" ARCHS="$(ARCHS)" PYTHONS="$(PYTHONS)" tools/dev_build.sh
 
 # dist/radix_kernels_<backend>-<version>-py3-none-manylinux_*.whl. PYTHONS="/path/python3.10 ..." puts a binding for
 # each of them into the one wheel; ARCHS="90a-real" (ROCm: "gfx942") builds for those GPUs only.

@@ -1,4 +1,13 @@
-# The single-source GPU kernels: what CUDA and ROCm compile alike, csrc/gpu/<name>.cu.
-radix_family(norm rope activation kv_cache sampling)
-set(RADIX_GPU_SOURCES backend norm rope activation kv_cache sampling logprobs)
-list(TRANSFORM RADIX_GPU_SOURCES REPLACE "(.+)" "${RADIX_CSRC}/gpu/\\1.cu")
+# The single-source GPU kernels: what CUDA and ROCm compile alike. A family <name> is csrc/gpu/<name>.cu and what else is
+# named for it here.
+set(RADIX_ONLY "" CACHE STRING "development: build only these families")
+set(_files_sampling logprobs)
+set(RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/backend.cu)
+foreach(_name norm rope activation kv_cache sampling)
+  if(NOT RADIX_ONLY OR _name IN_LIST RADIX_ONLY)
+    radix_family(${_name})
+    foreach(_file ${_name} ${_files_${_name}})
+      list(APPEND RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/${_file}.cu)
+    endforeach()
+  endif()
+endforeach()

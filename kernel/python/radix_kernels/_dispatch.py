@@ -21,6 +21,8 @@ _MODES = ("reference", "warn", "error")
 _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
 _GPUS = ("cuda", "rocm")
 _TRITON_OPS = frozenset({"flash_attn_with_kvcache"})
+# In the CUDA library these are compiled for Hopper alone.
+_HOPPER_OPS = frozenset({"flash_attn_with_kvcache", "flash_attn_varlen", "merge_state"})
 # Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
 _TORCH_OPS = frozenset({"pack_weight", "linear_packed", "embedding_packed"})
 
@@ -88,8 +90,14 @@ def triton_installed() -> bool:
 def _native(op: str, device: str) -> Native | None:
     if _loader.bind is None or device not in _SERVES.get(str(_loader.backend), ()):
         return None
+    if _hopper_only(op) and isa() != "sm_90":
+        return None
     found: Native | None = getattr(_loader.bind, op, None)
     return found
+
+
+def _hopper_only(op: str) -> bool:
+    return op in _HOPPER_OPS and _loader.backend == "cuda"
 
 
 def _has_triton(op: str, device: str) -> bool:
@@ -101,6 +109,8 @@ def _why_not_native(op: str, device: str) -> str:
         return _loader.reason
     if device not in _SERVES.get(str(_loader.backend), ()):
         return f"the {_loader.backend} kernels do not serve {device} tensors"
+    if _hopper_only(op) and hasattr(_loader.bind, op):
+        return f"the {_loader.backend} library has {op} for sm_90 only"
     return f"the {_loader.backend} library has no {op}"
 
 
