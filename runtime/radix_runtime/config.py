@@ -1,8 +1,7 @@
 """ServerArgs: every setting of the runtime, once. The command line is generated from it.
 
-A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones),
-`choices`, `minimum`, `group` (section of --help). `flag_name` of field `tp_size` is `--tp-size`;
-booleans are switches.
+A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones), `choices`, `minimum`, `group`
+(section of --help). `flag_name` of field `tp_size` is `--tp-size`; booleans are switches.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from .errors import ConfigError
 
 DEFAULT_PORT = 30000
 SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
+_FLOATS = ("auto", "bfloat16", "float16", "float32")
+_LEVELS = ("debug", "info", "warning", "error")
 
 
-def _arg(default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, "aliases": aliases, **metadata})
+def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"group": group, "help": help, "aliases": aliases, **metadata})
 
 
-_model = partial(_arg, group="model")
-_engine = partial(_arg, group="engine")
-_scheduler = partial(_arg, group="scheduler")
-_server = partial(_arg, group="server")
+_model, _engine, _sched, _server = (partial(_arg, name) for name in ("model", "engine", "scheduler", "server"))
 
 
 @dataclass(slots=True)
@@ -35,59 +33,43 @@ class ServerArgs:
     model_path: str | None = _model(None, "local directory or hub name; default: the embedded demo model", "--model")
     tokenizer_path: str | None = _model(None, "directory of the tokenizer; default: the model's", "--tokenizer")
     served_model_name: str | None = _model(None, "name shown by /v1/models")
-    dtype: str = _model("auto", "compute and weight type", choices=("auto", "bfloat16", "float16", "float32"))
-    load_format: str = _model(
-        "safetensors", "safetensors, or dummy for random weights", choices=("safetensors", "dummy")
-    )
+    dtype: str = _model("auto", "compute and weight type", choices=_FLOATS)
+    load_format: str = _model("safetensors", "safetensors, or random weights", choices=("safetensors", "dummy"))
     quantization: str | None = _model(None, "weight quantization format")
-    context_length: int | None = _model(
-        None, "longest prompt plus output; default: the model's", "--max-model-len", minimum=1
-    )
+    context_length: int | None = _model(None, "prompt plus output; default: model's", "--max-model-len", minimum=1)
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
-    sampling_defaults: str = _model(
-        "model",
-        "defaults for absent sampling parameters: generation_config.json or OpenAI's",
-        choices=("model", "openai"),
-    )
+    sampling_defaults: str = _model("model", "generation_config.json's or OpenAI's", choices=("model", "openai"))
     json_model_override_args: str = _model("{}", "JSON object merged over config.json", "--hf-overrides")
     random_seed: int = _model(0, "seed of dummy weights", "--seed")
 
     # Engine
     device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     tp_size: int = _engine(1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1)
-    num_threads: int | None = _engine(
-        None, "CPU threads of all ranks together; default: the cores of this process", minimum=1
-    )
-    attention_backend: str | None = _engine(
-        None, "radix, triton, torch_native or a registered name; default: the best that runs"
-    )
+    num_threads: int | None = _engine(None, "CPU threads of all ranks together; default: all cores", minimum=1)
+    attention_backend: str | None = _engine(None, "radix, triton, torch_native or a registered name; default: the best")
     mem_fraction_static: float | None = _engine(
         None, "share of memory for weights and KV cache; GPU: 0.88", "--gpu-memory-utilization"
     )
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=1)
-    kv_cache_dtype: str = _engine(
-        "auto", "KV cache; auto: the model's", choices=("auto", "bfloat16", "float16", "float32")
-    )
+    kv_cache_dtype: str = _engine("auto", "KV cache; auto: the model's", choices=_FLOATS)
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
     disable_overlap_schedule: bool = _engine(False, "plan a step only after the one before has completed")
 
     # Scheduler
-    max_running_requests: int = _scheduler(64, "requests in a batch", "--max-num-seqs", minimum=1)
-    max_queued_requests: int | None = _scheduler(
-        None, "requests waiting before 503; default max(64, 4 x running)", "--max-num-queued-reqs", minimum=0
+    max_running_requests: int = _sched(64, "requests in a batch", "--max-num-seqs", minimum=1)
+    max_queued_requests: int | None = _sched(
+        None, "requests waiting before 503; default: max(64, 4 x running)", "--max-num-queued-reqs", minimum=0
     )
-    chunked_prefill_size: int = _scheduler(
-        2048, "token budget of a step; -1: a whole prompt in one", "--max-num-batched-tokens"
-    )
-    schedule_policy: str = _scheduler(
+    chunked_prefill_size: int = _sched(2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens")
+    schedule_policy: str = _sched(
         "fcfs", "order of the queue: fcfs, lpm (longest prefix match) or a registered name", "--scheduling-policy"
     )
-    schedule_age_bound: float = _scheduler(5.0, "seconds after which a waiting request goes first under lpm")
-    schedule_conservativeness: float = _scheduler(1.0, "larger: admit fewer requests, retract less often", minimum=0)
-    disable_radix_cache: bool = _scheduler(False, "do not share prefixes")
-    radix_eviction_policy: str = _scheduler("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo"))
-    max_choices: int = _scheduler(16, "largest n of a request", minimum=1)
-    check_invariants: str = _scheduler("idle", "when the runtime checks its own state", choices=("off", "idle", "step"))
+    schedule_age_bound: float = _sched(5.0, "seconds after which a waiting request goes first under lpm")
+    schedule_conservativeness: float = _sched(1.0, "larger: admit fewer requests, retract less often", minimum=0)
+    disable_radix_cache: bool = _sched(False, "do not share prefixes")
+    radix_eviction_policy: str = _sched("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo"))
+    max_choices: int = _sched(16, "largest n of a request", minimum=1)
+    check_invariants: str = _sched("idle", "when the runtime checks its own state", choices=("off", "idle", "step"))
 
     # Server
     host: str = _server("127.0.0.1", "address to bind")
@@ -100,7 +82,7 @@ class ServerArgs:
     step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
     allow_unknown_fields: bool = _server(False, "ignore unknown request fields (listed in `warnings`)")
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
-    log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
+    log_level: str = _server("info", "log level", choices=_LEVELS)
     log_requests: bool = _server(False, "log one line a request (never its text)")
     skip_server_warmup: bool = _server(False, "be ready without a first token")
 
@@ -122,9 +104,8 @@ class ServerArgs:
 
     @property
     def queue_limit(self) -> int:
-        if self.max_queued_requests is not None:
-            return self.max_queued_requests
-        return max(64, 4 * self.max_running_requests)
+        default = max(64, 4 * self.max_running_requests)
+        return default if self.max_queued_requests is None else self.max_queued_requests
 
 
 def flag_name(field_name: str) -> str:

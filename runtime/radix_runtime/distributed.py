@@ -1,14 +1,14 @@
 """Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
 
-Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through
-shared memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed.
+Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through shared memory; every
+wait ends with RuntimeError when a rank aborts or 60 s have passed.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,8 @@ _SEGMENT_BYTES = 4 << 20
 
 
 class Communicator:
-    """A rank of a group; this class is the group of one. All ranks call the same collectives in
-    the same order with equal shapes and dtypes."""
+    """A rank of a group; this class is the group of one. All ranks call the same collectives in the same order with
+    equal shapes and dtypes."""
 
     rank = 0
     world_size = 1
@@ -54,20 +54,17 @@ class SharedMemory(Communicator):
     """CPU ranks of one machine. `path` names a fresh file that every rank can map."""
 
     def __init__(self, path: str, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = rank, world_size
         self._shm = ops.ShmCommunicator(path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=COLLECTIVE_TIMEOUT)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._shm.all_reduce(tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        out = tensor.new_empty((self.world_size, *tensor.shape))
-        return self._shm.all_gather(tensor.contiguous(), out)
+        return self._shm.all_gather(tensor.contiguous(), self._room(tensor))
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        out = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == 0 else None
-        return self._shm.gather(tensor.contiguous(), out)
+        return self._shm.gather(tensor.contiguous(), self._room(tensor) if self.rank == 0 else None)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         self._shm.broadcast(tensor)
@@ -81,9 +78,11 @@ class SharedMemory(Communicator):
     def close(self) -> None:
         self._shm.close()
 
+    def _room(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_empty((self.world_size, *tensor.shape))
 
-@dataclass(frozen=True, slots=True)
-class CoreShare:
+
+class CoreShare(NamedTuple):
     """The CPU threads of a rank; `cores` is the set it is pinned to, None where it is not."""
 
     threads: int
@@ -93,22 +92,13 @@ class CoreShare:
 def core_share(
     rank: int, world_size: int, num_threads: int | None = None, cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")
 ) -> CoreShare:
-    """Splits the cores of this process between the ranks: disjoint cores; with too few of them
-    fewer threads; with fewer cores than ranks one thread each and no pinning. Under a cgroup quota
-    nobody is pinned: other containers would choose the same cores."""
+    """Splits the cores of this process between the ranks: disjoint cores; with too few of them fewer threads; with
+    fewer cores than ranks one thread each and no pinning. Under a cgroup quota nobody is pinned: other containers would
+    choose the same cores."""
     cores = sorted(os.sched_getaffinity(0))
-    quota = _quota(cpu_max)
-    wanted = num_threads or min(quota or len(cores), len(cores))
-    threads = min(wanted, len(cores)) // world_size
-    if threads == 0 or world_size == 1 or quota is not None:
+    limit, period = cpu_max.read_text().split() if cpu_max.is_file() else ("max", "")
+    allowed = len(cores) if limit == "max" else -(-int(limit) // int(period))
+    threads = min(num_threads or allowed, len(cores)) // world_size
+    if threads == 0 or world_size == 1 or limit != "max":
         return CoreShare(max(1, threads), None)
     return CoreShare(threads, frozenset(cores[rank * threads : (rank + 1) * threads]))
-
-
-def _quota(cpu_max: Path) -> int | None:
-    """Whole CPUs that the cgroup (version 2) allows; None without a limit."""
-    try:
-        limit, period = cpu_max.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else -(-int(limit) // int(period))

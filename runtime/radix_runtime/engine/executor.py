@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from ..config import ServerArgs
-from ..device import Device, Ticket
+from ..device import Device
 from ..distributed import Communicator, SharedMemory, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
@@ -38,7 +39,7 @@ def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicat
 
 
 class _Handle:
-    def __init__(self, ticket: Ticket[StepResult], explain: Callable[[BaseException], str]) -> None:
+    def __init__(self, ticket: Future[StepResult], explain: Callable[[BaseException], str]) -> None:
         self._ticket = ticket
         self._explain = explain
 
@@ -66,7 +67,7 @@ class LocalExecutor:
             self.runner = build.result()
         except BaseException:
             self._communicator.abort()
-            self._stream.close()
+            self._stream.shutdown()
             raise
         self.num_pages = self.runner.kv_pool.num_pages
         self.page_size = args.page_size
@@ -99,7 +100,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Waits for the launched steps. Idempotent."""
-        self._stream.close()
+        self._stream.shutdown()
         self._communicator.close()
 
 
@@ -145,6 +146,6 @@ class TPExecutor(LocalExecutor):
     def close(self) -> None:
         if self._failure is not None:
             self._communicator.abort()
-        self._stream.close()
+        self._stream.shutdown()
         self._workers.close()
         self._communicator.close()
