@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from ..config import ServerArgs
 from ..errors import InvariantViolation, RequestError
@@ -125,10 +126,10 @@ class Scheduler:
 
     @property
     def step_in_flight_since(self) -> float | None:
-        """Clock time since which the engine has been busy with the oldest step, or None."""
-        if not self.in_flight:
-            return None
-        return max(self.in_flight[0].launched_at, self._completed_at)
+        """Clock time since which the engine has been busy with the oldest step, or None. The watchdog's thread asks."""
+        with suppress(IndexError):
+            return max(self.in_flight[0].launched_at, self._completed_at)
+        return None
 
     def check(self) -> None:
         """Raises InvariantViolation."""
