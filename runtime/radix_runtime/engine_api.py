@@ -82,8 +82,7 @@ class Engine:
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
         outbox = _Outbox(self)
         self._scheduler = Scheduler(args, self._executor, self._inbox, outbox, eos_ids=eos_ids)
-        source = self.tokenizer or _NoText()
-        self._detokenizer = Detokenizer(source, self._to_detokenizer, outbox)
+        self._detokenizer = Detokenizer(self.tokenizer, self._to_detokenizer, outbox)
         self._pool_tokens = self._executor.num_pages * self._executor.page_size
         self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens)
 
@@ -334,15 +333,6 @@ class _Outbox:
 
     def send(self, message: Message) -> None:
         self._engine._route(message)
-
-
-class _NoText:
-    """Stands in for the tokenizer of a model that has none."""
-
-    special_ids: frozenset[int] = frozenset()
-
-    def id_to_bytes(self, token_id: int) -> bytes:
-        return b""
 
 
 class _Call:

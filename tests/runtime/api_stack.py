@@ -33,7 +33,7 @@ from radix_runtime.scheduler.channel import LocalChannel
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.server.api import create_app, uvicorn_options
 from radix_runtime.server.detokenizer import Detokenizer
-from radix_runtime.server.processes import bind_port
+from radix_runtime.server.supervisor import bind_port
 from radix_runtime.server.tokenizer_manager import TokenizerManager
 from tests.runtime.fake_engine import FakeEngine
 

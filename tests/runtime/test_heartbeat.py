@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 
 from radix_runtime.server import heartbeat
-from radix_runtime.server.heartbeat import CountingExecutor, Heartbeats, StepWatch
-from radix_runtime.step_plan import StepPlan
-from tests.runtime.fake_engine import FakeEngine
+from radix_runtime.server.heartbeat import Heartbeats
 
 
 class Clock:
@@ -27,49 +24,31 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_longest_silence_is_named(clock: Clock) -> None:
     beats = Heartbeats()
-    assert beats.age("api") is None and beats.stale() is None
+    assert beats.stale() is None, "nobody has begun"
     other = Heartbeats(os.dup(beats.descriptor))  # as a child maps it
     other.beat("api")
     clock.now += 6
     other.beat("detokenizer")
     clock.now += 5
-    assert beats.age("api") == pytest.approx(11)
-    assert beats.stale() == "api" and beats.stale(12) is None
+    assert beats.stale(10.9) == "api" and beats.stale(11.1) is None
     other.beat("api")
     assert beats.stale() is None
 
 
-def test_a_hang_is_steps_in_flight_without_progress(clock: Clock) -> None:
+def test_a_hang_is_a_step_that_does_not_complete(clock: Clock) -> None:
     beats = Heartbeats()
-    watch = StepWatch(beats, 5)
 
-    def after(seconds: float) -> bool:
-        clock.now += seconds
-        return watch.hung()
+    def seen(since: float | None) -> float:
+        beats.watch_step(since)
+        return beats.step_seconds
 
-    assert not after(0) and not after(100), "idle is no hang"
-    beats.step_launched()
-    assert not after(1) and not after(5)
-    beats.step_launched()  # overlap: two in flight, one comes
-    beats.step_completed()
-    assert not after(4) and not after(4)
-    assert after(2)
-    beats.step_completed()
-    assert not after(0) and not after(100)
-
-
-def test_steps_are_counted_once() -> None:
-    beats = Heartbeats()
-    engine = CountingExecutor(FakeEngine(), beats)
-    assert engine.num_pages == FakeEngine().num_pages
-    i32 = lambda *values: np.array(values, np.int32)  # noqa: E731
-    plan = StepPlan(
-        step_id=0, num_decode=0, rows=i32(0), query_len=i32(2), kv_len=i32(2),
-        input_ids=i32(5, 6), source=i32(-1, -1), page_rows=i32(0), page_index=i32(0),
-        page_ids=i32(3),
-    )  # fmt: skip
-    handle = engine.launch(plan)
-    assert beats.steps == (0, 1)
-    assert handle.result().step_id == 0
-    assert beats.steps == (1, 0)
-    engine.close()
+    assert seen(None) == 0 and beats.stale(0) is None, "idle: the loop beats for itself"
+    start = clock.now
+    assert seen(start) == 0
+    clock.now += 20
+    assert seen(start) == pytest.approx(20)
+    assert beats.stale() is None, "who waits for a long step is alive"
+    clock.now += 20
+    assert beats.step_seconds == pytest.approx(20), "a stopped process tells nothing new"
+    assert beats.stale() == "scheduler"
+    assert seen(clock.now - 1) == pytest.approx(1) and seen(None) == 0

@@ -39,19 +39,18 @@ TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
 class Net:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.open: list[ipc.Receiver | ipc.Sender] = []
 
     def receiver(self, name: str) -> ipc.Receiver:
-        self.open.append(ipc.Receiver(self.context, self.directory, name, TOKEN))
+        self.open.append(ipc.Receiver(self.directory, name, TOKEN))
         return self.open[-1]  # type: ignore[return-value]
 
     def sender(self, name: str, token: bytes = TOKEN) -> ipc.Sender:
-        self.open.append(ipc.Sender(self.context, self.directory, name, token))
+        self.open.append(ipc.Sender(self.directory, name, token))
         return self.open[-1]  # type: ignore[return-value]
 
     def raw(self, target: str) -> zmq.Socket[bytes]:
-        socket = self.context.socket(zmq.PUSH)
+        socket = zmq.Context.instance().socket(zmq.PUSH)
         socket.linger = 0
         socket.connect(ipc.endpoint(self.directory, target))
         return socket
@@ -64,7 +63,6 @@ def net() -> Iterator[Net]:
     yield net
     for end in net.open:
         end.close()
-    net.context.destroy(linger=0)
     shutil.rmtree(directory)
 
 

@@ -1,12 +1,12 @@
-"""What every child of the supervisor does the same way: start, report, harden, end.
+"""What every child of the supervisor does the same way: start, harden, connect, report, end.
 
-The supervisor writes one `Launch` to the child's stdin, after it commands (lines, to the API only);
-end of file on stdin means that the supervisor is gone. The child writes `Report`s, one JSON line
-each, to the status pipe.
+The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
+on stdin means that the supervisor is gone. The child writes `Report`s, one JSON line each, to the status pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +24,10 @@ from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
 from .heartbeat import Heartbeats
+from .ipc import Receiver, Sender
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
-_LENGTH = struct.Struct("<I")
 DUMP_SIGNAL = signal.SIGUSR1  # prints the stacks of all threads
 
 Info = dict[str, float | int | str | None]
@@ -48,10 +47,6 @@ class Launch(msgspec.Struct):
     status_fd: int = -1
     listen_fd: int | None = None
 
-    def frame(self) -> bytes:
-        body = msgspec.msgpack.encode(self)
-        return _LENGTH.pack(len(body)) + body
-
 
 class Report(msgspec.Struct):
     """`ready` (info: what the API should know), `serving` (the API only), `config` (message: what
@@ -66,89 +61,72 @@ class Child:
     """This process, as a child of the supervisor."""
 
     def __init__(self, launch: Launch) -> None:
-        self.role = launch.role
+        self.launch = launch
         self.args = launch.args
-        self.directory = Path(launch.directory)
-        self.token = launch.token
-        self.listen_fd = launch.listen_fd
         self.heartbeats = Heartbeats(launch.heartbeat_fd)
-        self._status_fd = launch.status_fd
         self._stopping = False
 
-    def report(self, report: Report) -> None:
-        try:
-            os.write(self._status_fd, msgspec.json.encode(report) + b"\n")
-        except OSError:
-            log.debug("the supervisor does not listen any more")
+    def report(self, event: str, error: object = "", info: Info | None = None) -> None:
+        message = " ".join(str(error).split())[:1000]
+        with contextlib.suppress(OSError):  # the supervisor does not listen any more
+            os.write(self.launch.status_fd, msgspec.json.encode(Report(event, message, info or {})) + b"\n")
 
     def beat(self) -> None:
-        self.heartbeats.beat(self.role)
+        self.heartbeats.beat(self.launch.role)
+
+    def connect(self, wake: socket.socket | None = None) -> tuple[Receiver, Sender]:
+        """The links of this process. `wake` also ends a wait for messages."""
+        where = Path(self.launch.directory), self.launch.role, self.launch.token
+        return Receiver(*where, wake), Sender(*where)
 
     def stop_on_sigterm(self) -> socket.socket:
         """SIGTERM makes `should_stop` true and the returned socket readable."""
-        wake, sleeper = socket.socketpair()
-        wake.setblocking(False)
-        self._wake = wake  # kept open
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        return sleeper
+        return on_signals(self._stop, signal.SIGTERM)
 
     def should_stop(self) -> bool:
         return self._stopping
 
-    def _on_sigterm(self, signum: int, frame: object) -> None:
+    def _stop(self, number: int) -> None:
         self._stopping = True
+
+
+def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> socket.socket:
+    """Calls `handler` with the number of each signal; the returned socket is readable then."""
+    sleeper, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)  # stays open as long as the process
+    for number in numbers:
+        signal.signal(number, lambda caught, _: handler(caught))
+    return sleeper
 
 
 def run_child(main: Callable[[Child], None]) -> None:
     """Body of a child's module: never returns. An operator's mistake becomes exit code 78, all
     else 70; the supervisor gets one line, the log the traceback."""
-    launch = _read_launch()
+    line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
+    if not line:
+        raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
+    launch = msgspec.json.decode(line, type=Launch)
     _harden(launch)
     setup_logging(launch.role, launch.args.log_level)
-    child = Child(launch)
-    code = EXIT_INTERNAL
+    child, code = Child(launch), EXIT_INTERNAL
     try:
         main(child)
         code = EXIT_CLEAN
     except ConfigError as error:
-        child.report(Report("config", _one_line(error)))
+        child.report("config", error)
         code = EXIT_CONFIG
     except EngineDeadError as error:
         log.error("%s", error)
-        child.report(Report("fatal", _one_line(error)))
+        child.report("fatal", error)
     except MemoryError:
-        child.report(Report("fatal", "out of memory"))
+        child.report("fatal", "out of memory")
     except Exception as error:
         log.exception("unexpected error")
-        child.report(Report("fatal", f"{type(error).__name__}: {_one_line(error)}"))
-    _leave(code)
-
-
-def _leave(code: int) -> None:
-    # Threads of libraries that are still at work must not delay or change the exit.
+        child.report("fatal", f"{type(error).__name__}: {error}")
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(code)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:1000]
-
-
-def _read_launch() -> Launch:
-    (size,) = _LENGTH.unpack(_read_exactly(_LENGTH.size))
-    return msgspec.msgpack.decode(_read_exactly(size), type=Launch)
-
-
-def _read_exactly(size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(0, size - len(data))
-        if not part:
-            raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
-        data += part
-    return data
+    os._exit(code)  # threads of libraries that are still at work must not delay or change the exit
 
 
 def _harden(launch: Launch) -> None:

@@ -1,17 +1,11 @@
 """Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory.
 
-    api          -> scheduler     Generate, Abort, Control
-    scheduler    -> detokenizer   TokenBatch, RequestFailed
-    scheduler    -> api           ControlReply
-    detokenizer  -> scheduler     TextStop
-    detokenizer  -> api           TextBatch, RequestFailed
-
 Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is
 
     session token (32 bytes) | sender (u8) | sequence number (u64, little-endian) | msgpack
 
-A frame without the session's token is counted and ignored. With it, a gap in the numbers or a body
-that is no Message means that something was lost: LinkError, and the process ends.
+A frame without the session's token is counted and ignored. With it, a gap in the numbers or a body that is no Message
+means that something was lost: LinkError, and the process ends.
 """
 
 from __future__ import annotations
@@ -19,36 +13,24 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 import struct
 from collections import deque
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import zmq
 
+from .. import messages as m
 from ..errors import EngineDeadError, RequestError
-from ..messages import (
-    Abort,
-    Control,
-    ControlReply,
-    Generate,
-    Message,
-    RequestFailed,
-    TextBatch,
-    TextStop,
-    TokenBatch,
-    decode,
-    encode,
-)
+from ..messages import Message
 
-API, SCHEDULER, DETOKENIZER = "api", "scheduler", "detokenizer"
-ROLES = (API, SCHEDULER, DETOKENIZER)
+API, SCHEDULER, DETOKENIZER = ROLES = ("api", "scheduler", "detokenizer")
 
 _ROUTES: dict[str, dict[type, str]] = {
-    API: {Generate: SCHEDULER, Abort: SCHEDULER, Control: SCHEDULER},
-    SCHEDULER: {TokenBatch: DETOKENIZER, RequestFailed: DETOKENIZER, ControlReply: API},
-    DETOKENIZER: {TextStop: SCHEDULER, TextBatch: API, RequestFailed: API},
+    API: {m.Generate: SCHEDULER, m.Abort: SCHEDULER, m.Control: SCHEDULER},
+    SCHEDULER: {m.TokenBatch: DETOKENIZER, m.RequestFailed: DETOKENIZER, m.ControlReply: API},
+    DETOKENIZER: {m.TextStop: SCHEDULER, m.TextBatch: API, m.RequestFailed: API},
 }
 
 TOKEN_BYTES = 32
@@ -66,38 +48,25 @@ class LinkError(EngineDeadError):
     """A link between two processes has lost a message or does not move any more."""
 
 
-class _Wake(Protocol):
-    def fileno(self) -> int: ...
-
-
 def endpoint(directory: Path, name: str) -> str:
     return f"ipc://{directory / name}.sock"
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size)
-    return socket
+def _socket(kind: int) -> zmq.Socket[bytes]:
+    created: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    created.set_hwm(_HIGH_WATER)
+    for option, value in ((zmq.LINGER, 0), (zmq.IMMEDIATE, 1), (zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size)):
+        created.setsockopt(option, value)
+    return created
 
 
 class Receiver:
-    """The inbox of process `name`. `wake`: a descriptor whose readability also ends `wait` (the
-    signal wakeup pipe); it is not read here."""
+    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is
+    not read here."""
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        directory: Path,
-        name: str,
-        token: bytes,
-        wake: _Wake | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, name: str, token: bytes, wake: socket.socket | None = None) -> None:
         self._token = token
-        self._socket = _socket(context, zmq.PULL)
+        self._socket = _socket(zmq.PULL)
         self._socket.bind(endpoint(directory, name))
         self._expected = dict.fromkeys(range(len(ROLES)), 0)
         self._poller = zmq.Poller()
@@ -108,109 +77,97 @@ class Receiver:
 
     def receive(self) -> list[Message]:
         """Messages that are there (at most a batch of them); never blocks. Raises LinkError."""
-        messages: list[Message] = []
+        found: list[Message] = []
         for _ in range(_MAX_BATCH):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            message = self._open(frame)
-            if message is not None:
-                messages.append(message)
-        return messages
+            if len(frame) >= _HEADER.size and hmac.compare_digest(frame[:TOKEN_BYTES], self._token):
+                found.append(self._open(frame))
+            else:
+                self.ignored_frames += 1
+                log.warning("ignored a frame that is not of this session (%d)", self.ignored_frames)
+        return found
 
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until a message (True), `wake`, or the timeout in seconds."""
         ready = self._poller.poll(None if timeout is None else int(timeout * 1000))
         return any(source is self._socket for source, _ in ready)
 
-    def _open(self, frame: bytes) -> Message | None:
-        if len(frame) < _HEADER.size or not hmac.compare_digest(frame[:TOKEN_BYTES], self._token):
-            self.ignored_frames += 1
-            log.warning("ignored a frame that is not of this session (%d)", self.ignored_frames)
-            return None
+    def _open(self, frame: bytes) -> Message:
         _, sender, sequence = _HEADER.unpack_from(frame)
-        if self._expected.get(sender) != sequence:
-            raise LinkError(
-                f"message {sequence} of sender {sender} came where "
-                f"{self._expected.get(sender)} was due: messages were lost"
-            )
+        due = self._expected.get(sender)
+        if due != sequence:
+            raise LinkError(f"message {sequence} of sender {sender} came where {due} was due: messages were lost")
         self._expected[sender] += 1
         try:
-            return decode(frame[_HEADER.size :])
+            return m.decode(frame[_HEADER.size :])
         except msgspec.DecodeError as error:
             raise LinkError(f"undecodable message of sender {sender}: {error}") from error
 
-    @property
-    def descriptor(self) -> int:
-        """Readable (edge-triggered) when `receive` may find something."""
-        return int(self._socket.getsockopt(zmq.FD))
+    async def readable(self) -> None:
+        """Returns when `receive` may find something."""
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # to ask also re-arms the descriptor
+            return
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = int(self._socket.getsockopt(zmq.FD))
 
-    @property
-    def has_message(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        def note() -> None:
+            loop.remove_reader(descriptor)  # it stays readable until the socket is looked at again
+            arrived.set()
+
+        loop.add_reader(descriptor, note)
+        try:
+            await arrived.wait()
+        finally:
+            loop.remove_reader(descriptor)
 
     def close(self) -> None:
         self._socket.close()
 
 
-class _Sender:
-    """One direction between two processes."""
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, source: str, target: str, token: bytes
-    ) -> None:
-        self._target = target
-        self._token = token
-        self._source = ROLES.index(source)
-        self._sequence = 0
-        self.socket = _socket(context, zmq.PUSH)
-        self.socket.connect(endpoint(directory, target))
-
-    def try_send(self, message: Message) -> bool:
-        """False when the link is full. Raises LinkError on a message over the size limit."""
-        body = encode(message)
-        if len(body) > MAX_BODY:
-            raise LinkError(f"{type(message).__name__} of {len(body)} bytes, limit {MAX_BODY}")
-        header = _HEADER.pack(self._token, self._source, self._sequence)
-        try:
-            self.socket.send(header + body, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        self._sequence += 1
-        return True
-
-    def send(self, message: Message, timeout: float = _SEND_TIMEOUT) -> None:
-        """Waits while the link is full (or not yet connected); LinkError after the timeout."""
-        while not self.try_send(message):
-            if not self.socket.poll(int(timeout * 1000), zmq.POLLOUT):
-                raise LinkError(f"{self._target} has not read its messages for {timeout:g} s")
-
-
 class Sender:
     """The outbox of process `name`: sends each message where its type belongs."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, name: str, token: bytes) -> None:
-        targets = set(_ROUTES[name].values())
-        self._links = {t: _Sender(context, directory, name, t, token) for t in targets}
-        self._routes = {kind: self._links[target] for kind, target in _ROUTES[name].items()}
+    def __init__(self, directory: Path, name: str, token: bytes) -> None:
+        self._token = token
+        self._source = ROLES.index(name)
+        self._routes = _ROUTES[name]
+        self._sequence = dict.fromkeys(self._routes.values(), 0)
+        self._sockets = {target: _socket(zmq.PUSH) for target in self._sequence}
+        for target, link in self._sockets.items():
+            link.connect(endpoint(directory, target))
 
     def send(self, message: Message) -> None:
-        """Blocks while the receiver's queue is full. Raises LinkError."""
-        self._routes[type(message)].send(message)
+        """Waits while the link is full or not yet connected. Raises LinkError after a time."""
+        while not self.try_send(message):
+            target = self._routes[type(message)]
+            if not self._sockets[target].poll(int(_SEND_TIMEOUT * 1000), zmq.POLLOUT):
+                raise LinkError(f"{target} has not read its messages for {_SEND_TIMEOUT:g} s")
 
     def try_send(self, message: Message) -> bool:
-        return self._routes[type(message)].try_send(message)
+        """False when the link is full. Raises LinkError on a message over the size limit."""
+        target, body = self._routes[type(message)], m.encode(message)
+        if len(body) > MAX_BODY:
+            raise LinkError(f"{type(message).__name__} of {len(body)} bytes, limit {MAX_BODY}")
+        header = _HEADER.pack(self._token, self._source, self._sequence[target])
+        try:
+            self._sockets[target].send(header + body, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._sequence[target] += 1
+        return True
 
     def wait_connected(self, timeout: float) -> None:
         """Returns when every receiver is there. Raises LinkError."""
-        for target, link in self._links.items():
-            if not link.socket.poll(int(timeout * 1000), zmq.POLLOUT):
+        for target, link in self._sockets.items():
+            if not link.poll(int(timeout * 1000), zmq.POLLOUT):
                 raise LinkError(f"no connection to {target} within {timeout:g} s")
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.socket.close()
+        for link in self._sockets.values():
+            link.close()
 
 
 class AsyncLink:
@@ -225,7 +182,7 @@ class AsyncLink:
         """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent as
         soon as there is room."""
         if self._unsent or not self._sender.try_send(message):
-            if not isinstance(message, Abort):
+            if not isinstance(message, m.Abort):
                 raise RequestError(503, "engine_overloaded", "too many requests", retry_after=1)
             self._unsent.append(message)
             if len(self._unsent) == 1:
@@ -239,26 +196,6 @@ class AsyncLink:
 
     async def receive(self) -> list[Message]:
         """At least one message. Raises LinkError."""
-        while True:
-            messages = self._receiver.receive()
-            if messages:
-                return messages
-            if not self._receiver.has_message:  # this also re-arms the descriptor
-                await self._readable()
-
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        descriptor = self._receiver.descriptor
-        # Removed at once: the descriptor stays readable until the socket is looked at again.
-        loop.add_reader(descriptor, _set, loop, descriptor, ready)
-        try:
-            await ready
-        finally:
-            loop.remove_reader(descriptor)
-
-
-def _set(loop: asyncio.AbstractEventLoop, descriptor: int, ready: asyncio.Future[None]) -> None:
-    loop.remove_reader(descriptor)
-    if not ready.done():
-        ready.set_result(None)
+        while not (found := self._receiver.receive()):
+            await self._receiver.readable()
+        return found

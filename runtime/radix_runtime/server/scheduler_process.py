@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import zmq
 
 from .. import hf
 from ..engine.executor import create_executor
 from ..errors import EXIT_INTERNAL
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
-from ..step_plan import Executor
-from .child import Child, Info, Report, run_child
-from .heartbeat import CountingExecutor
-from .ipc import SCHEDULER, Receiver, Sender
+from .child import Child, run_child
 
 _LOG_SECONDS = 5.0  # between two lines about the load
 _CONNECT_SECONDS = 60.0  # the other processes start in far less
@@ -26,80 +22,68 @@ _CONNECT_SECONDS = 60.0  # the other processes start in far less
 log = logging.getLogger(__name__)
 
 
-class LoadLog:
-    """One line every few seconds while tokens flow."""
-
-    def __init__(self, stats: Callable[[], dict[str, float]]) -> None:
-        self._stats = stats
-        self._last = stats()
-        self._due = time.monotonic() + _LOG_SECONDS
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        if now < self._due:
-            return
-        seconds = now - self._due + _LOG_SECONDS
-        self._due = now + _LOG_SECONDS
-        stats = self._stats()
-        since = {name: value - self._last[name] for name, value in stats.items()}
-        self._last = stats
-        prompt, cached = since["prefill_tokens_total"], since["cached_tokens_total"]
-        output = since["generation_tokens_total"]
-        if prompt + output < seconds:  # next to nothing, as a health probe
-            return
-        log.info(
-            "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
-            stats["num_running_reqs"],
-            stats["num_queue_reqs"],
-            prompt / seconds,
-            output / seconds,
-            100 * cached / max(1, prompt + cached),
-            100 * stats["token_usage"],
+def log_load(stats: Callable[[], dict[str, float]]) -> Iterator[None]:
+    """To be resumed often: a line every few seconds while tokens flow."""
+    last, start = stats(), time.monotonic()
+    while True:
+        yield
+        if (seconds := time.monotonic() - start) < _LOG_SECONDS:
+            continue
+        new, start = stats(), time.monotonic()
+        prompt, cached, output = (
+            new[name] - last[name]
+            for name in ("prefill_tokens_total", "cached_tokens_total", "generation_tokens_total")
         )
-
-
-def serve(child: Child, load: Callable[[], Executor], eos_ids: Sequence[int]) -> None:
-    """Loads the engine, tells the supervisor, and schedules until SIGTERM."""
-    wake = child.stop_on_sigterm()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = Receiver(context, child.directory, SCHEDULER, child.token, wake)
-    outbox = Sender(context, child.directory, SCHEDULER, child.token)
-    executor = load()
-    try:
-        counting = CountingExecutor(executor, child.heartbeats)
-        scheduler = Scheduler(child.args, counting, inbox, outbox, eos_ids=eos_ids)
-        load_log = LoadLog(scheduler.stats)
-
-        def heartbeat() -> None:
-            child.beat()
-            load_log.tick()
-
-        scheduler.heartbeat = heartbeat
-        outbox.wait_connected(_CONNECT_SECONDS)
-        tokens = executor.num_pages * executor.page_size
-        log.info("KV cache: %d tokens in pages of %d", tokens, executor.page_size)
-        info: Info = {
-            "max_total_num_tokens": tokens,
-            "max_context": executor.max_context,
-            "page_size": executor.page_size,
-        }
-        child.report(Report("ready", info=info))
-        scheduler.run(child.should_stop)
-    finally:
-        executor.close()
+        last = new
+        if prompt + output >= seconds:  # less is next to nothing, as a health probe
+            log.info(
+                "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
+                new["num_running_reqs"],
+                new["num_queue_reqs"],
+                prompt / seconds,
+                output / seconds,
+                100 * cached / max(1, prompt + cached),
+                100 * new["token_usage"],
+            )
 
 
 def main(child: Child) -> None:
+    """Loads the engine, tells the supervisor, and schedules until SIGTERM."""
+    inbox, outbox = child.connect(child.stop_on_sigterm())
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
     tokenizer = hf.load_tokenizer(args.tokenizer_path or args.model_path or "")
     eos_ids = hf.eos_token_ids(Path(args.model_path or ""), tokenizer)
 
     def rank_died(reason: str) -> None:
-        child.report(Report("fatal", reason))
+        child.report("fatal", reason)
         os._exit(EXIT_INTERNAL)  # also when idle, and whatever the main thread waits for
 
-    serve(child, lambda: create_executor(args, config, rank_died), eos_ids)
+    executor = create_executor(args, config, rank_died)
+    try:
+        scheduler = Scheduler(args, executor, inbox, outbox, eos_ids=eos_ids)
+        load = log_load(scheduler.stats)
+
+        def heartbeat() -> None:
+            child.beat()
+            next(load)
+
+        def watch() -> None:
+            """Stands still when the process does (SIGSTOP, a held GIL)."""
+            while True:
+                time.sleep(1.0)
+                child.heartbeats.watch_step(scheduler.step_in_flight_since)
+
+        scheduler.heartbeat = heartbeat
+        threading.Thread(target=watch, name="heartbeat", daemon=True).start()
+        outbox.wait_connected(_CONNECT_SECONDS)
+        tokens = executor.num_pages * executor.page_size
+        log.info("KV cache: %d tokens in pages of %d", tokens, executor.page_size)
+        sizes = {"max_context": executor.max_context, "page_size": executor.page_size}
+        child.report("ready", info={"max_total_num_tokens": tokens, **sizes})
+        scheduler.run(child.should_stop)
+    finally:
+        executor.close()
 
 
 if __name__ == "__main__":
