@@ -217,12 +217,10 @@ def test_prompt_scores_come_in_blocks(n):
         sizes.append(len(rows))
         return rows @ head.T
 
-    blocks = list(score_in_blocks(hidden, targets, 2, compute_logits))
+    logprobs, top_ids, _ = score_in_blocks(hidden, targets, 2, compute_logits)
     assert sum(sizes) == n and max(sizes, default=0) <= PROMPT_LOGPROB_ROWS
     exact = torch.log_softmax((hidden.double() @ head.T.double()), -1)
-    got = torch.cat([torch.empty(0), *(b[0] for b in blocks)])
     want = exact.gather(1, targets.long()[:, None])[:, 0]
-    assert torch.allclose(got.double(), want, atol=1e-5)
-    if n:
-        assert torch.equal(torch.cat([b[1] for b in blocks]).long(), exact.topk(2)[1])
-    assert not list(score_in_blocks(hidden, targets, 2, lambda rows: None))
+    assert torch.allclose(logprobs.double(), want, atol=1e-5)
+    assert torch.equal(top_ids.long(), exact.topk(2)[1])
+    assert not score_in_blocks(hidden, targets, 2, lambda rows: None)

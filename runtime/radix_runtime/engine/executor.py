@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import select
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
+import msgspec
+import torch
+
+from .. import ops
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import Communicator, SharedMemory, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
 from ..step_plan import Executor, StepPlan, StepResult, encode_plan
-from .model_runner import ModelRunner, set_threads
-from .worker_group import WorkerGroup
+from .model_runner import ModelRunner
+from .step_ring import RingHandle, StepRing
+
+logger = logging.getLogger(__name__)
 
 OnDeath = Callable[[str], None]
 
+_EXIT_SECONDS = 5.0
+_NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that broke it
 
-def create_executor(args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None) -> Executor:
-    """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once,
-    on another thread, when a rank dies; what is in flight then raises EngineDeadError, and so does
-    every later launch. Raises ConfigError for what cannot work."""
+
+def create_executor(args: ServerArgs, config: ModelConfig, on_death: OnDeath = lambda reason: None) -> Executor:
+    """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once, on another thread,
+    when a rank dies; what is in flight then raises EngineDeadError, and so does every later launch. Raises ConfigError
+    for what cannot work."""
     config.check_tp(args.tp_size)
-    if args.tp_size == 1:
-        return LocalExecutor(args, config)
-    return TPExecutor(args, config, on_death)
+    return LocalExecutor(args, config) if args.tp_size == 1 else TPExecutor(args, config, on_death)
 
 
 def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> ModelRunner:
@@ -34,37 +48,22 @@ def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicat
         share = core_share(communicator.rank, communicator.world_size, args.num_threads)
         if share.cores is not None:
             os.sched_setaffinity(0, share.cores)  # this thread and those it starts
-        set_threads(share.threads)
+        ops.set_num_threads(share.threads)
+        torch.set_num_threads(share.threads)
     return ModelRunner(args, config, device, communicator)
-
-
-class _Handle:
-    def __init__(self, ticket: Future[StepResult], explain: Callable[[BaseException], str]) -> None:
-        self._ticket = ticket
-        self._explain = explain
-
-    def done(self) -> bool:
-        return self._ticket.done()
-
-    def result(self) -> StepResult:
-        try:
-            return self._ticket.result()
-        except Exception as error:
-            raise EngineDeadError(self._explain(error)) from error
 
 
 class LocalExecutor:
     """One rank in this process. Steps run in the order of their launch on the device's stream."""
 
-    _failure: str | None = None  # why the engine is dead; the first reason counts
+    failure: str | None = None  # why the engine is dead; the first reason counts
 
     def __init__(self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None) -> None:
         device = Device.resolve(args.device)
         self._communicator = communicator or Communicator()
         self._stream = device.stream()
         try:
-            build = self._stream.submit(lambda: build_rank(args, config, device, self._communicator))
-            self.runner = build.result()
+            self.runner = self._stream.submit(build_rank, args, config, device, self._communicator).result()
         except BaseException:
             self._communicator.abort()
             self._stream.shutdown()
@@ -76,27 +75,27 @@ class LocalExecutor:
         self.vocab_size = config.vocab_size
 
     def launch(self, plan: StepPlan) -> _Handle:
-        if self._failure is not None:
-            raise EngineDeadError(self._failure)
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
         try:
-            return _Handle(self._stream.submit(lambda: self._run(plan)), self._explain)
+            return _Handle(self._stream.submit(self._run, plan), self)
         except Exception as error:
-            raise EngineDeadError(self._explain(error)) from error
+            raise self.died_of(error) from error
 
     def _run(self, plan: StepPlan) -> StepResult:
-        if self._failure is not None:  # the state that this step builds on is not what it expects
-            raise EngineDeadError(self._failure)
+        if self.failure is not None:  # the state that this step builds on is not what it expects
+            raise EngineDeadError(self.failure)
         try:
             return self.runner.run(plan)
         except BaseException as error:
-            self._explain(error)
+            self.died_of(error)
             self._communicator.abort()
             raise
 
-    def _explain(self, error: BaseException) -> str:
-        if self._failure is None:
-            self._failure = f"a step failed: {type(error).__name__}: {error}"
-        return self._failure
+    def died_of(self, error: BaseException) -> EngineDeadError:
+        if self.failure is None:
+            self.failure = f"a step failed: {type(error).__name__}: {error}"
+        return EngineDeadError(self.failure)
 
     def close(self) -> None:
         """Waits for the launched steps. Idempotent."""
@@ -104,48 +103,133 @@ class LocalExecutor:
         self._communicator.close()
 
 
-class TPExecutor(LocalExecutor):
-    """Rank 0 in this process, the others as its children. Every launch reaches them through the
-    step ring before rank 0 runs it."""
+@dataclass(slots=True)
+class _Handle:
+    """A step in flight. Whatever fails in it, the engine is dead."""
 
-    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: OnDeath | None = None) -> None:
+    future: Future[StepResult]
+    executor: LocalExecutor
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self) -> StepResult:
+        try:
+            return self.future.result()
+        except Exception as error:
+            raise self.executor.died_of(error) from error
+
+
+class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker reads from its standard input. `parent_pid` is rank 0's process; the worker may ask the kernel to
+    end it with the thread that started it if `main_thread` started it."""
+
+    args: ServerArgs
+    rank: int
+    memory_fd: int
+    ring: RingHandle
+    parent_pid: int
+    main_thread: bool
+
+
+class TPExecutor(LocalExecutor):
+    """Rank 0 in this process, the others as its children. Every launch reaches them through the step ring before rank 0
+    runs it. Each holds the read end of a pipe whose other end dies with this process."""
+
+    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: OnDeath) -> None:
         if not Device.resolve(args.device).is_cpu:
             raise ConfigError("--tp-size above 1 needs --device cpu")
         self._on_death = on_death
-        self._workers = WorkerGroup(args, self._worker_died)
+        self._ring = StepRing(args.tp_size - 1)
+        self._memory_fd = os.memfd_create("radix-comm")  # the communicator's file
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._news = threading.Event()  # of a death
+        self._closed = False
+        communicator = SharedMemory(f"/proc/self/fd/{self._memory_fd}", 0, args.tp_size)
+        self.workers = [self._start(args, rank) for rank in range(1, args.tp_size)]
+        self._watcher = threading.Thread(target=self._watch, args=[communicator], name="radix-workers", daemon=True)
+        self._watcher.start()
         try:
-            communicator = SharedMemory(self._workers.memory_path, 0, args.tp_size)
-            self._workers.watch(communicator)
             super().__init__(args, config, communicator)
         except BaseException as error:
-            self._workers.close()
-            if self._workers.failure and not isinstance(error, ConfigError):
-                raise EngineDeadError(self._workers.failure) from error
+            self.close()
+            if self.failure and not isinstance(error, ConfigError):
+                raise EngineDeadError(self.failure) from error
             raise
 
-    def _worker_died(self, reason: str) -> None:
-        self._failure = self._failure or reason
-        if self._on_death is not None:
-            self._on_death(self._failure)
+    def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
+        main_thread = threading.current_thread() is threading.main_thread()
+        spec = WorkerSpec(args, rank, self._memory_fd, self._ring.handle, os.getpid(), main_thread)
+        # The worker finds what this process finds, and nothing of the current directory besides.
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "radix_runtime.engine.worker"],
+            stdin=subprocess.PIPE,
+            stdout=2,  # what it prints is no output of this program
+            pass_fds=[self._memory_fd, *self._ring.handle.fds],
+            env={**os.environ, **paths},
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()  # and stays open: its end tells the worker that we are gone
+        return process
+
+    def _watch(self, communicator: Communicator) -> None:
+        """A death that nobody asked for aborts the exchange and closes the ring."""
+        ranks = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self.workers, 1)}
+        poll = select.poll()
+        for fd in (self._stop_fd, *ranks):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll()]
+        for fd in ranks:
+            os.close(fd)
+        if self._stop_fd in ready:
+            return
+        process = self.workers[ranks[ready[0]] - 1]
+        code = process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        reason = f"tensor-parallel rank {ranks[ready[0]]} (pid {process.pid}) {how}"
+        logger.error("%s", reason)
+        self.failure = self.failure or reason
+        self._on_death(self.failure)
+        self._news.set()
+        communicator.abort()
+        self._ring.close()
 
     def launch(self, plan: StepPlan) -> _Handle:
-        if self._failure is None:
+        if self.failure is None:
             try:
-                self._workers.ring.publish(encode_plan(plan))
-            except EngineDeadError as error:
-                # A closed ring is the echo of a death that has a better name.
-                raise EngineDeadError(self._failure or self._explain(error)) from error
+                self._ring.publish(encode_plan(plan))
+            except EngineDeadError as error:  # a closed ring is the echo of a death that has a better name
+                raise self.died_of(error) from error
         return super().launch(plan)
 
-    def _explain(self, error: BaseException) -> str:
+    def died_of(self, error: BaseException) -> EngineDeadError:
         # A broken exchange is mostly the echo of a death: give its news a moment to arrive.
-        if self._failure is None and isinstance(error, RuntimeError):
-            self._workers.await_death()
-        return super()._explain(error)
+        if self.failure is None and isinstance(error, RuntimeError):
+            self._news.wait(_NEWS_SECONDS)
+        return super().died_of(error)
 
     def close(self) -> None:
-        if self._failure is not None:
+        """Ends the workers after the last launched step; kills what does not end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.failure is not None:
             self._communicator.abort()
         self._stream.shutdown()
-        self._workers.close()
+        os.eventfd_write(self._stop_fd, 1)
+        self._watcher.join()
+        self._ring.close()
+        for process in self.workers:
+            try:
+                process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        self._ring.release()
         self._communicator.close()
+        os.close(self._memory_fd)
+        os.close(self._stop_fd)

@@ -1,18 +1,18 @@
 """Logits to token ids, with per-row state that outlives the step.
 
-Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask,
-temperature, top-k, top-p, min-p, draw. Log-probabilities come from the logits as the model gave
-them. The draw is keyed by (seed of the row, absolute position of the token), so it depends on
-neither batch nor rank.
+Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask, temperature, top-k, top-p,
+min-p, draw. Log-probabilities come from the logits as the model gave them. The draw is keyed by (seed of the row,
+absolute position of the token), so it depends on neither batch nor rank.
 
-State is kept by request-table row and replaced when the row is (re)admitted; the host arrays are
-gathered for a batch once and kept while the batch stays the same, as it mostly does in decode.
+State is kept by request-table row and replaced when the row is (re)admitted; what a batch needs of it is gathered once
+and kept while the batch stays the same, as it mostly does in decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ _IN_PROMPT = 1 << 30
 _FIRST_COUNT_SLOTS = 4
 
 
-@dataclass(slots=True)
-class Sampled:
-    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the
-    rest is None when no row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
+class Sampled(NamedTuple):
+    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the rest is None when no
+    row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor | None = None
@@ -38,23 +37,17 @@ class Sampled:
     top_logprobs: torch.Tensor | None = None
 
 
-# One record a row. `slot` -1: no penalty counts. `min_end`: stop ids are masked before it.
-_ROW = np.dtype(
-    [
-        ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("seed", "i8"),
-        ("repetition", "f4"), ("frequency", "f4"), ("presence", "f4"), ("slot", "i4"),
-        ("min_end", "i8"), ("scored", "?"), ("top_n", "i4"),
-    ]
-)  # fmt: skip
-_DRAW = ("temperature", "top_k", "top_p", "min_p", "seed")
-_PENALTIES = ("slot", "repetition", "frequency", "presence")
+# One record a row, in the order in which `admit` fills it. `slot` -1: no penalty counts.
+_DRAW = {"temperature": "f4", "top_k": "i4", "top_p": "f4", "min_p": "f4", "seed": "i8"}
+_PENALTIES = {"slot": "i4", "repetition": "f4", "frequency": "f4", "presence": "f4"}
+_ROW = np.dtype([*(_DRAW | _PENALTIES | {"min_end": "i8", "scored": "?", "top_n": "i4"}).items()])
 
 
 @dataclass(slots=True)
 class _Batch:
     """State of the rows of one batch; tensors are on the device, None where no row needs them."""
 
-    key: bytes
+    rows: bytes
     draw: list[torch.Tensor]  # in the order of _DRAW
     penalties: list[torch.Tensor] | None  # in the order of _PENALTIES
     bias: list[torch.Tensor] | None  # batch index, id, value
@@ -80,16 +73,13 @@ class Sampler:
     def admit(self, state: RowSampling) -> None:
         """Replaces all state of `state.row`."""
         row, p = state.row, state.params
-        slot = int(self._rows["slot"][row])
-        if slot >= 0:
+        if (slot := int(self._rows["slot"][row])) >= 0:
             self._free_slots.append(slot)
-        self._rows[row] = (
-            p.temperature, p.top_k, p.top_p, p.min_p, state.seed,
-            p.repetition_penalty, p.frequency_penalty, p.presence_penalty,
-            self._fill_counts(state) if p.has_penalties else -1,
-            state.min_end if state.stop_ids else 0,
-            state.return_logprob, state.top_logprobs if state.return_logprob else 0,
-        )  # fmt: skip
+        slot = self._fill_counts(state) if p.has_penalties else -1
+        draw = (p.temperature, p.top_k, p.top_p, p.min_p, state.seed)
+        penalties = (slot, p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+        top_n = state.top_logprobs if state.return_logprob else 0
+        self._rows[row] = (*draw, *penalties, state.min_end, state.return_logprob, top_n)
         self._stop_ids[row] = state.stop_ids
         self._bias[row] = p.logit_bias
         self._batch = None
@@ -102,20 +92,17 @@ class Sampler:
             self._counts = torch.cat([old, old.new_zeros((more, self._vocab_size))])
             self._free_slots = list(range(len(old), len(old) + more))
         slot = self._free_slots.pop()
-        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size)
-        words = words.astype(np.int32)
+        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size).astype(np.int32)
         words[unpack_ids(state.prompt_ids)] |= _IN_PROMPT
         self._counts[slot] = self._upload(words)
         return slot
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
-        """One token for each row. `logits` float32 [S, V] may be overwritten; `positions` [S] is
-        where each token will stand in its sequence."""
+        """One token for each row. `logits` float32 [S, V] may be overwritten; `positions` [S] is where each token will
+        stand in its sequence."""
         batch = self._gather(rows)
-        raw = None
-        if batch.scored is not None:
-            # index_select copies, so the raw values survive the edits below.
-            raw = logits.index_select(0, batch.scored)
+        # index_select copies, so the raw values survive the edits below.
+        raw = None if batch.scored is None else logits.index_select(0, batch.scored)
         if batch.bias is not None:
             *places, values = batch.bias
             logits.index_put_(tuple(places), values, accumulate=True)
@@ -128,61 +115,44 @@ class Sampler:
             # Assigning a Python number would make the host wait for the device.
             logits.index_put_(where, logits.new_full((), -torch.inf))
         temperature, top_k, top_p, min_p, seed = batch.draw
-        at = self._upload(np.asarray(positions, np.int64))
-        sampled = Sampled(  # rows of temperature 0 cost no more than an argmax
-            ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, at)
-        )
+        at = self._upload(positions.astype(np.int64))
+        # Greedy rows cost no more than an argmax.
+        tokens = ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, at)
         if batch.penalties is not None:
-            ops.count_tokens_inplace(self._counts, batch.penalties[0], sampled.ids)
-        if raw is not None and batch.scored is not None:
-            self._score(raw, batch.scored, batch.top_n, sampled)
-        return sampled
+            ops.count_tokens_inplace(self._counts, batch.penalties[0], tokens)
+        scored = batch.scored
+        if raw is None or scored is None:
+            return Sampled(tokens)
+        chosen = tokens.index_select(0, scored).clamp_min(0)
+        logprobs, top, top_ids = ops.token_logprobs(raw, chosen, batch.top_n)
 
-    def _score(self, raw: torch.Tensor, scored: torch.Tensor, top_n: int, sampled: Sampled) -> None:
-        """Fills in the logprobs; row i of `raw` belongs to entry scored[i]."""
-        ids = sampled.ids.index_select(0, scored).clamp_min(0)
-        logprobs, top, top_ids = ops.token_logprobs(raw, ids, top_n)
-        size = len(sampled.ids)
-        sampled.logprobs = raw.new_full((size,), torch.nan).index_copy_(0, scored, logprobs)
-        if top_n:
-            empty = raw.new_full((size, top_n), torch.nan)
-            sampled.top_logprobs = empty.index_copy_(0, scored, top)
-            empty_ids = top_ids.new_full((size, top_n), -1)
-            sampled.top_ids = empty_ids.index_copy_(0, scored, top_ids)
+        def spread(scores: torch.Tensor, absent: float) -> torch.Tensor:
+            full = scores.new_full((len(tokens), *scores.shape[1:]), absent)
+            return full.index_copy_(0, scored, scores)
+
+        tops = (spread(top_ids, -1), spread(top, torch.nan)) if batch.top_n else ()
+        return Sampled(tokens, spread(logprobs, torch.nan), *tops)
 
     def _gather(self, rows: np.ndarray) -> _Batch:
         key = rows.tobytes()
-        if self._batch is not None and self._batch.key == key:
+        if self._batch is not None and self._batch.rows == key:
             return self._batch
-        state, order = self._rows[rows], rows.tolist()
-
-        def columns(names: Sequence[str]) -> list[torch.Tensor]:
-            return [self._upload(state[name].copy()) for name in names]
-
+        state = self._rows[rows]
+        entries = list(enumerate(zip(rows.tolist(), state["min_end"].tolist(), strict=True)))
+        bias = [(i, token, value) for i, (row, _) in entries for token, value in self._bias[row].items()]
+        stops = [(i, token, end) for i, (row, end) in entries if end for token in self._stop_ids[row]]
         scored = np.flatnonzero(state["scored"])
-        ends = [
-            (i, token, end)
-            for i, (row, end) in enumerate(zip(order, state["min_end"].tolist(), strict=True))
-            for token in self._stop_ids[row]
-            if end
-        ]
+        bias_columns = zip(zip(*bias, strict=True), (np.int64, np.int64, np.float32), strict=True)
         self._batch = _Batch(
-            key=key,
-            draw=columns(_DRAW),
-            penalties=columns(_PENALTIES) if (state["slot"] >= 0).any() else None,
-            bias=self._gather_bias(order),
-            stops=np.array(ends, np.int64).reshape(-1, 3).T,
-            scored=self._upload(scored) if len(scored) else None,
-            top_n=int(state["top_n"].max(initial=0)),
+            key,
+            [self._upload(state[name].copy()) for name in _DRAW],
+            [self._upload(state[name].copy()) for name in _PENALTIES] if (state["slot"] >= 0).any() else None,
+            [self._upload(np.array(*column)) for column in bias_columns] if bias else None,
+            np.array(stops, np.int64).reshape(-1, 3).T,
+            self._upload(scored) if len(scored) else None,
+            int(state["top_n"].max(initial=0)),
         )
         return self._batch
-
-    def _gather_bias(self, rows: list[int]) -> list[torch.Tensor] | None:
-        entries = [(i, t, b) for i, row in enumerate(rows) for t, b in self._bias[row].items()]
-        if not entries:
-            return None
-        columns = zip(*entries, (np.int64, np.int64, np.float32), strict=True)
-        return [self._upload(np.array(values, dtype)) for *values, dtype in columns]
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return upload(array, self._device)
@@ -193,15 +163,15 @@ def score_in_blocks(
     targets: torch.Tensor,
     top_n: int,
     compute_logits: Callable[[torch.Tensor], torch.Tensor | None],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Log-probabilities of `targets` int32 [n] after `hidden` [n, H], in blocks of at most
-    PROMPT_LOGPROB_ROWS rows: (logprobs [b], top_ids [b, top_n], top_logprobs [b, top_n]).
+) -> list[torch.Tensor]:
+    """Log-probabilities of `targets` int32 [n] after `hidden` [n, H]: [logprobs [n], top_ids [n, top_n], top_logprobs
+    [n, top_n]]. Logits of at most PROMPT_LOGPROB_ROWS rows exist at once.
 
-    `compute_logits` is a collective; it gives None on ranks that do not score, where nothing is
-    yielded."""
-    for start in range(0, len(hidden), PROMPT_LOGPROB_ROWS):
-        block = slice(start, start + PROMPT_LOGPROB_ROWS)
-        logits = compute_logits(hidden[block])
+    `compute_logits` is a collective; it gives None on ranks that do not score, where the result is empty."""
+    blocks = []
+    for rows, ids in zip(hidden.split(PROMPT_LOGPROB_ROWS), targets.split(PROMPT_LOGPROB_ROWS), strict=True):
+        logits = compute_logits(rows)
         if logits is not None:
-            logprobs, top, top_ids = ops.token_logprobs(logits, targets[block], top_n)
-            yield logprobs, top_ids, top
+            logprobs, top, top_ids = ops.token_logprobs(logits, ids, top_n)
+            blocks.append((logprobs, top_ids, top))
+    return [torch.cat(parts) for parts in zip(*blocks, strict=True)]

@@ -1,15 +1,15 @@
 """The way of a StepPlan from rank 0 to the workers: one producer, many consumers, shared memory.
 
-    word 0                 sequence number of the last published slot
-    word 8                 closed flag
-    word 8 * (2 + 2r)      acknowledgement of consumer r: the last slot it has taken
-    word 8 * (3 + 2r)      heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
-    slots                  [slots][32-byte header | slot_bytes]
-                           header: sequence, frame size, offset in the frame
+A ring of bytes carries frames, each behind its length in 8 bytes. Positions count the bytes since the start:
 
-A frame larger than a slot travels in several; a slot is used again when every consumer has
-acknowledged it. Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The
-memory is an anonymous memfd: it goes with the last process, however that one dies.
+    word 0                 bytes published
+    word 8                 closed flag
+    word 8 * (2 + 2r)      acknowledgement of consumer r: bytes that it has taken
+    word 8 * (3 + 2r)      heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
+    data                   byte p is at p % capacity
+
+A frame larger than the free room travels in pieces. Each consumer sleeps on its own eventfd, so an idle worker costs
+nothing. The memory is an anonymous memfd: it goes with the last process, however that one dies.
 """
 
 from __future__ import annotations
@@ -26,165 +26,135 @@ import numpy as np
 from ..errors import EngineDeadError
 
 _LINE = 8  # words of a cache line: no two writers share one
-_HEADER_BYTES = 32
 _SPIN_SECONDS = 50e-6
 _FULL_SLEEP = 200e-6
 
 
 class RingHandle(msgspec.Struct, forbid_unknown_fields=True):
-    """What a child needs to attach: inherited descriptors and the layout."""
+    """What a child needs to attach: inherited descriptors and the size."""
 
     memory_fd: int
     event_fds: list[int]
-    slots: int
-    slot_bytes: int
+    capacity: int
 
     @property
     def fds(self) -> list[int]:
         return [self.memory_fd, *self.event_fds]
 
 
-class _Layout:
-    """The mapped words and slots, as both ends see them."""
+class _Ring:
+    """The mapped words and data, as both ends see them. x86 keeps the order of stores."""
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
-        control = _LINE * 8 * (2 + 2 * len(handle.event_fds))
-        stride = _HEADER_BYTES + handle.slot_bytes
-        size = control + handle.slots * stride
+        words = _LINE * (2 + 2 * len(handle.event_fds))
+        size = 8 * words + handle.capacity
         if os.fstat(handle.memory_fd).st_size < size:
             os.ftruncate(handle.memory_fd, size)
         self._memory = mmap.mmap(handle.memory_fd, size)
-        self.words = np.frombuffer(self._memory, np.uint64, control // 8)
-        slots = np.frombuffer(self._memory, np.uint8, handle.slots * stride, control)
-        slots = slots.reshape(handle.slots, stride)
-        self.headers = slots[:, :_HEADER_BYTES].view(np.uint64)
-        self.payloads = slots[:, _HEADER_BYTES:]
-        self.acks = self.words[_LINE * 2 :: 2 * _LINE]
-        self.beats = self.words[_LINE * 3 :: 2 * _LINE]
+        self._words = np.frombuffer(self._memory, np.uint64, words)
+        self._data = np.frombuffer(self._memory, np.uint8, offset=8 * words)
+        self._acks, self._beats = self._words[_LINE * 2 :: 2 * _LINE], self._words[_LINE * 3 :: 2 * _LINE]
 
     @property
     def closed(self) -> bool:
-        return bool(self.words[_LINE])
-
-    def unmap(self) -> None:
-        """The mapping holds a descriptor of its own, which should not wait for the collector."""
-        del self.words, self.headers, self.payloads, self.acks, self.beats
-        self._memory.close()
+        return bool(self._words[_LINE])
 
 
-class StepRing:
+class StepRing(_Ring):
     """Rank 0's end. Not thread-safe but for `close`."""
 
-    def __init__(self, consumers: int, *, slots: int = 16, slot_bytes: int = 1 << 16) -> None:
-        self._fds = [os.memfd_create("radix-steps")]
-        self._fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(consumers)]
-        self.handle = RingHandle(self._fds[0], self._fds[1:], slots, slot_bytes)
-        self._layout = _Layout(self.handle)
-        self._sequence = 0
+    def __init__(self, consumers: int, capacity: int = 1 << 20) -> None:
+        events = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(consumers)]
+        super().__init__(RingHandle(os.memfd_create("radix-steps"), events, capacity))
+        self._published = 0
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
-        """Hands `frame` to every consumer. Raises EngineDeadError when the ring is closed, or when
-        it stays full for `timeout` seconds (the text names the slow consumers)."""
-        layout = self._layout
-        size = self.handle.slot_bytes
-        data = np.frombuffer(frame, np.uint8)
-        for offset in range(0, max(1, len(data)), size):
-            self._wait_for_room(timeout)
-            self._sequence += 1
-            slot = self._sequence % self.handle.slots
-            part = data[offset : offset + size]
-            layout.payloads[slot, : len(part)] = part
-            layout.headers[slot, :3] = (self._sequence, len(data), offset)
-            layout.words[0] = self._sequence  # x86 keeps the order of these stores
+        """Hands `frame` to every consumer. Raises EngineDeadError when the ring is closed, or when it stays full for
+        `timeout` seconds (the text names the slow consumers)."""
+        rest = np.frombuffer(len(frame).to_bytes(8, "little") + frame, np.uint8)
+        while len(rest):
+            room, start = self._room(timeout), self._published % self.handle.capacity
+            part = rest[: min(room, self.handle.capacity - start)]
+            self._data[start : start + len(part)] = part
+            self._published += len(part)
+            self._words[0] = self._published
             self._wake()
+            rest = rest[len(part) :]
 
-    def _wait_for_room(self, timeout: float) -> None:
-        layout = self._layout
-        oldest = self._sequence + 1 - self.handle.slots
-        start = time.monotonic()
-        while True:
-            if layout.closed:
-                raise EngineDeadError("the step ring is closed")
-            behind = [r for r, ack in enumerate(layout.acks.tolist()) if ack < oldest]
-            if not behind:
-                return
-            if time.monotonic() - start > timeout:
-                ranks = ", ".join(f"{r + 1} (silent {self.silence(r):.1f} s)" for r in behind)
+    def _room(self, timeout: float) -> int:
+        """Waits until there is some."""
+        deadline = time.monotonic() + timeout
+        while not self.closed:
+            taken = self._acks.tolist()
+            if room := self.handle.capacity - self._published + min(taken):
+                return room
+            if time.monotonic() > deadline:
+                slow = [r for r, ack in enumerate(taken) if ack == min(taken)]
+                ranks = ", ".join(f"{r + 1} (silent {self.silence(r):.1f} s)" for r in slow)
                 raise EngineDeadError(f"worker rank {ranks} took no step in {timeout:g} s")
             time.sleep(_FULL_SLEEP)
+        raise EngineDeadError("the step ring is closed")
 
     def silence(self, consumer: int) -> float:
         """Seconds since the last sign of life of a consumer; infinite before the first."""
-        beat = int(self._layout.beats[consumer])
+        beat = int(self._beats[consumer])
         return (time.monotonic_ns() - beat) / 1e9 if beat else float("inf")
 
     def close(self) -> None:
         """Ends every consumer's `receive` with None. Idempotent."""
-        if not self._layout.closed:
-            self._layout.words[_LINE] = 1
-            self._wake()
+        self._words[_LINE] = 1
+        self._wake()
 
     def _wake(self) -> None:
         for fd in self.handle.event_fds:
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
-        """Gives the memory and the descriptors back, after the consumers have gone. Idempotent."""
-        if not self._fds:
-            return
-        self.close()
-        self._layout.unmap()
-        for fd in self._fds:
+        """Gives the memory and the descriptors back, after the consumers have gone; the ring can do nothing then."""
+        del self._words, self._data, self._acks, self._beats
+        self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector
+        for fd in self.handle.fds:
             os.close(fd)
-        self._fds.clear()
 
 
-class StepRingReader:
+class StepRingReader(_Ring):
     """Consumer `index` (rank - 1) of a ring whose descriptors this process has inherited."""
 
     def __init__(self, handle: RingHandle, index: int) -> None:
-        self._layout = _Layout(handle)
+        super().__init__(handle)
         self._index = index
-        self._event_fd = handle.event_fds[index]
-        self._taken = int(self._layout.acks[index])
+        self._taken = int(self._acks[index])
         self._poll = select.poll()
-        self._poll.register(self._event_fd, select.POLLIN)
-
-    def beat(self) -> None:
-        self._layout.beats[self._index] = time.monotonic_ns()
+        self._poll.register(handle.event_fds[index], select.POLLIN)
 
     def receive(self, wake_every: float = 1.0) -> bytes | None:
-        """The next frame; None when the ring is closed. Blocks without using the processor and
-        writes the heartbeat at least every `wake_every` seconds."""
-        frame = bytearray()
-        while True:
-            if not self._wait_for_slot(wake_every):
-                return None
-            layout = self._layout
-            slot = (self._taken + 1) % layout.handle.slots
-            sequence, total, offset = (int(x) for x in layout.headers[slot, :3])
-            if sequence != self._taken + 1 or offset != len(frame):
-                raise EngineDeadError(
-                    f"step ring: slot {sequence} at {offset}, expected {self._taken + 1} at {len(frame)}"
-                )
-            size = min(total - offset, layout.handle.slot_bytes)
-            frame += layout.payloads[slot, :size].tobytes()
-            self._taken = sequence
-            layout.acks[self._index] = sequence
-            if len(frame) == total:
-                return bytes(frame)
+        """The next frame; None when the ring is closed. Blocks without using the processor and writes the heartbeat at
+        least every `wake_every` seconds."""
+        size = self._take(8, wake_every)
+        return None if size is None else self._take(int.from_bytes(size, "little"), wake_every)
 
-    def _wait_for_slot(self, wake_every: float) -> bool:
-        layout = self._layout
+    def _take(self, count: int, wake_every: float) -> bytes | None:
+        taken = bytearray()
+        while len(taken) < count:
+            available = self._wait(wake_every)
+            if not available:
+                return None
+            start = self._taken % self.handle.capacity
+            part = self._data[start : start + min(available, count - len(taken))].tobytes()
+            taken += part
+            self._taken += len(part)
+            self._acks[self._index] = self._taken
+        return bytes(taken)
+
+    def _wait(self, wake_every: float) -> int:
+        """The number of bytes that are there; 0 when the ring is closed."""
         spin_until = time.monotonic() + _SPIN_SECONDS
-        while not layout.closed:
-            self.beat()
-            if int(layout.words[0]) > self._taken:
-                return True
-            if time.monotonic() < spin_until:
-                continue
-            if self._poll.poll(wake_every * 1000):
-                with suppress(BlockingIOError):  # drained for an earlier slot
-                    os.eventfd_read(self._event_fd)
-        return False
+        while not self.closed:
+            self._beats[self._index] = time.monotonic_ns()
+            if available := int(self._words[0]) - self._taken:
+                return available
+            if time.monotonic() > spin_until and self._poll.poll(wake_every * 1000):
+                with suppress(BlockingIOError):  # drained for earlier bytes
+                    os.eventfd_read(self.handle.event_fds[self._index])
+        return 0

@@ -1,7 +1,7 @@
 """A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
 
-Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays
-open as long as rank 0 lives. It decides nothing and samples nothing.
+Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays open as long as rank
+0 lives. It decides nothing and samples nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
 from ..step_plan import decode_plan
-from .executor import build_rank
+from .executor import WorkerSpec, build_rank
 from .step_ring import StepRingReader
-from .worker_group import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -33,31 +32,23 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
-    _die_with_parent(spec)
-    setup_logging(f"rank {spec.rank}", spec.args.log_level)
-    communicator = SharedMemory(f"/proc/self/fd/{spec.memory_fd}", spec.rank, spec.args.tp_size)
-    try:
-        _run(spec, communicator)
-    except ConfigError as error:
-        logger.error("%s", error)
-        communicator.abort()
-        return EXIT_CONFIG
-    except RuntimeError as error:  # EngineDeadError is one
-        # Who aborted the group has said why.
-        level = logging.DEBUG if "aborted by rank" in str(error) else logging.ERROR
-        logger.log(level, "%s: %s", type(error).__name__, error)
-        communicator.abort()
-        return EXIT_INTERNAL
-    return EXIT_CLEAN
-
-
-def _run(spec: WorkerSpec, communicator: SharedMemory) -> None:
     args = spec.args
-    config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
-    ring = StepRingReader(spec.ring, spec.rank - 1)
-    runner = build_rank(args, config, Device.resolve(args.device), communicator)
-    while (frame := ring.receive()) is not None:
-        runner.run(decode_plan(frame))
+    _die_with_parent(spec)
+    setup_logging(f"rank {spec.rank}", args.log_level)
+    communicator = SharedMemory(f"/proc/self/fd/{spec.memory_fd}", spec.rank, args.tp_size)
+    try:
+        config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
+        ring = StepRingReader(spec.ring, spec.rank - 1)
+        runner = build_rank(args, config, Device.resolve(args.device), communicator)
+        while (frame := ring.receive()) is not None:
+            runner.run(decode_plan(frame))
+    except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
+        echo = "aborted by rank" in str(error)  # who aborted the group has said why
+        is_config = isinstance(error, ConfigError)
+        logger.log(logging.DEBUG if echo else logging.ERROR, "%s", error if is_config else repr(error))
+        communicator.abort()
+        return EXIT_CONFIG if is_config else EXIT_INTERNAL
+    return EXIT_CLEAN
 
 
 def _die_with_parent(spec: WorkerSpec) -> None:
