@@ -1,7 +1,9 @@
 // Attention family: checks once for every backend, then the backend's kernel.
 #include "api/attention.h"
 
-#include "common/check.h"
+#include <utility>
+
+#include "common/tensor.h"
 
 using namespace radix;
 
@@ -19,8 +21,9 @@ void check_options(const char* op, const rk_attention_options& o) {
 // k and v: the last two dimensions are [Hkv, D].
 void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
   q.backend_device().dtype(kFloats).ndim(3).last_contiguous();
-  k.same_device(q).same_dtype(q).last_contiguous();
-  v.same_device(q).same_dtype(q).same_shape(k).last_contiguous();
+  k.same_device(q).last_contiguous();
+  if (k.type() != DType::f8e4m3) k.same_dtype(q);
+  v.same_device(q).same_dtype(k).same_shape(k).last_contiguous();
   const int64_t heads = q.size(1), kv_heads = k.size(-2), dim = q.size(2);
   if (dim < 16 || dim % 16 != 0 || dim > kMaxHeadDim)
     q.reject(RK_UNSUPPORTED, "has head dimension %lld, supported are multiples of 16 up to %lld", (long long)dim,
@@ -30,6 +33,45 @@ void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
              (long long)dim);
   if (kv_heads < 1 || heads % kv_heads != 0)
     k.reject(RK_INVALID, "has %lld heads, expected a divisor of q's %lld", (long long)kv_heads, (long long)heads);
+}
+
+// The scales of an FP8 cache; no other cache has any.
+void check_scales(const char* op, const Arg& q, const Arg& k, const rk_tensor* k_scale, const rk_tensor* v_scale) {
+  const std::pair<const char*, const rk_tensor*> scales[] = {{"k_scale", k_scale}, {"v_scale", v_scale}};
+  const bool fp8 = k.type() == DType::f8e4m3;
+  for (const auto& [name, scale] : scales) {
+    if (fp8 != (scale != nullptr))
+      fail(RK_INVALID, "%s: %s %s", op, name, fp8 ? "is missing, FP8 KV needs it" : "is given, but the KV is not FP8");
+    if (!scale) continue;
+    const Arg a(op, name, scale);
+    a.same_device(q).dtype({DType::f32}).ndim(1).contiguous();
+    if (a.size(0) != 1 && a.size(0) != k.size(-2))
+      a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of k_cache", (long long)a.size(0),
+               (long long)k.size(-2));
+  }
+  if (fp8 && k_scale->shape[0] != v_scale->shape[0]) fail(RK_INVALID, "%s: k_scale and v_scale differ in size", op);
+}
+
+// What the caller says about speed and space; `sizes` are those of the call.
+void check_space(const char* op, const Arg& q, int64_t max_seqlen_q, const rk_tensor* workspace,
+                 const rk_flash_attn_sizes& sizes) {
+  if (max_seqlen_q < 0) fail(RK_INVALID, "%s: max_seqlen_q is %lld, expected 0 or more", op, (long long)max_seqlen_q);
+  const int64_t need = backend::flash_attn_workspace_size(sizes);
+  if (!workspace) {
+    if (need > 0) fail(RK_INVALID, "%s: workspace is NULL, %lld bytes are needed", op, (long long)need);
+    return;
+  }
+  const Arg a(op, "workspace", workspace);
+  a.same_device(q).dtype({DType::u8}).ndim(1).contiguous().writable();
+  if (a.size(0) < need)
+    a.reject(RK_INVALID, "has %lld bytes, expected at least %lld", (long long)a.size(0), (long long)need);
+  if (reinterpret_cast<uintptr_t>(data_ptr<char>(*a)) % 256 != 0 && need > 0)
+    a.reject(RK_INVALID, "is not aligned to 256 bytes");
+}
+
+rk_flash_attn_sizes sizes_of(const Arg& q, const Arg& k, int64_t batch, int64_t max_pages, int64_t max_seqlen_q) {
+  return {sizeof(rk_flash_attn_sizes),  q.size(0), batch,       q.size(1), k.size(-2), q.size(2),
+          k->ndim == 4 ? k.size(1) : 0, max_pages, max_seqlen_q};
 }
 
 void check_outputs(const char* op, const Arg& q, const rk_tensor* sinks, const Arg& out, const rk_tensor* lse) {
@@ -60,8 +102,11 @@ rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args
     table.same_device(q).dtype({DType::i32}).ndim(2).last_contiguous();
     lens.same_device(q).dtype({DType::i32}).shape({table.size(0)}, "rows of page_table").contiguous();
     cu.same_device(q).dtype({DType::i32}).shape({table.size(0) + 1}, "rows of page_table, plus 1").contiguous();
+    check_scales(op, q, k, a.k_scale, a.v_scale);
     check_outputs(op, q, a.sinks, out, a.lse);
-    if (q.numel() > 0) backend::flash_attn_with_kvcache(a, stream);
+    if (q.numel() == 0) return;
+    check_space(op, q, a.max_seqlen_q, a.workspace, sizes_of(q, k, table.size(0), table.size(1), a.max_seqlen_q));
+    backend::flash_attn_with_kvcache(a, stream);
   });
 }
 
@@ -74,12 +119,19 @@ rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream 
     check_options(op, a.options);
     k.ndim(3);
     check_qkv(q, k, v);
+    if (k.type() == DType::f8e4m3) k.reject(RK_DTYPE, "is float8_e4m3fn: FP8 keys and values need a paged cache");
     cu_q.same_device(q).dtype({DType::i32}).ndim(1).contiguous();
     if (cu_q.size(0) < 1) cu_q.reject(RK_INVALID, "is empty, expected [batch + 1]");
     cu_k.same_device(q).dtype({DType::i32}).same_shape(cu_q).contiguous();
     check_outputs(op, q, a.sinks, out, a.lse);
-    if (q.numel() > 0) backend::flash_attn_varlen(a, stream);
+    if (q.numel() == 0) return;
+    check_space(op, q, a.max_seqlen_q, a.workspace, sizes_of(q, k, cu_q.size(0) - 1, 0, a.max_seqlen_q));
+    backend::flash_attn_varlen(a, stream);
   });
+}
+
+rk_status rk_flash_attn_workspace_size(const rk_flash_attn_sizes* sizes, int64_t* bytes) {
+  return guard([&] { *bytes = backend::flash_attn_workspace_size(read_args("flash_attn_workspace_size", sizes)); });
 }
 
 rk_status rk_merge_state(const rk_merge_state_args* args, rk_stream stream) {

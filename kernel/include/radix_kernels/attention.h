@@ -20,8 +20,12 @@ typedef struct rk_attention_options {
 /* q, out [T, Hq, D]; k_cache, v_cache [pages, page_size, Hkv, D], one dtype (bf16, fp16, fp32), last dim contiguous.
  * page_table int32 [B, max_pages], kv_lens int32 [B] (new tokens included), cu_seqlens_q int32 [B + 1] from 0 to T.
  * Optional: sinks float32 [Hq], lse float32 [T, Hq] (natural log, sinks included).
- * Hq a multiple of Hkv; D a multiple of 16 up to 256. Entries of page_table past ceil(kv_len / page_size) and slots
- * past kv_len are never read; on the CPU a page id that is read and out of range is RK_INVALID. */
+ * FP8 KV (CUDA): the caches are float8_e4m3fn, one value stands for value * scale; k_scale, v_scale float32 [1] or
+ * [Hkv]. Hq a multiple of Hkv; D a multiple of 16 up to 256. Entries of page_table past ceil(kv_len / page_size) and
+ * slots past kv_len are never used; on the CPU a page id that is read and out of range is RK_INVALID. max_seqlen_q: the
+ * most query tokens that a row has, 0 unknown. A hint: it chooses the kernel, never the meaning. workspace: uint8,
+ * contiguous, 256-byte aligned, at least rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0.
+ * RK_UNSUPPORTED before anything is launched when no kernel serves the call. */
 typedef struct rk_flash_attn_with_kvcache_args {
   uint32_t struct_size;
   rk_attention_options options;
@@ -34,6 +38,10 @@ typedef struct rk_flash_attn_with_kvcache_args {
   const rk_tensor* sinks;
   const rk_tensor* out;
   const rk_tensor* lse;
+  const rk_tensor* k_scale;
+  const rk_tensor* v_scale;
+  const rk_tensor* workspace;
+  int64_t max_seqlen_q;
 } rk_flash_attn_with_kvcache_args;
 RK_API rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args, rk_stream stream);
 
@@ -49,8 +57,24 @@ typedef struct rk_flash_attn_varlen_args {
   const rk_tensor* sinks;
   const rk_tensor* out;
   const rk_tensor* lse;
+  const rk_tensor* workspace;
+  int64_t max_seqlen_q;
 } rk_flash_attn_varlen_args;
 RK_API rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream stream);
+
+/* Bytes of workspace that a call of these sizes needs. page_size and max_pages are 0 for rk_flash_attn_varlen. */
+typedef struct rk_flash_attn_sizes {
+  uint32_t struct_size;
+  int64_t tokens;
+  int64_t batch;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t page_size;
+  int64_t max_pages;
+  int64_t max_seqlen_q;
+} rk_flash_attn_sizes;
+RK_API rk_status rk_flash_attn_workspace_size(const rk_flash_attn_sizes* sizes, int64_t* bytes);
 
 /* Joins the attention of one query over two disjoint sets of keys. out_* [T, H, D] of one dtype, lse_* float32 [T, H];
  * a side with lse -inf is not used. out and lse may be side a's. */

@@ -7,8 +7,19 @@ from typing import Any
 from . import _checks
 
 
-def check_paged(op: str, q: Any, k_cache: Any, v_cache: Any, page_table: Any, kv_lens: Any, cu_seqlens_q: Any) -> None:
+def check_paged(
+    op: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    page_table: Any,
+    kv_lens: Any,
+    cu_seqlens_q: Any,
+    k_scale: Any = None,
+    v_scale: Any = None,
+) -> None:
     """TypeError or ValueError unless the tensors of a paged call fit together."""
+    check_scales(op, k_cache, k_scale, v_scale)
     check_qkv(op, q, k_cache, v_cache, 4, ("k_cache", "v_cache"))
     tables = (("page_table", page_table), ("kv_lens", kv_lens), ("cu_seqlens_q", cu_seqlens_q))
     for name, x in tables:
@@ -22,6 +33,21 @@ def check_paged(op: str, q: Any, k_cache: Any, v_cache: Any, page_table: Any, kv
         _checks.require(op, x.device == q.device, f"{name} is on {x.device}, q on {q.device}")
 
 
+def check_scales(op: str, k_cache: Any, k_scale: Any, v_scale: Any) -> None:
+    """ValueError unless an FP8 cache, and no other, has its scales."""
+    fp8 = str(k_cache.dtype) == "torch.float8_e4m3fn"
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        _checks.require(op, fp8 or scale is None, f"{name} is given, but the KV is not FP8")
+        _checks.require(op, not fp8 or scale is not None, f"{name} is missing, FP8 KV needs it")
+        if scale is not None:
+            _checks.dtype(op, name, scale, ("float32",))
+            _checks.rank(op, name, scale, 1)
+            sizes = (1, k_cache.shape[-2])
+            _checks.require(
+                op, scale.shape[0] in sizes, f"{name} has {scale.shape[0]} elements, expected 1 or KV heads"
+            )
+
+
 def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
     """TypeError or ValueError unless queries, keys and values fit together."""
     _checks.dtype(op, "q", q, _checks.FLOATS)
@@ -29,7 +55,8 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, "q", q)
+        fp8 = ndim == 4 and str(k.dtype) == "torch.float8_e4m3fn"
+        _checks.same_dtype(op, name, x, *((names[0], k) if fp8 else ("q", q)))
         _checks.contiguous_last(op, name, x)
         _checks.shape(op, name, x, k.shape, f"as {names[0]}")
     heads, kv_heads, dim = q.shape[1], k.shape[-2], q.shape[2]

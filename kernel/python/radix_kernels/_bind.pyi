@@ -34,6 +34,10 @@ def flash_attn_with_kvcache(
     sinks: Any,
     out: Any,
     lse: Any,
+    k_scale: Any,
+    v_scale: Any,
+    workspace: Any,
+    max_seqlen_q: int,
 ) -> None: ...
 def flash_attn_varlen(
     q: Any,
@@ -49,7 +53,12 @@ def flash_attn_varlen(
     sinks: Any,
     out: Any,
     lse: Any,
+    workspace: Any,
+    max_seqlen_q: int,
 ) -> None: ...
+def flash_attn_workspace_size(
+    tokens: int, batch: int, heads: int, kv_heads: int, head_dim: int, page_size: int, max_pages: int, max_seqlen_q: int
+) -> int: ...
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
 # Packed weights: n and k are the weight's sizes, dtype its element type's name; the library

@@ -64,6 +64,20 @@ def native(op: str, x: Array) -> Native | None:
         return _choose(*key)
 
 
+def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
+    """What runs a call that the kernel `refused` does not serve: Triton's kernel, or None for the reference.
+
+    RuntimeError when only the reference is left and the mode is `error`.
+    """
+    device = device_type(x)
+    if _has_triton(op, device):
+        triton: Native = getattr(importlib.import_module("radix_kernels.triton"), op)
+        if triton is not refused:
+            return triton
+    _report(op, device, why)
+    return None
+
+
 def describe(op: str, device: str) -> tuple[str, str]:
     """(implementation, why) for op on a device type, in the words of `capabilities()`."""
     found = _native(op, device)
@@ -119,13 +133,12 @@ def _choose(op: str, device: str) -> Native | None:
     if found is None and _has_triton(op, device):
         found = getattr(importlib.import_module("radix_kernels.triton"), op)
     if found is None and not (op in _TORCH_OPS and device in _GPUS):
-        _report(op, device)
+        _report(op, device, _why_not_native(op, device))
     _cache[op, device] = found
     return found
 
 
-def _report(op: str, device: str) -> None:
-    why = _why_not_native(op, device)
+def _report(op: str, device: str, why: str) -> None:
     if _mode == "error":
         raise RuntimeError(f"{op} on {device}: no kernel ({why}) and set_fallback is 'error'")
     # One warning for a missing library, not one for each of its ops.

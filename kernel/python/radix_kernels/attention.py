@@ -14,6 +14,13 @@ Common to both attention ops
     lse             float32 [T, Hq]: natural log of the sum of exp(scores), sinks included
     empty rows      a query that sees nothing gets out 0 and lse -inf (lse is the sink's logit
                     with sinks)
+    max_seqlen_q    the most q tokens that a row has, where the caller knows it on the host. It
+                    chooses the kernel, never the result's meaning; without it a batch with as
+                    many tokens as rows is taken for decode, any other for prefill
+
+On a Hopper GPU the native kernels serve bfloat16 and float16 tensors whose rows start at multiples
+of 16 bytes. Another call, as any call on another GPU, runs the Triton kernel where it can, and the
+reference otherwise (see `set_fallback`).
 
 Scores and the softmax are float32; probabilities may be rounded to the value dtype before they
 meet the values; the output is rounded once. A row's result depends on no other row of the batch.
@@ -21,7 +28,9 @@ meet the values; the output is rounded once. A row's result depends on no other 
 
 from __future__ import annotations
 
-from . import _arrays, _checks, _dispatch
+from collections.abc import Callable
+
+from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
 from ._attention_checks import check_options, check_paged, check_qkv
 
@@ -40,6 +49,9 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0,
     sinks: Array | None = None,
     return_softmax_lse: bool = False,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    max_seqlen_q: int | None = None,
     out: Array | None = None,
 ) -> Array:
     """Attention of ragged queries over a paged cache: prefill, decode, or both in one batch.
@@ -48,7 +60,10 @@ def flash_attn_with_kvcache(
     float16, float32), last dimension contiguous, other strides free; Hq a multiple of Hkv; D a
     multiple of 16 up to 256. page_table: int32 [B, max_pages]; kv_lens: int32 [B], the new tokens
     included; cu_seqlens_q: int32 [B + 1] from 0 to T. Entries of page_table past
-    ceil(kv_len / page_size) and cache slots past kv_len are never read.
+    ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
+
+    FP8: the caches may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
+    v_scale, float32 [1] or [Hkv], are then required (and refused otherwise).
 
     Returns out [T, Hq, D] of q's dtype, or (out, lse float32 [T, Hq]). See the module for the
     keywords and for rows that see nothing. Tolerances: docs/numerics.md.
@@ -58,27 +73,32 @@ def flash_attn_with_kvcache(
     left, right = window_size
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, out, return_softmax_lse)
-    run = _dispatch.native(op, q)
-    if run is not None:
+    result = (out, lse) if return_softmax_lse else out
+    hint = _hint(op, max_seqlen_q)
+
+    def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
             q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q,
             scale, causal, left, right, softcap, sinks, out, lse,
+            k_scale, v_scale, workspace, hint,
         )  # fmt: skip
-        return (out, lse) if return_softmax_lse else out
+
+    if _run(op, q, call, k_cache, page_table.shape, hint):
+        return result
     from . import reference
 
-    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out)
-    tq, tk, tv, table, lens, cu, sink, o = (_arrays.as_torch(x) for x in inputs)
-    check_paged(op, tq, tk, tv, table, lens, cu)
+    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, k_scale, v_scale)
+    tq, tk, tv, table, lens, cu, sink, o, ks, vs = (_arrays.as_torch(x) for x in inputs)
+    check_paged(op, tq, tk, tv, table, lens, cu, ks, vs)
     check_options(op, tq, left, right, softcap, sink, o)
     _, result_lse = reference.flash_attn_with_kvcache(
         tq, tk, tv, table, lens, cu,
         softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
-        sinks=sink, return_softmax_lse=True, out=o, compute_dtype=reference.float32(),
+        sinks=sink, return_softmax_lse=True, k_scale=ks, v_scale=vs, out=o, compute_dtype=reference.float32(),
     )  # fmt: skip
     if lse is not None:
         _arrays.as_torch(lse).copy_(result_lse)
-    return (out, lse) if return_softmax_lse else out
+    return result
 
 
 def flash_attn_varlen(
@@ -94,6 +114,7 @@ def flash_attn_varlen(
     softcap: float = 0.0,
     sinks: Array | None = None,
     return_softmax_lse: bool = False,
+    max_seqlen_q: int | None = None,
     out: Array | None = None,
 ) -> Array:
     """Attention over ragged contiguous keys and values.
@@ -105,13 +126,17 @@ def flash_attn_varlen(
     left, right = window_size
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, out, return_softmax_lse)
-    run = _dispatch.native(op, q)
-    if run is not None:
+    result = (out, lse) if return_softmax_lse else out
+    hint = _hint(op, max_seqlen_q)
+
+    def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
             q, k, v, cu_seqlens_q, cu_seqlens_k,
-            scale, causal, left, right, softcap, sinks, out, lse,
+            scale, causal, left, right, softcap, sinks, out, lse, workspace, hint,
         )  # fmt: skip
-        return (out, lse) if return_softmax_lse else out
+
+    if _run(op, q, call, k, (cu_seqlens_q.shape[0] - 1, 0), hint):
+        return result
     from . import reference
 
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out)
@@ -128,7 +153,7 @@ def flash_attn_varlen(
     )  # fmt: skip
     if lse is not None:
         _arrays.as_torch(lse).copy_(result_lse)
-    return (out, lse) if return_softmax_lse else out
+    return result
 
 
 def merge_state(
@@ -166,3 +191,45 @@ def merge_state(
 def _outputs(q: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
     lse = _arrays.empty(q, tuple(q.shape)[:-1], "float32") if with_lse else None
     return (_arrays.empty_like(q) if out is None else out), lse
+
+
+def _hint(op: str, max_seqlen_q: int | None) -> int:
+    _checks.require(
+        op, max_seqlen_q is None or max_seqlen_q >= 0, f"max_seqlen_q is {max_seqlen_q}, expected 0 or more"
+    )
+    return max_seqlen_q or 0
+
+
+def _run(
+    op: str,
+    q: Array,
+    call: Callable[[_dispatch.Native, Array | None], None],
+    k: Array,
+    table: tuple[int, int],
+    hint: int,
+) -> bool:
+    """Runs the native kernel or, where there is none or it refuses the call, the Triton kernel.
+
+    table: the page table's shape, or (batch, 0). False: the caller runs the reference.
+    """
+    run = _dispatch.native(op, q)
+    while run is not None:
+        bound = run is getattr(_loader.bind, op, None)
+        try:
+            call(run, _workspace(q, k, table, hint) if bound else None)
+            return True
+        except NotImplementedError as refusal:
+            run = _dispatch.fallback(op, q, run, str(refusal))
+    return False
+
+
+def _workspace(q: Array, k: Array, table: tuple[int, int], hint: int) -> Array | None:
+    """Scratch for the native kernel; None when it needs none, or when the shapes are for its checks to refuse."""
+    if len(q.shape) != 3 or len(k.shape) < 3 or len(table) != 2:
+        return None
+    page_size = k.shape[1] if len(k.shape) == 4 else 0
+    assert _loader.bind is not None
+    size = _loader.bind.flash_attn_workspace_size(
+        q.shape[0], table[0], q.shape[1], k.shape[-2], q.shape[2], page_size, table[1], hint
+    )
+    return _arrays.empty(q, (size,), "uint8") if size else None

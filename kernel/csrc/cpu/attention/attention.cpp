@@ -99,6 +99,7 @@ namespace backend {
 
 void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_stream) {
   const char* op = "flash_attn_with_kvcache";
+  if (dtype_of(*args.k_cache) == DType::f8e4m3) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for FP8 KV", op);
   AttentionTask task = common_task(args, *args.k_cache, *args.v_cache);
   const int64_t batch = args.page_table->shape[0];
   task.page_table = data_ptr<int32_t>(*args.page_table);
@@ -118,6 +119,10 @@ void flash_attn_varlen(const rk_flash_attn_varlen_args& args, rk_stream) {
   check_offsets(op, "cu_seqlens_q", task.cu_seqlens_q, batch, args.q->shape[0]);
   check_offsets(op, "cu_seqlens_k", task.cu_seqlens_k, batch, args.k->shape[0]);
   run(task, batch);
+}
+
+int64_t flash_attn_workspace_size(const rk_flash_attn_sizes&) {
+  return 0;  // scratch is on the threads' stacks
 }
 
 void merge_state(const rk_merge_state_args& args, rk_stream) {

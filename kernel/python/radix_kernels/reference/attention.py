@@ -21,6 +21,8 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     return_softmax_lse: bool = False,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -35,8 +37,8 @@ def flash_attn_with_kvcache(
         pages = page_table[row, : -(-kv_len // page_size)].long()
         result[begin:end], lse[begin:end] = _attend(
             q[begin:end],
-            k_cache[pages].flatten(0, 1)[:kv_len],
-            v_cache[pages].flatten(0, 1)[:kv_len],
+            _gather(k_cache, pages, kv_len, k_scale, compute_dtype),
+            _gather(v_cache, pages, kv_len, v_scale, compute_dtype),
             softmax_scale, causal, window_size, softcap, sinks, compute_dtype,
         )  # fmt: skip
     result = finish(result, out, q.dtype)
@@ -98,6 +100,14 @@ def _buffers(q: torch.Tensor, compute: torch.dtype) -> tuple[torch.Tensor, torch
     """Zero outputs and -inf sums: what a query that sees nothing gets."""
     result = torch.zeros(q.shape, dtype=compute, device=q.device)
     return result, torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
+
+
+def _gather(
+    cache: torch.Tensor, pages: torch.Tensor, kv_len: int, scale: torch.Tensor | None, compute: torch.dtype
+) -> torch.Tensor:
+    """A row's keys or values, [kv_len, Hkv, D]; an FP8 cache as the numbers that it stands for."""
+    tokens = cache[pages].flatten(0, 1)[:kv_len]
+    return tokens if scale is None else tokens.to(compute) * scale.to(compute)[:, None]
 
 
 def _lse_dtype(lse: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

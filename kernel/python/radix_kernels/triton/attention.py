@@ -58,8 +58,12 @@ def flash_attn_with_kvcache(
     sinks: Any,
     out: Any,
     lse: Any,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    workspace: Any = None,
+    max_seqlen_q: int = 0,
 ) -> None:
-    """See `radix_kernels.flash_attn_with_kvcache`.
+    """See `radix_kernels.flash_attn_with_kvcache`. FP8 KV is refused; workspace is not used.
 
     Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row is
     split over the keys; any other is not. Within each of the two a row's bits do not depend on
@@ -68,6 +72,8 @@ def flash_attn_with_kvcache(
     arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse)
     q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
     op = "flash_attn_with_kvcache"
+    if k_scale is not None or v_scale is not None:
+        raise NotImplementedError(f"{op}: the Triton kernel has no FP8 KV")
     check_paged(op, q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     check_options(op, q, window_left, window_right, softcap, sinks, out)
     tokens, heads, dim = q.shape
