@@ -1,0 +1,73 @@
+// Barriers in shared memory that count arrivals and the bytes of asynchronous copies (PTX mbarrier).
+//
+// A pipeline of kStages has a "full" barrier a stage (the producer arrives and announces bytes) and an "empty" one (its
+// consumers arrive). A barrier's phases alternate 0, 1, 0, ...: waiting for the parity of a phase returns once that
+// phase has completed. A fresh barrier passes a wait for parity 1.
+#pragma once
+
+#include <cstdint>
+
+namespace radix::hopper {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+// After the inits, before anyone else (the copy engine, another block of the cluster) may use the barriers.
+__device__ inline void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, and keeps the phase open until so many bytes have been copied.
+__device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+__device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done;
+}
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+
+// The place in a ring of stages: index, and the parity that its barrier's wait takes.
+template <int kStages>
+struct Ring {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ void next() {
+    if (++index == kStages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Orders ordinary writes to shared memory before accesses of the tensor cores and the copy engine.
+__device__ inline void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A barrier among `threads` threads of the block; ids 1 to 15 (0 is __syncthreads).
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace radix::hopper
