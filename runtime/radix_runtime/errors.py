@@ -7,42 +7,23 @@ EXIT_INTERNAL = 70
 EXIT_HANG = 75
 EXIT_CONFIG = 78
 
-
-_TYPES = {
-    401: "authentication_error",
-    403: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_TYPES = {401: "authentication", 403: "authentication", 404: "not_found", 429: "rate_limit", 503: "overloaded"}
 
 
 class RequestError(Exception):
     """A request that is refused or failed; becomes the HTTP error object as it stands.
 
-    `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the
-    dotted path of the offending field or None, `type` the OpenAI error type (by default it follows
-    from the status), `retry_after` seconds for 503.
+    `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the dotted path of the
+    offending field or None, `type` the OpenAI error type, `retry_after` seconds for 503.
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        param: str | None = None,
-        type: str | None = None,
-        retry_after: int | None = None,
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after: int | None = None
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
-        default = "server_error" if status >= 500 else "invalid_request_error"
-        self.type = type or _TYPES.get(status, default)
-        self.retry_after = retry_after
+        self.status, self.code, self.message = status, code, message
+        self.param, self.retry_after = param, retry_after
+        self.type = _TYPES.get(status, "server" if status >= 500 else "invalid_request") + "_error"
 
 
 def refusal(code: str, message: str, param: str | None = None) -> RequestError:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s: %(message)s"
 _QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error")
@@ -14,11 +13,9 @@ _QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error"
 
 def setup_logging(process_name: str, level: str = "info") -> None:
     """Sends the logs of this process to stderr; calling it again replaces the settings."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name}))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # A full disk or a closed pipe must not stop serving: lines are dropped, without a traceback.
     logging.raiseExceptions = False
     for name in _QUIET:

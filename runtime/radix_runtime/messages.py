@@ -27,8 +27,7 @@ class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
-    """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of
-    an abort."""
+    """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of an abort."""
 
     type: FinishType
     matched: int | str | None = None
@@ -37,11 +36,9 @@ class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Generate(_Message):
-    """One validated request. The scheduler fans out its n choices itself.
-
-    `logprob_start` -1: no prompt logprobs; else the first prompt position whose logprob is wanted.
-    `top_logprobs` counts alternatives beside the chosen token. `deadline` is on time.monotonic().
-    """
+    """One validated request. The scheduler fans out its n choices itself. `logprob_start` -1: no prompt logprobs; else
+    the first prompt position whose logprob is wanted. `top_logprobs` counts alternatives beside the chosen token.
+    `deadline` is on time.monotonic()."""
 
     rid: str
     input_ids: bytes
@@ -87,11 +84,8 @@ class RequestFailed(_Message):
 
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Log-softmax of the raw float32 logits for consecutive tokens.
-
-    `ids` int32 and `logprobs` float32, one entry a token (the first prompt token of a request has
-    no logprob: NaN); `top_ids`, `top_logprobs`: `top_n` entries a token, row-major.
-    """
+    """Log-softmax of the raw float32 logits for consecutive tokens: `ids` int32 and `logprobs` float32, one a token
+    (NaN for the first prompt token of a request); `top_ids`, `top_logprobs`: `top_n` a token, row-major."""
 
     ids: bytes = b""
     logprobs: bytes = b""
@@ -101,12 +95,9 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """New tokens of one choice. The first delta of a choice carries the static part.
-
-    After `finish` nothing follows for (rid, choice). `sampling` is None except in the first delta,
-    where the detokenizer takes its stop strings and flags from it; `input_ids` (first delta only)
-    gives the context that incremental decoding starts from.
-    """
+    """New tokens of one choice; after `finish` nothing follows for (rid, choice). Only the first delta of a choice has
+    `sampling`, where the detokenizer takes its stop strings and flags from, and `input_ids`, the context that decoding
+    starts from."""
 
     rid: str
     choice: int
@@ -128,8 +119,7 @@ class TokenBatch(_Message):
 
 
 class TextStop(_Message):
-    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the
-    detokenizer has already cut the text."""
+    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the text is already cut."""
 
     rid: str
     choice: int
@@ -138,8 +128,7 @@ class TextStop(_Message):
 
 
 class TextDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """New text and tokens of one choice, as the client may see them; `completion_tokens` is final
-    when `finish` is set."""
+    """New text and tokens of one choice, as the client may see them; `completion_tokens` is final with `finish`."""
 
     rid: str
     choice: int

@@ -34,27 +34,12 @@ def check_version(version: str) -> None:
 
 check_version(radix_kernels.__version__)
 
-PackedWeight = radix_kernels.PackedWeight
-ShmCommunicator = radix_kernels.ShmCommunicator
-apply_penalties_inplace = radix_kernels.apply_penalties_inplace
-apply_rope_inplace = radix_kernels.apply_rope_inplace
-capabilities = radix_kernels.capabilities
-count_tokens_inplace = radix_kernels.count_tokens_inplace
-embedding = radix_kernels.embedding
-flash_attn_with_kvcache = radix_kernels.flash_attn_with_kvcache
-fused_add_rmsnorm = radix_kernels.fused_add_rmsnorm
-gelu_and_mul = radix_kernels.gelu_and_mul
-gelu_tanh_and_mul = radix_kernels.gelu_tanh_and_mul
-get_num_threads = radix_kernels.get_num_threads
-linear = radix_kernels.linear
-pack_weight = radix_kernels.pack_weight
-rmsnorm = radix_kernels.rmsnorm
-rope_cos_sin_cache = radix_kernels.rope_cos_sin_cache
-set_num_threads = radix_kernels.set_num_threads
-silu_and_mul = radix_kernels.silu_and_mul
-store_kv_cache = radix_kernels.store_kv_cache
-token_logprobs = radix_kernels.token_logprobs
-top_k_top_p_sampling = radix_kernels.top_k_top_p_sampling
+# The ops that the runtime uses.
+from radix_kernels import (
+    PackedWeight, ShmCommunicator, apply_penalties_inplace, apply_rope_inplace, capabilities, count_tokens_inplace,
+    embedding, flash_attn_with_kvcache, fused_add_rmsnorm, gelu_and_mul, gelu_tanh_and_mul, linear, pack_weight,
+    rmsnorm, rope_cos_sin_cache, set_num_threads, silu_and_mul, store_kv_cache, token_logprobs, top_k_top_p_sampling,
+)  # fmt: skip
 
 
 def has_native(op: str, dtype: str, device_kind: str) -> bool:
@@ -64,15 +49,11 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
 
 
 def use_native() -> None:
-    """From now on an op without a kernel is an error, not a slow reference. A source tree whose
-    library is missing, or lacks an op of the runtime, keeps the reference and its one warning."""
+    """From now on an op without a kernel is an error, not a slow reference. A source tree whose library is missing, or
+    lacks an op of the runtime, keeps the reference and its one warning."""
     found = capabilities()
-    complete = found["backend"] is not None and all(
-        entry["impl"] != "reference"
-        for op, dtypes in found["ops"].items()
-        for entry in dtypes.values()
-        if op in globals()
-    )
+    used = (entry for op, dtypes in found["ops"].items() if op in globals() for entry in dtypes.values())
+    complete = found["backend"] is not None and all(entry["impl"] != "reference" for entry in used)
     radix_kernels.set_fallback("error" if complete else "warn")
 
 

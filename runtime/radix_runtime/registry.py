@@ -11,13 +11,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`kind` is the word of the error message, `group` the entry-point group (contracts by name:
-    an entry point called NAME is loaded when NAME is first asked for and not in `items`)."""
+    """`kind` is the word of the error message, `group` the entry-point group: an entry point called NAME is loaded when
+    NAME is first asked for and not in `items`."""
 
     def __init__(self, kind: str, group: str, items: dict[str, T]) -> None:
-        self.kind = kind
-        self.group = group
-        self._items = dict(items)
+        self.kind, self.group, self._items = kind, group, dict(items)
 
     def names(self) -> list[str]:
         return [*self._items, *(e.name for e in entry_points(group=self.group))]
@@ -28,6 +26,5 @@ class Registry(Generic[T]):
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
         if name not in self._items:
-            known = ", ".join(self.names())
-            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {known}")
+            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {', '.join(self.names())}")
         return self._items[name]

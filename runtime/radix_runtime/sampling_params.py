@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
+_RANGES = (  # field, whether the lowest value is inside, lowest, highest
+    ("temperature", "[", 0.0, 1e6),
+    ("top_p", "(", 0.0, 1.0),
+    ("min_p", "[", 0.0, 1.0),
+    ("frequency_penalty", "[", -2.0, 2.0),
+    ("presence_penalty", "[", -2.0, 2.0),
+    ("repetition_penalty", "(", 0.0, 2.0),
+)
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters, SGLang's names. Defaults are neutral; `max_new_tokens=None` means "to
-    the end of the context".
+    """Sampling parameters, SGLang's names. Defaults are neutral; `max_new_tokens=None`: to the end of the context.
 
-    The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature,
-    top_k, top_p on the renormalised rest, min_p against the largest kept. `temperature` 0 is
-    greedy. Without a `seed` the scheduler draws one at admission; choice i of n uses
-    `splitmix64(seed + i)`.
+    The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature, top_k, top_p on the
+    renormalised rest, min_p against the largest kept. `temperature` 0 is greedy. Without a `seed` the scheduler draws
+    one at admission; choice i of n uses `splitmix64(seed + i)`.
     """
 
     n: int = 1
@@ -40,57 +47,39 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def violation(self, vocab_size: int, max_n: int = 16) -> tuple[str, str] | None:
         """The first field out of range as (field, sentence), or None. Needs no tokenizer."""
-        for name, low, high, open_low in _FLOAT_RANGES:
+        return next(self._violations(vocab_size, min(max_n, MAX_CHOICES)), None)
+
+    def _violations(self, vocab_size: int, max_n: int) -> Iterator[tuple[str, str]]:
+        for name, bracket, low, high in _RANGES:
             value = getattr(self, name)
-            inside = math.isfinite(value) and (low < value if open_low else low <= value)
-            if not inside or value > high:
-                bracket = "(" if open_low else "["
-                return name, f"{name} must be in {bracket}{low:g}, {high:g}], got {value}"
-        max_n = min(max_n, MAX_CHOICES)
+            if not (low < value <= high or (bracket == "[" and value == low)):  # NaN is outside too
+                yield name, f"{name} must be in {bracket}{low:g}, {high:g}], got {value}"
         longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
-        seed_fits = self.seed is None or -(2**63) <= self.seed < 2**63
         for name, fits, rule in (
             ("n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"),
             ("max_new_tokens", longest >= 0, "not be negative"),
             ("min_new_tokens", 0 <= self.min_new_tokens <= longest, "be in [0, max_new_tokens]"),
             ("top_k", self.top_k >= 1 or self.top_k == -1, "be -1 (off) or at least 1"),
-            ("seed", seed_fits, "be a signed 64-bit integer"),
+            ("seed", -(2**63) <= (self.seed or 0) < 2**63, "be a signed 64-bit integer"),
         ):
             if not fits:
-                return name, f"{name} must {rule}, got {getattr(self, name)}"
-        return self._list_violation(vocab_size)
-
-    def _list_violation(self, vocab_size: int) -> tuple[str, str] | None:
-        for name, limit in _LONGEST.items():
+                yield name, f"{name} must {rule}, got {getattr(self, name)}"
+        for name, limit in (("stop", 32), ("stop_token_ids", 1024), ("logit_bias", 1024)):
             if (count := len(getattr(self, name))) > limit:
-                return name, f"{name} may have at most {limit} entries, got {count}"
+                yield name, f"{name} may have at most {limit} entries, got {count}"
         if any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in self.stop):
-            return "stop", f"a stop string must have 1 to {MAX_STOP_LENGTH} characters"
+            yield "stop", f"a stop string must have 1 to {MAX_STOP_LENGTH} characters"
         if any(not 0 <= i < vocab_size for i in self.stop_token_ids):
-            return "stop_token_ids", f"stop token ids must be in [0, {vocab_size})"
+            yield "stop_token_ids", f"stop token ids must be in [0, {vocab_size})"
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
-                return "logit_bias", f"token id {token} is outside [0, {vocab_size})"
+                yield "logit_bias", f"token id {token} is outside [0, {vocab_size})"
             if not -100 <= bias <= 100:
-                return "logit_bias", f"bias of token {token} must be in [-100, 100], got {bias}"
-        return None
+                yield "logit_bias", f"bias of token {token} must be in [-100, 100], got {bias}"
 
     @property
     def has_penalties(self) -> bool:
-        additive = (self.frequency_penalty, self.presence_penalty)
-        return additive != (0, 0) or self.repetition_penalty != 1
-
-
-_LONGEST = {"stop": 32, "stop_token_ids": 1024, "logit_bias": 1024}
-# name, lowest, highest, lowest excluded
-_FLOAT_RANGES = (
-    ("temperature", 0.0, 1e6, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("frequency_penalty", -2.0, 2.0, False),
-    ("presence_penalty", -2.0, 2.0, False),
-    ("repetition_penalty", 0.0, 2.0, True),
-)
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 def splitmix64(x: int) -> int:

@@ -1,8 +1,8 @@
 """StepPlan: what the scheduler tells every rank about one step, as plain numpy.
 
-One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is
-an index into the request table. `kv_len` is an upper bound once accepted counts are unknown to the
-host (speculative decoding); today it is exact.
+One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is an index into the
+request table. `kv_len` is an upper bound once accepted counts are unknown to the host (speculative decoding); today it
+is exact.
 
     batch index      0 .. num_decode-1        num_decode .. B-1
     query_len        1                        length of the chunk
@@ -24,10 +24,9 @@ FROM_PROMPT = -1
 
 
 class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
-    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice
-    as a signed integer. `output_ids` (int32 bytes) is not empty after a retraction; with
-    `prompt_ids` it seeds the penalty counts, so both are empty without penalties.
-    `min_end`: ids of `stop_ids` are masked while the sampled position is below it."""
+    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice as a signed integer.
+    `output_ids` (int32 bytes) is not empty after a retraction; with `prompt_ids` it seeds the penalty counts, so both
+    are empty without penalties. `min_end`: ids of `stop_ids` are masked while the sampled position is below it."""
 
     row: int
     seed: int
@@ -41,8 +40,8 @@ class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
-    """Prompt logprobs wanted from batch entry `index`: the rows [first, first + len(targets)) of
-    its chunk score `targets` (int32 bytes), the token that follows each of them."""
+    """Prompt logprobs wanted from batch entry `index`: the rows [first, first + len(targets)) of its chunk score
+    `targets` (int32 bytes), the token that follows each of them."""
 
     index: int
     first: int
@@ -77,26 +76,17 @@ class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=F
         return len(self.source)
 
 
-def _array_bytes(array: np.ndarray) -> bytes:
-    return np.ascontiguousarray(array, "<i4").tobytes()
-
-
-def _array(kind: type, data: bytes) -> np.ndarray:
-    return np.frombuffer(data, "<i4")
-
-
-encode_plan = msgspec.msgpack.Encoder(enc_hook=_array_bytes).encode
-decode_plan = msgspec.msgpack.Decoder(StepPlan, dec_hook=_array).decode
+encode_plan = msgspec.msgpack.Encoder(enc_hook=lambda array: array.astype("<i4", copy=False).tobytes()).encode
+decode_plan = msgspec.msgpack.Decoder(StepPlan, dec_hook=lambda kind, data: np.frombuffer(data, "<i4")).decode
 
 
 @dataclass(slots=True)
 class StepResult:
     """What a step gave the host. Entry i belongs to `plan.sample_index[i]`.
 
-    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S]
-    (NaN where not asked for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs`
-    runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n], top_logprobs).
-    """
+    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S] (NaN where not asked
+    for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs` runs parallel to `plan.logprob_spans`:
+    (logprobs [n], top_ids [n, top_n], top_logprobs)."""
 
     step_id: int
     ids: np.ndarray
