@@ -45,3 +45,9 @@ class InvariantViolation(AssertionError):
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"{name}: {detail}")
         self.name = name
+
+
+def require(condition: bool, name: str, detail: str) -> None:
+    """Raises InvariantViolation unless `condition` holds."""
+    if not condition:
+        raise InvariantViolation(name, detail)

@@ -155,7 +155,7 @@ class Stack:
             self.scheduler.check()
             life = self.scheduler.life
             assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
-            assert life.table.num_free == life.table.max_rows
+            assert len(life.table.free_rows) == life.table.max_rows
 
     def _at_rest(self) -> bool:
         with self._stepping:

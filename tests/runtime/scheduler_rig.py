@@ -208,7 +208,7 @@ class Rig:
         check_content(self.engine, self.life.cache)
         life = self.life
         assert not life.pending and not life.draining and not scheduler.live
-        assert life.table.num_free == life.table.max_rows
+        assert len(life.table.free_rows) == life.table.max_rows
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
         life.cache.reset()
         assert life.allocator.num_free == life.allocator.num_pages

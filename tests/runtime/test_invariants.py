@@ -11,7 +11,7 @@ import pytest
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import Node, RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta
-from radix_runtime.scheduler import batch_builder, policy, scheduler
+from radix_runtime.scheduler import policy, scheduler
 from radix_runtime.scheduler.lifecycle import Lifecycle
 from radix_runtime.scheduler.request import Request, State
 from tests.runtime.fake_engine import check_content
@@ -122,7 +122,7 @@ def break_i5_lost(rig: Rig) -> None:
 
 
 def break_i5_row(rig: Rig) -> None:
-    rig.life.table._free.append(rig.request("decodes").row)
+    rig.life.table.free_rows.append(rig.request("decodes").row)
 
 
 def break_i6_cursor(rig: Rig) -> None:
@@ -224,9 +224,9 @@ def traffic(rig: Rig) -> None:
                 rig.scheduler.retract_youngest()
         if turn % 4 == 3:
             rig.run()
+        check_content(rig.engine, rig.life.cache)
     rig.run()
     rig.verify_all()
-    check_content(rig.engine, rig.life.cache)
 
 
 def bug_pages_freed_while_in_flight(patch: Patch) -> None:
@@ -246,18 +246,18 @@ def bug_pages_freed_while_in_flight(patch: Patch) -> None:
 
 
 def bug_duplicates_freed_at_once(patch: Patch) -> None:
-    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    patch.setattr(policy, "_pages_being_computed", lambda life: set())
     patch.setattr(Lifecycle, "_free_after", lambda self, step, pages: self.allocator.free(pages))
 
 
 def bug_row_not_pointed_at_the_canonical_pages(patch: Patch) -> None:
-    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    patch.setattr(policy, "_pages_being_computed", lambda life: set())
     insert = RadixCache.insert
 
     def stale(self: RadixCache, ids: np.ndarray, pages: np.ndarray, key: object) -> object:
-        result = insert(self, ids, pages, key)
-        result.canonical_pages[: len(pages)] = pages
-        return result
+        cached, duplicates = insert(self, ids, pages, key)
+        cached.pages[:] = pages
+        return cached, duplicates
 
     patch.setattr(RadixCache, "insert", stale)
 
@@ -274,7 +274,7 @@ def bug_prefix_not_locked(patch: Patch) -> None:
 
 
 def bug_page_leaked(patch: Patch) -> None:
-    patch.setattr(policy, "_pages_being_computed", lambda view: set())
+    patch.setattr(policy, "_pages_being_computed", lambda life: set())
     patch.setattr(Lifecycle, "reclaim", lambda self: self.pending.clear() or self._finish_draining())
 
 
@@ -323,21 +323,22 @@ def bug_uncommitted_pages_enter_the_tree(patch: Patch) -> None:
 
 
 def bug_position_off_by_one(patch: Patch) -> None:
-    advance = batch_builder._advance
+    build_step = scheduler.build_step
 
-    def early(entry: batch_builder.Entry, step_id: int) -> None:
-        advance(entry, step_id)
-        if entry.is_chunk and not entry.samples and entry.end % 4 == 0:
-            entry.request.computed_len += 1
+    def early(*args: object) -> object:
+        plan, entries = build_step(*args)
+        for entry in entries:
+            if entry.is_chunk and not entry.samples and entry.end % 4 == 0:
+                entry.request.computed_len += 1
+        return plan, entries
 
-    patch.setattr(batch_builder, "_advance", early)
+    patch.setattr(scheduler, "build_step", early)
 
 
 def bug_abort_counts_nothing(patch: Patch) -> None:
     def silent(self: scheduler.Scheduler, rid: str, reason: str) -> None:
         for request in list(self.live.get(rid, ())):
-            self.output.finish(request, FinishReason("abort", message=reason))
-            self._end(request)
+            self._end(request, FinishReason("abort", message=reason))
 
     patch.setattr(scheduler.Scheduler, "abort", silent)
 

@@ -18,7 +18,7 @@ from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler import policy
 from radix_runtime.scheduler.batch_builder import build_step
 from radix_runtime.scheduler.lifecycle import Lifecycle
-from radix_runtime.scheduler.policy import Decision, OutputRatio, QueueContext, View, plan_step
+from radix_runtime.scheduler.policy import Decision, OutputRatio, QueueContext, plan_step
 from radix_runtime.scheduler.request import Request, State
 
 SEQ = iter(range(10**9))
@@ -26,10 +26,7 @@ SEQ = iter(range(10**9))
 
 def request(ids: object, new: int = 10, arrival: float = 0.0) -> Request:
     message = Generate("r", pack_ids(ids), SamplingParams(max_new_tokens=new))
-    return Request(
-        message, 0, next(SEQ), arrival=arrival, seed=0, max_total_len=len(ids) + new,
-        stop_ids=frozenset(),
-    )  # fmt: skip
+    return Request(message, 0, next(SEQ), arrival, 0, len(ids) + new, frozenset())
 
 
 class Host:
@@ -37,24 +34,19 @@ class Host:
 
     def __init__(self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0) -> None:
         allocator = PageAllocator(pages, size)
-        cache = RadixCache(allocator, size)
-        self.life = Lifecycle(allocator, cache, RequestTable(rows, pages))
+        self.life = Lifecycle(allocator, RadixCache(allocator), RequestTable(rows, pages))
         self.budget, self.ratio, self.steps = budget, ratio, 0
 
     def plan(self) -> Decision:
         life = self.life
-        view = View(
-            life.running, life.waiting, lambda: life.waiting, life.cache,
-            life.allocator.num_free, life.table.num_free, self.budget, self.ratio,
-        )  # fmt: skip
-        return plan_step(view)
+        return plan_step(life, lambda: life.waiting, len(life.table.free_rows), self.budget, self.ratio)
 
     def run(self) -> Decision:
         decision = self.plan()
-        step = build_step(decision, self.steps, self.life)
-        self.life.complete(self.steps)
+        _, entries = build_step(decision, self.steps, self.life)
+        self.life.completed_step = self.steps
         self.steps += 1
-        for entry in step.entries:
+        for entry in entries:
             if entry.is_chunk:
                 self.life.share(entry.request, entry.end)
             if entry.samples:
@@ -110,7 +102,7 @@ def test_a_shortage_is_reported_before_anything_is_taken() -> None:
     host.ratio = 0.0
     decision = host.run()
     assert len(decision.chunks) == 1  # one page more than it has now is set aside
-    other = host.life.waiting.popleft()
+    other = host.life.waiting[0]
     host.life.admit(other, host.life.cache.match(other.ids[:0]))
     step = Decision(chunks=[policy.Chunk(other, 7)])
     build_step(step, host.steps, host.life)

@@ -13,17 +13,17 @@ from radix_runtime.memory.radix_cache import Node, RadixCache
 
 def build(pages: int = 64, page_size: int = 1, **options: object) -> tuple[PageAllocator, RadixCache]:
     allocator = PageAllocator(pages, page_size)
-    return allocator, RadixCache(allocator, page_size, **options)
+    return allocator, RadixCache(allocator, **options)
 
 
 def add(cache: RadixCache, ids: list[int], key: str | None = None) -> list[int]:
     """Inserts `ids` with fresh pages; frees the duplicates as a caller must."""
     whole = len(ids) // cache.page_size * cache.page_size
     pages = cache.allocator.alloc(whole // cache.page_size)
-    result = cache.insert(np.array(ids[:whole], np.int32), pages, key)
-    cache.allocator.free(result.duplicate_pages)
+    cached, duplicates = cache.insert(np.array(ids[:whole], np.int32), pages, key)
+    cache.allocator.free(duplicates)
     cache.check()
-    return result.canonical_pages.tolist()
+    return cached.pages.tolist()
 
 
 def length(cache: RadixCache, ids: list[int], key: str | None = None) -> int:
@@ -44,12 +44,12 @@ def test_insert_names_canonical_and_duplicate_pages() -> None:
     allocator, cache = build(page_size=2)
     first = add(cache, [1, 2, 3, 4])
     own = allocator.alloc(3)
-    result = cache.insert(np.array([1, 2, 3, 4, 5, 6], np.int32), own)
-    assert result.canonical_pages.tolist() == [*first, own[2]]
-    assert result.duplicate_pages.tolist() == own[:2].tolist()
+    cached, duplicates = cache.insert(np.array([1, 2, 3, 4, 5, 6], np.int32), own)
+    assert (cached.length, cached.pages.tolist()) == (6, [*first, own[2]])
+    assert duplicates.tolist() == own[:2].tolist()
     # A prefix that came from the tree is no duplicate of itself.
-    again = cache.insert(np.array([1, 2, 3, 4, 5, 6], np.int32), result.canonical_pages)
-    assert len(again.duplicate_pages) == 0 and again.node is result.node
+    again, duplicates = cache.insert(np.array([1, 2, 3, 4, 5, 6], np.int32), cached.pages)
+    assert len(duplicates) == 0 and again.node is cached.node
 
 
 def test_extra_keys_are_separate_trees_for_every_prefix() -> None:
@@ -146,9 +146,9 @@ def test_reset_and_its_refusal() -> None:
 
 def test_disabled_owns_nothing() -> None:
     _, cache = build(enabled=False)
-    result = cache.insert(np.array([1, 2], np.int32), np.array([5, 6], np.int32))
-    assert (result.length, result.node) == (0, cache.root)
-    assert len(result.duplicate_pages) == 0 and cache.total_pages == 0
+    cached, duplicates = cache.insert(np.array([1, 2], np.int32), np.array([5, 6], np.int32))
+    assert (cached.length, cached.node) == (0, cache.root)
+    assert len(duplicates) == 0 and cache.total_pages == 0
 
 
 def test_misuse_is_loud() -> None:
@@ -198,14 +198,12 @@ class CacheMachine(RuleBasedStateMachine):
         if self.allocator.num_free < need:
             return
         pages = self.allocator.alloc(need)
-        result = self.cache.insert(np.array(whole, np.int32), pages, key)
+        cached, duplicates = self.cache.insert(np.array(whole, np.int32), pages, key)
         known = [self.model.get((key, p)) for p in self.prefixes(whole)]
         want = [k if k is not None else int(own) for k, own in zip(known, pages, strict=True)]
-        assert result.canonical_pages.tolist() == want
-        assert result.duplicate_pages.tolist() == [
-            int(own) for k, own in zip(known, pages, strict=True) if k is not None
-        ]
-        self.allocator.free(result.duplicate_pages)
+        assert cached.pages.tolist() == want
+        assert duplicates.tolist() == [int(own) for k, own in zip(known, pages, strict=True) if k is not None]
+        self.allocator.free(duplicates)
         self.model.update(zip([(key, p) for p in self.prefixes(whole)], want, strict=True))
 
     @rule(ids=ids, key=key)
@@ -242,7 +240,7 @@ class CacheMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         self.cache.check()
         assert self.cache.total_pages == len(self.model)
-        assert self.allocator.num_used == len(self.model)
+        assert self.allocator.num_pages - self.allocator.num_free == len(self.model)
         kept = {(key, p) for _, key, ids in self.locked for p in self.prefixes(ids)}
         assert self.cache.evictable_pages == len(self.model) - len(kept)
 

@@ -30,14 +30,14 @@ def test_a_mirror_that_follows_the_changes_is_equal(script: list[tuple[int, int,
         table.assign(row, index, i32(*(next(fresh) for _ in range(n))))
         if send:
             rows, indices, pages = table.take_changes()
-            assert rows.dtype == indices.dtype == pages.dtype == np.int32
+            assert rows.dtype == np.int32
             mirror[rows, indices] = pages
             seen.clear()
     rows, indices, pages = table.take_changes()
     mirror[rows, indices] = pages
     for row in range(4):
         np.testing.assert_array_equal(mirror[row], table.pages(row, 8))
-    assert all(len(part) == 0 for part in table.take_changes())
+    assert table.take_changes().shape == (3, 0)
 
 
 def test_changes_of_a_row_given_back_are_not_sent() -> None:
@@ -48,14 +48,14 @@ def test_changes_of_a_row_given_back_are_not_sent() -> None:
     table.free(a)
     assert table.alloc() == a
     table.assign(a, 0, i32(5))
-    rows, indices, pages = (part.tolist() for part in table.take_changes())
+    rows, indices, pages = table.take_changes().tolist()
     assert (rows, indices, pages) == ([b, a], [1, 0], [9, 5])
 
 
 def test_rows_are_unique_and_a_row_freed_twice_is_refused() -> None:
     table = RequestTable(3, 1)
     assert sorted(table.alloc() for _ in range(3)) == [0, 1, 2]
-    assert table.num_free == 0
+    assert table.free_rows == []
     table.free(1)
     with pytest.raises(ValueError, match="freed twice"):
         table.free(1)

@@ -38,7 +38,7 @@ class Blind(set):  # type: ignore[type-arg]
 def test_duplicates_computed_side_by_side_become_one_copy(
     chunk: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "_pages_being_computed", lambda view: Blind())
+    monkeypatch.setattr(policy, "_pages_being_computed", lambda life: Blind())
     rig = Rig(page_size=4, pages=64, overlap=overlap, chunk=chunk)
     ids = prompt(24)
     for rid in "abc":
@@ -172,7 +172,7 @@ def test_pages_of_an_aborted_stream_are_back_within_two_steps() -> None:
     rig.abort("a")
     rig.step()
     rig.step()
-    assert rig.life.table.num_free == rig.life.table.max_rows
+    assert len(rig.life.table.free_rows) == rig.life.table.max_rows
     assert rig.scheduler.stats()["num_used_tokens"] == 0
 
 

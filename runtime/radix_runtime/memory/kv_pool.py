@@ -28,17 +28,14 @@ class KVPool:
         device: Device,
     ) -> None:
         self.dtype = dtype
-        self.num_pages = num_pages
+        self.num_pages = self.dummy_page = num_pages
         self.page_size = page_size
-        self.dummy_page = num_pages
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-
-        def allocate() -> torch.Tensor:
-            # Written once, so that memory that is not there is missed now and not under load.
-            return torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0)
-
-        self.k = [allocate() for _ in range(num_layers)]
-        self.v = [allocate() for _ in range(num_layers)]
+        # Written once, so that memory that is not there is missed now and not under load.
+        self.k, self.v = (
+            [torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0) for _ in range(num_layers)]
+            for _ in range(2)
+        )
 
     @staticmethod
     def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-
-class OutOfPages(RuntimeError):
-    """More pages were asked for than are free: the caller did not make room first."""
+from ..errors import InvariantViolation
 
 
 class PageAllocator:
@@ -17,38 +15,32 @@ class PageAllocator:
             raise ValueError(f"need at least one page of one token, got {num_pages} x {page_size}")
         self.num_pages = num_pages
         self.page_size = page_size
+        self.num_free = num_pages
         self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._is_free = np.ones(num_pages, bool)
-        self.num_free = num_pages
-
-    @property
-    def num_used(self) -> int:
-        return self.num_pages - self.num_free
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def alloc(self, n: int) -> np.ndarray:
-        """int32 [n] page ids, most recently freed first. Raises OutOfPages."""
+        """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) when they are not there:
+        the caller has to make room first."""
         if n > self.num_free:
-            raise OutOfPages(f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
-        top = self.num_free
-        pages = self._stack[top - n : top][::-1].copy()
+            raise InvariantViolation("I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
+        rest = self.num_free - n
+        pages = self._stack[rest : self.num_free][::-1].copy()
         self._is_free[pages] = False
-        self.num_free = top - n
+        self.num_free = rest
         return pages
 
     def free(self, pages: np.ndarray) -> None:
         """Takes pages back. Raises ValueError on a page that is free already."""
-        n = len(pages)
-        if n == 0:
-            return
-        if self._is_free[pages].any() or self.num_free + n > self.num_pages:
-            raise ValueError(f"page freed twice among {np.asarray(pages).tolist()}")
+        if self._is_free[pages].any():
+            raise ValueError(f"page freed twice among {pages.tolist()}")
         self._is_free[pages] = True
-        self._stack[self.num_free : self.num_free + n] = pages
-        self.num_free += n
+        self._stack[self.num_free : self.num_free + len(pages)] = pages
+        self.num_free += len(pages)
 
     def free_pages(self) -> np.ndarray:
         """int32 [num_free], for checks."""

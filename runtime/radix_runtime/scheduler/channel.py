@@ -12,17 +12,14 @@ from ..messages import Message
 class Inbox(Protocol):
     def receive(self) -> list[Message]:
         """All messages that have arrived, in order; never blocks."""
-        ...
 
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
-        ...
 
 
 class Outbox(Protocol):
     def send(self, message: Message) -> None:
         """Routes by type: TokenBatch to the detokenizer, the rest to the API."""
-        ...
 
 
 class LocalChannel:
@@ -38,10 +35,7 @@ class LocalChannel:
 
     def receive(self) -> list[Message]:
         self._arrived.clear()
-        messages: list[Message] = []
-        while self._messages:
-            messages.append(self._messages.popleft())
-        return messages
+        return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def wait(self, timeout: float | None) -> bool:
         return self._arrived.wait(timeout)

@@ -1,9 +1,9 @@
 """Who owns which row and page, from admission to release.
 
-A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]`
-of a request's row belong to the tree, the rest of its `num_pages` to the request. Ending a request
-only marks it; its row and pages go back when the last step that contains it has completed. The
-same holds for duplicates that a request in flight still reads: they are pending until then.
+A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]` of a request's row
+belong to the tree, the rest of its `num_pages` to the request. Ending a request only marks it; its row and pages go
+back when the last step that contains it has completed. The same holds for duplicates that a request in flight still
+reads: they are pending until then.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from ..errors import InvariantViolation
-from ..memory.page_allocator import OutOfPages, PageAllocator
+from ..memory.page_allocator import PageAllocator
 from ..memory.radix_cache import Match, RadixCache
 from ..memory.request_table import RequestTable
 from .request import Request, State
@@ -29,57 +28,50 @@ class Lifecycle:
         self.running: list[Request] = []  # PREFILL and DECODE, in order of admission
         self.draining: list[Request] = []
         self.pending: list[tuple[int, np.ndarray]] = []  # (last step that reads, pages)
-        self.completed_step = -1
+        self.completed_step = -1  # it and all steps before it have completed
 
     # Taking -------------------------------------------------------------------------------
 
     def admit(self, request: Request, match: Match) -> None:
-        """WAITING -> PREFILL, on the cached prefix `match`. The caller has taken it off the
-        queue; locking comes before any eviction of the same step."""
-        self.cache.lock(match.node)
-        request.node = match.node
-        request.row = self.table.alloc()
-        request.cached_len = request.computed_len = match.length
-        request.num_pages = len(match.pages)
-        request.prefill_end = request.total_len
-        self.table.assign(request.row, 0, match.pages)
-        request.move(State.PREFILL)
+        """WAITING -> PREFILL, on the cached prefix `match`. Locking comes before any eviction of the same step."""
+        self.waiting.remove(request)
         self.running.append(request)
+        request.move(State.PREFILL)
+        self.cache.lock(match.node)
+        request.node, request.row = match.node, self.table.alloc()
+        request.cached_len = request.computed_len = match.length
+        request.prefill_end = request.total_len
+        self.grow(request, match.pages)
 
     def take_pages(self, num_pages: int) -> np.ndarray:
         """int32 [num_pages]; evicts as needed. The policy has made sure that this works (I8)."""
         self.cache.evict(num_pages - self.allocator.num_free)
-        try:
-            return self.allocator.alloc(num_pages)
-        except OutOfPages as error:
-            raise InvariantViolation("I8", str(error)) from error
+        return self.allocator.alloc(num_pages)
 
     def grow(self, request: Request, pages: np.ndarray) -> None:
-        """The request's row continues with `pages`, which are private to it."""
-        self.table.assign(request.row, request.num_pages, pages)
-        request.num_pages += len(pages)
+        """The request's row continues with `pages`."""
+        if len(pages):
+            self.table.assign(request.row, request.num_pages, pages)
+            request.num_pages += len(pages)
 
     # Sharing ------------------------------------------------------------------------------
 
     def share(self, request: Request, computed: int) -> None:
-        """Full pages of the first `computed` tokens enter the tree. The KV is committed: the
-        steps that wrote it have completed."""
-        count = computed // self.page_size
-        if count * self.page_size <= request.cached_len or not self.cache.enabled:
+        """Full pages of the first `computed` tokens enter the tree. The KV is committed: the steps that wrote it have
+        completed."""
+        count, known = computed // self.page_size, request.cached_len // self.page_size
+        if count <= known:
             return
         assert request.node is not None
-        known = request.cached_len // self.page_size
         pages = self.table.pages(request.row, count)
-        ids = request.ids[: count * self.page_size]
-        inserted = self.cache.insert(ids, pages, request.extra_key)
-        self.cache.lock(inserted.node)
+        cached, duplicates = self.cache.insert(request.ids[: count * self.page_size], pages, request.extra_key)
+        self.cache.lock(cached.node)
         self.cache.unlock(request.node)
-        request.node = inserted.node
-        request.cached_len = inserted.length
-        if len(inserted.duplicate_pages):
+        request.node, request.cached_len = cached.node, cached.length
+        if len(duplicates):
             # The row changes first; who still reads the duplicates is in flight.
-            self.table.assign(request.row, known, inserted.canonical_pages[known:])
-            self._free_after(request.last_step, inserted.duplicate_pages)
+            self.table.assign(request.row, known, cached.pages[known:])
+            self._free_after(request.last_step, duplicates)
 
     def _free_after(self, step_id: int, pages: np.ndarray) -> None:
         if step_id <= self.completed_step:
@@ -96,21 +88,15 @@ class Lifecycle:
             request.move(State.DONE)
             return
         self.running.remove(request)
-        request.move(State.DRAINING)
         self.draining.append(request)
-        if request.last_step <= self.completed_step:
-            self._finish_draining()
-
-    def complete(self, step_id: int) -> None:
-        """Step `step_id` and all before it have completed."""
-        self.completed_step = step_id
+        request.move(State.DRAINING)
+        self._finish_draining()
 
     def reclaim(self) -> None:
         """Gives back what no step in flight reads."""
-        due = [pages for step_id, pages in self.pending if step_id <= self.completed_step]
-        self.pending = [entry for entry in self.pending if entry[0] > self.completed_step]
-        for pages in due:
-            self.allocator.free(pages)
+        pending, self.pending = self.pending, []
+        for step_id, pages in pending:
+            self._free_after(step_id, pages)
         self._finish_draining()
 
     def _finish_draining(self) -> None:
@@ -120,8 +106,8 @@ class Lifecycle:
             request.move(State.DONE)
 
     def retract(self, request: Request) -> None:
-        """PREFILL or DECODE -> WAITING, at the head of the queue. Nothing is in flight, so every
-        sampled id is known and all KV is committed. Ids, seed, what was sent and scored stay."""
+        """PREFILL or DECODE -> WAITING, at the head of the queue. Nothing is in flight, so every sampled id is known
+        and all KV is committed. Ids, seed, what was sent and scored stay."""
         assert request.last_step <= self.completed_step and request.num_ids == request.total_len
         self.running.remove(request)
         self._release(request)
@@ -133,12 +119,11 @@ class Lifecycle:
         if not request.poisoned:
             self.share(request, request.shareable_len)
         assert request.node is not None
-        private = request.cached_len // self.page_size
-        pages = self.table.pages(request.row, request.num_pages)[private:].copy()
+        private = self.table.pages(request.row, request.num_pages)[request.cached_len // self.page_size :]
+        self.allocator.free(private)
         self.cache.unlock(request.node)
         if request.poisoned:
             self.cache.prune(request.node)
         self.table.free(request.row)
-        self.allocator.free(pages)
         request.row, request.node, request.num_pages = -1, None, 0
         request.cached_len = request.computed_len = 0

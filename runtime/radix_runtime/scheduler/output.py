@@ -1,8 +1,4 @@
-"""What clients get: tokens become deltas, deltas become one TokenBatch a step.
-
-`Output` is the only sender of results. It owns the cursors `sent`, `started` and `ended` of a
-request; after `ended` nothing leaves for it.
-"""
+"""What clients get: tokens become deltas, deltas become one TokenBatch a step."""
 
 from __future__ import annotations
 
@@ -13,10 +9,12 @@ from ..step_plan import StepResult
 from .channel import Outbox
 from .request import Request
 
+_BLOCK = 64  # tokens that travel together when nobody reads before the end
+
 
 def finish_reason(request: Request, token: int | None) -> FinishReason | None:
-    """Why the request ends with `token`, its newest (None: it asked for none): a stop id once
-    there are more than `min_new_tokens`, or the length. None: it goes on."""
+    """Why the request ends with `token`, its newest (None: it asked for none): a stop id once there are more than
+    `min_new_tokens`, or the length. None: it goes on."""
     if token in request.stop_ids and request.num_output > request.params.min_new_tokens:
         return FinishReason("stop", matched=token)
     return FinishReason("length") if request.num_ids >= request.max_total_len else None
@@ -24,34 +22,27 @@ def finish_reason(request: Request, token: int | None) -> FinishReason | None:
 
 def record_logprobs(request: Request, token: int, result: StepResult, slot: int) -> None:
     """Keeps the logprobs of the token in entry `slot` of the result."""
-    if request.logprobs is None or result.logprobs is None:
-        return
-    one = slice(slot, slot + 1)
-    top_ids = None if result.top_ids is None else result.top_ids[one]
-    top_values = None if result.top_logprobs is None else result.top_logprobs[one]
-    request.logprobs.add(np.array([token], np.int32), result.logprobs[one], top_ids, top_values)
+    if request.logprobs is not None and result.logprobs is not None:
+        one = slice(slot, slot + 1)
+        top = (None if part is None else part[one] for part in (result.top_ids, result.top_logprobs))
+        request.logprobs.add(np.array([token]), result.logprobs[one], *top)
 
 
 class Output:
+    """The only sender of results."""
+
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._deltas: list[TokenDelta] = []
 
-    def token(self, request: Request) -> None:
-        """A token was appended: the first goes out at once, later ones every `send_every`."""
-        unsent = request.num_output - request.sent
-        if not request.started or unsent >= request.send_every:
-            self._emit(request, None)
-
-    def finish(self, request: Request, reason: FinishReason) -> None:
-        """The last delta of a choice, with all that was not sent yet."""
-        self._emit(request, reason)
-        request.ended = True
-
-    def _emit(self, request: Request, reason: FinishReason | None) -> None:
-        first = not request.started
+    def add(self, request: Request, reason: FinishReason | None) -> None:
+        """What was not sent yet: with a `reason` all of it, as the request's last delta; else the first token at once
+        and later ones in blocks. A stop string must be looked for after each token."""
+        first, new = not request.started, request.ids[request.prompt_len + request.sent :]
+        together = 1 if request.source.stream or request.params.stop else _BLOCK
+        if reason is None and not first and len(new) < together:
+            return
         request.started = True
-        new = request.ids[request.prompt_len + request.sent :]
         request.sent += len(new)
         delta = TokenDelta(
             rid=request.rid,
@@ -70,5 +61,5 @@ class Output:
 
     def flush(self) -> None:
         if self._deltas:
-            deltas, self._deltas = self._deltas, []
-            self._outbox.send(TokenBatch(deltas))
+            self._outbox.send(TokenBatch(self._deltas))
+            self._deltas = []

@@ -1,10 +1,9 @@
 """What the next step computes: a pure function of host state.
 
-Each step gives one token to every running request first and fills the rest of the token budget
-with prompt chunks, so a long prompt never stops the streams. All room is counted in pages. A
-request is admitted when the pages that it and the running ones are *expected* to need are there;
-how much of `max_new_tokens` that counts is adaptive (`OutputRatio`). Too much trust costs a
-retraction, never a failure: `plan_step` reports a shortage before anything is launched.
+Each step gives one token to every running request first and fills the rest of the token budget with prompt chunks, so
+a long prompt never stops the streams. All room is counted in pages. A request is admitted when the pages that it and
+the running ones are *expected* to need are there; how much of `max_new_tokens` that counts is adaptive (`OutputRatio`).
+Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 """
 
 from __future__ import annotations
@@ -12,28 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple
 
-from ..memory.radix_cache import Match, Node, RadixCache
+from ..memory.radix_cache import Match, Node
 from ..registry import Registry
+from .lifecycle import Lifecycle
 from .request import Request, State
 
 # Order of the queue ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
-class QueueContext:
+class QueueContext(NamedTuple):
     now: float
     age_bound: float  # seconds after which a request may not be passed any more
     prefix_length: Callable[[Request], int]  # tokens of it that are cached right now
 
 
-class SchedulePolicy(Protocol):
-    def __call__(self, waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
-        """The order in which requests are offered admission; `waiting` is in order of arrival,
-        retracted requests first. It may leave requests out; it must not change them."""
-        ...
-
+# The order in which requests are offered admission. It gets them in order of arrival, retracted requests first; it may
+# leave some out and must not change them.
+SchedulePolicy = Callable[[Sequence[Request], QueueContext], Iterable[Request]]
 
 LPM_WINDOW = 128  # oldest requests among which the longest prefix is looked for
 
@@ -61,17 +57,18 @@ schedule_policies: Registry[SchedulePolicy] = Registry(
 
 # How long outputs are expected to get ---------------------------------------------------------
 
+OUTPUT_HORIZON = 4096  # no more output tokens than this are counted on ahead of time
+
 
 class OutputRatio:
-    """Share of the output still allowed that admission counts on. It sinks step by step towards
-    a floor and jumps when a retraction shows that it was too low."""
+    """Share of the output still allowed that admission counts on. It sinks step by step towards a floor and jumps when
+    a retraction shows that it was too low."""
 
     START, FLOOR, STEPS, JUMP = 0.7, 0.1, 600, 0.1
 
     def __init__(self, conservativeness: float) -> None:
-        self._start = min(1.0, self.START * conservativeness)
+        self.value = self._start = min(1.0, self.START * conservativeness)
         self._floor = self._start * self.FLOOR
-        self.value = self._start
 
     def after_step(self) -> None:
         self.value = max(self._floor, self.value - (self._start - self._floor) / self.STEPS)
@@ -82,11 +79,6 @@ class OutputRatio:
         self.value = min(1.0, max(self.value, seen) + self.JUMP)
 
 
-# Counting pages -------------------------------------------------------------------------------
-
-OUTPUT_HORIZON = 4096  # no more output tokens than this are counted on ahead of time
-
-
 def expected_len(request: Request, ratio: float, page_size: int) -> int:
     """Tokens the request is expected to reach: at least a page more than it has now."""
     left = request.max_total_len - request.total_len
@@ -94,29 +86,10 @@ def expected_len(request: Request, ratio: float, page_size: int) -> int:
     return request.total_len + min(left, ahead)
 
 
-def _pages(tokens: int, page_size: int) -> int:
-    return -(-tokens // page_size)
-
-
 # The step -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
-class View:
-    """The host state that a plan depends on."""
-
-    running: Sequence[Request]
-    waiting: Sequence[Request]
-    order: Callable[[], Iterable[Request]]  # of the queue; called only when someone can get in
-    cache: RadixCache
-    free_pages: int
-    free_rows: int
-    token_budget: int
-    ratio: float
-
-
-@dataclass(slots=True, frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`length` tokens of prefill; `match` is set when this admits the request."""
 
     request: Request
@@ -137,55 +110,50 @@ class Decision:
         return bool(self.decode or self.chunks)
 
 
-def plan_step(view: View) -> Decision:
+Order = Callable[[], Iterable[Request]]  # of the queue; called only when someone can get in
+
+
+def plan_step(life: Lifecycle, order: Order, free_rows: int, token_budget: int, ratio: float) -> Decision:
     """Changes nothing but the cut of tree nodes at a match."""
-    size = view.cache.page_size
-    decode = [r for r in view.running if r.wants_token]
-    room = view.free_pages + view.cache.evictable_pages
-    room -= sum(r.computed_len == r.num_pages * size for r in decode)
+    size = life.page_size
+    decision = Decision([r for r in life.running if r.wants_token])
+    room = life.allocator.num_free + life.cache.evictable_pages
+    room -= sum(r.computed_len == r.num_pages * size for r in decision.decode)
     if room < 0:
         return Decision(shortage=True)
-    decision = Decision(decode)
-    budget = view.token_budget - len(decode)
-    starved = False
-    for request in view.running:
-        if request.state is not State.PREFILL:
-            continue
-        held = request.num_pages * size
-        length = min(request.total_len - request.computed_len, budget, held + room * size - request.computed_len)
-        if length > 0:
-            decision.chunks.append(Chunk(request, length))
-            budget -= length
-            room -= _pages(max(0, request.computed_len + length - held), size)
-        starved |= length < min(request.total_len - request.computed_len, budget)
-    if view.waiting and view.free_rows and budget > 0 and not starved:
-        _admit(view, decision, budget)
+    budget, starved = token_budget - len(decision.decode), False
+    for request in life.running:
+        if request.state is State.PREFILL:
+            wanted = min(request.total_len - request.computed_len, budget)
+            held = request.num_pages * size - request.computed_len
+            if (length := min(wanted, held + room * size)) > 0:
+                decision.chunks.append(Chunk(request, length))
+                budget -= length
+                room -= life.allocator.pages_for(max(0, length - held))
+            starved |= length < wanted
+    if life.waiting and free_rows > 0 and budget > 0 and not starved:
+        _admit(life, order(), decision, free_rows, budget, ratio)
     decision.shortage = starved and not decision
     return decision
 
 
-def _admit(view: View, decision: Decision, budget: int) -> None:
-    cache, size, rows = view.cache, view.cache.page_size, view.free_rows
-    room = view.free_pages + cache.evictable_pages
-    for request in view.running:
-        expected = _pages(expected_len(request, view.ratio, size), size)
-        room -= max(0, expected - request.num_pages)
-    computing = _pages_being_computed(view) if cache.enabled else set()
+def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: int, budget: int, ratio: float) -> None:
+    cache, size, pages_for = life.cache, life.page_size, life.allocator.pages_for
+    room = life.allocator.num_free + cache.evictable_pages
+    room -= sum(max(0, pages_for(expected_len(r, ratio, size)) - r.num_pages) for r in life.running)
+    computing = _pages_being_computed(life)
     locked: set[Node] = set()
-    for request in view.order():
+    for request in queue:
         if rows == 0 or budget <= 0:
             break
-        limit = request.match_limit
-        match = cache.match(request.ids[:limit], request.extra_key)
+        match = cache.match(request.ids[: request.match_limit], request.extra_key)
+        key = match.node, cache.edge(match.node, request.ids, match.length, request.extra_key)
         page_end = match.length + size
-        edge = cache.edge(match.node, request.ids, match.length, request.extra_key)
-        key = (match.node, edge)
-        if page_end <= limit and key in computing:
+        if page_end <= request.match_limit and key in computing:
             decision.dedup_waits += 1
             continue  # another request is computing this request's next page
-        expected = _pages(expected_len(request, view.ratio, size), size) - len(match.pages)
-        path = _unlocked_path(match.node, locked)
-        need = expected + sum(len(node.pages) for node in path)
+        path = [node for node in match.node.path() if node.lock_count == 0 and node not in locked]
+        need = pages_for(expected_len(request, ratio, size)) - len(match.pages) + sum(len(n.pages) for n in path)
         if need > room:
             break  # nobody passes it, or it might never get in
         length = min(request.total_len - match.length, budget)
@@ -196,23 +164,10 @@ def _admit(view: View, decision: Decision, budget: int) -> None:
         room, budget, rows = room - need, budget - length, rows - 1
 
 
-def _pages_being_computed(view: View) -> set[tuple[Node, Hashable]]:
+def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:
     """(node, first page after it) for all whose next full prompt page is not in the tree yet."""
-    cache = view.cache
-    result: set[tuple[Node, Hashable]] = set()
-    for request in view.running:
-        if request.cached_len + cache.page_size <= request.prefill_end:
-            assert request.node is not None
-            edge = cache.edge(request.node, request.ids, request.cached_len, request.extra_key)
-            result.add((request.node, edge))
-    return result
-
-
-def _unlocked_path(node: Node, counted: set[Node]) -> list[Node]:
-    """Nodes from `node` up that admission would lock for the first time."""
-    path = []
-    at: Node | None = node
-    while at is not None and at.parent is not None and at.lock_count == 0 and at not in counted:
-        path.append(at)
-        at = at.parent
-    return path
+    return {
+        (r.node, life.cache.edge(r.node, r.ids, r.cached_len, r.extra_key))
+        for r in life.running
+        if life.cache.enabled and r.node is not None and r.cached_len + life.page_size <= r.prefill_end
+    }

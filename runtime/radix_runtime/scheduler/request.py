@@ -2,28 +2,26 @@
 
     cached_len <= computed_len <= total_len
 
-- `cached_len`   tokens whose pages belong to the tree, which this request keeps locked at `node`;
-                 whole pages.
+- `cached_len`   tokens whose pages belong to the tree, which this request keeps locked at `node`; whole pages.
 - `computed_len` tokens whose KV is written by the steps launched so far.
-- `total_len`    prompt and sampled tokens, with those sampled by a step whose result the host has
-                 not seen yet; `num_ids` counts the ids that it has seen.
+- `total_len`    prompt and sampled tokens, with those sampled by a step whose result the host has not seen yet;
+                 `num_ids` counts the ids that it has seen.
 
-The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part
-of it (chunk), or the one token sampled last (decode).
+The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
+the one token sampled last (decode).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import InvariantViolation
+from ..errors import require
+from ..memory.radix_cache import Node
 from ..messages import Generate, Logprobs, unpack_ids
-
-if TYPE_CHECKING:
-    from ..memory.radix_cache import Node
+from ..sampling_params import SamplingParams
 
 
 class State(Enum):
@@ -48,110 +46,82 @@ class LogprobBuffer:
 
     def __init__(self, top_n: int) -> None:
         self.top_n = top_n
-        self._ids: list[np.ndarray] = []
-        self._values: list[np.ndarray] = []
-        self._top_ids: list[np.ndarray] = []
-        self._top_values: list[np.ndarray] = []
+        self._parts: list[tuple[np.ndarray, ...]] = []
 
     def add(
-        self,
-        ids: np.ndarray,
-        values: np.ndarray,
-        top_ids: np.ndarray | None = None,
-        top_values: np.ndarray | None = None,
+        self, ids: np.ndarray, values: np.ndarray, top_ids: np.ndarray | None, top_values: np.ndarray | None
     ) -> None:
-        """`ids`, `values` [n]; `top_ids`, `top_values` [n, at least top_n]; None: there are no
-        alternatives, which reads as id -1 and NaN."""
-        shape = (len(ids), self.top_n)
-        top_ids = np.full(shape, -1, np.int32) if top_ids is None else top_ids
-        top_values = np.full(shape, np.nan, np.float32) if top_values is None else top_values
-        self._ids.append(ids)
-        self._values.append(values)
-        self._top_ids.append(top_ids[:, : self.top_n].reshape(-1))
-        self._top_values.append(top_values[:, : self.top_n].reshape(-1))
+        """`ids`, `values` [n]; alternatives [n, at least top_n], or None: id -1 and NaN."""
+        none = (len(ids), self.top_n)
+        top_ids = np.full(none, -1) if top_ids is None else top_ids[:, : self.top_n]
+        top_values = np.full(none, np.nan) if top_values is None else top_values[:, : self.top_n]
+        self._parts.append((ids, values, top_ids.ravel(), top_values.ravel()))
 
     def take(self) -> Logprobs | None:
         """Everything since the last call, or None."""
-        if not self._ids:
+        if not self._parts:
             return None
-        parts = (self._ids, self._values, self._top_ids, self._top_values)
-        types = ("<i4", "<f4", "<i4", "<f4")
-        data = [
-            np.concatenate(part).astype(dtype, copy=False).tobytes() for part, dtype in zip(parts, types, strict=True)
-        ]
-        for part in parts:
-            part.clear()
-        return Logprobs(data[0], data[1], self.top_n, data[2], data[3])
+        columns = zip(zip(*self._parts, strict=True), ("<i4", "<f4", "<i4", "<f4"), strict=True)
+        ids, values, *top = (np.concatenate(column).astype(dtype).tobytes() for column, dtype in columns)
+        self._parts.clear()
+        return Logprobs(ids, values, self.top_n, *top)
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """Plain state; the transitions that move pages live in `lifecycle.py`."""
 
-    __slots__ = (  # noqa: RUF023
-        "source", "params", "rid", "choice", "seq", "arrival", "deadline", "extra_key",
-        "prompt_len", "max_total_len", "stop_ids", "seed", "send_every",
-        "_ids", "num_ids", "state", "cached_len", "computed_len", "total_len", "prefill_end",
-        "row", "num_pages", "node", "last_step", "keep_len", "poisoned", "retractions",
-        "cached_tokens", "sent", "started", "ended", "prefix_hint",
-        "logprobs", "prompt_logprobs", "logprob_next",
-    )  # fmt: skip
+    source: Generate
+    choice: int
+    seq: int  # order of arrival; also decides who is retracted first
+    arrival: float
+    seed: int
+    max_total_len: int
+    stop_ids: frozenset[int]
 
-    def __init__(
-        self,
-        source: Generate,
-        choice: int,
-        seq: int,
-        *,
-        arrival: float,
-        seed: int,
-        max_total_len: int,
-        stop_ids: frozenset[int],
-    ) -> None:
-        self.source = source
-        self.params = source.sampling
-        self.rid = source.rid
-        self.choice = choice
-        self.seq = seq  # order of arrival; also decides who is retracted first
-        self.arrival = arrival
-        self.deadline = source.deadline
-        self.extra_key = source.extra_key
-        prompt = unpack_ids(source.input_ids)
-        self.prompt_len = len(prompt)
-        self.max_total_len = max_total_len
-        self.stop_ids = stop_ids
-        self.seed = seed
-        # A stop string must be looked for after each token; nobody reads the rest before the end.
-        self.send_every = 1 if source.stream or source.sampling.stop else 64
+    rid: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    extra_key: str | None = field(init=False)
+    state: State = State.WAITING
+    _ids: np.ndarray = field(init=False)  # read-only until the first append
+    num_ids: int = field(init=False)
+    prompt_len: int = field(init=False)
+    prefill_end: int = field(init=False)  # total_len at the last admission
+    total_len: int = field(init=False)
+    computed_len: int = 0
+    cached_len: int = 0
+    row: int = -1
+    num_pages: int = 0
+    node: Node | None = None
+    last_step: int = -1  # newest launched step that contains this request
+    keep_len: int | None = None  # tokens that count, when a stop string ended it earlier
+    poisoned: bool = False  # its KV must not be shared
+    retractions: int = 0
+    prefix_hint: tuple[int, int] = (-1, 0)  # (cache version, match length), for ordering only
 
-        self._ids = prompt  # read-only until the first append
-        self.num_ids = self.prompt_len
-        self.state = State.WAITING
-        self.cached_len = self.computed_len = 0
-        self.total_len = self.prefill_end = self.prompt_len
-        self.row = -1
-        self.num_pages = 0
-        self.node: Node | None = None
-        self.last_step = -1  # newest launched step that contains this request
-        self.keep_len: int | None = None  # tokens that count, when a stop string ended it earlier
-        self.poisoned = False  # its KV must not be shared
-        self.retractions = 0
+    cached_tokens: int = -1  # not computed at first admission; -1: never admitted
+    sent: int = 0  # output tokens that went out
+    started: bool = False  # the first delta went out
+    ended: bool = False  # its last message went out; nothing follows
+    logprobs: LogprobBuffer | None = None
+    prompt_logprobs: LogprobBuffer | None = None
+    logprob_next: int = field(init=False)  # next prompt position to score
 
-        self.cached_tokens = -1  # not computed at first admission; -1: never admitted
-        self.sent = 0  # output tokens that went out
-        self.started = False  # the first delta went out
-        self.ended = False  # its last message went out; nothing follows
-        self.prefix_hint = (-1, 0)  # (cache version, match length), for ordering only
-
-        start = source.logprob_start if choice == 0 else -1
-        self.logprobs = LogprobBuffer(source.top_logprobs) if source.return_logprob else None
-        self.prompt_logprobs = LogprobBuffer(source.top_logprobs) if start >= 0 else None
-        self.logprob_next = start if start >= 0 else self.prompt_len  # next position to score
-        if self.prompt_logprobs is not None and start == 0:  # the first token follows nothing
-            self.prompt_logprobs.add(prompt[:1], np.full(1, np.nan, np.float32))
+    def __post_init__(self) -> None:
+        source = self.source
+        self.rid, self.params, self.extra_key = source.rid, source.sampling, source.extra_key
+        self._ids = unpack_ids(source.input_ids)
+        self.num_ids = self.prompt_len = self.total_len = self.prefill_end = self.logprob_next = len(self._ids)
+        if source.return_logprob:
+            self.logprobs = LogprobBuffer(source.top_logprobs)
+        if self.choice == 0 and source.logprob_start >= 0:
+            self.prompt_logprobs = LogprobBuffer(source.top_logprobs)
+            self.logprob_next = source.logprob_start
+            if source.logprob_start == 0:  # the first token follows nothing
+                self.prompt_logprobs.add(self._ids[:1], np.full(1, np.nan), None, None)
 
     def move(self, state: State) -> None:
-        if state not in _NEXT[self.state]:
-            raise InvariantViolation("I5", f"{self.rid}: {self.state.name} -> {state.name}")
+        require(state in _NEXT[self.state], "I5", f"{self.rid}: {self.state.name} -> {state.name}")
         self.state = state
 
     @property
@@ -177,17 +147,15 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Longest prefix that may come from the cache: one token is left to compute, and the row
-        before the first prompt position still to be scored."""
-        limit = self.total_len - 1
-        if self.logprob_next < self.prompt_len:
-            limit = min(limit, max(self.logprob_next - 1, 0))
-        return limit
+        """Longest prefix that may come from the cache: one token is left to compute, and the row before the first
+        prompt position still to be scored."""
+        scored = self.logprob_next >= self.prompt_len
+        return self.total_len - 1 if scored else min(self.total_len, max(self.logprob_next, 1)) - 1
 
     @property
     def shareable_len(self) -> int:
-        """Tokens whose KV may enter the tree once every step that contains the request is done.
-        The last token's KV never does, whether or not a later step happened to compute it: so
-        the tree is the same with overlap on and off."""
+        """Tokens whose KV may enter the tree once every step that contains the request is done. The last token's KV
+        never does, whether or not a later step happened to compute it: so the tree is the same with overlap on and
+        off."""
         known = self.num_ids if self.keep_len is None else min(self.num_ids, self.keep_len)
         return min(self.computed_len, max(known - 1, 0))

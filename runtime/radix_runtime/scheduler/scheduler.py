@@ -1,48 +1,58 @@
 """The loop of rank 0: messages in, steps out, tokens to the clients.
 
-One iteration takes in messages, launches the next step and then finishes the step before it. With
-overlap the step just launched keeps running while the host finishes its predecessor and plans its
-successor; without, a step is finished as soon as it is launched. That is the only difference: how
-many steps may be in flight when an iteration ends.
+One iteration takes in messages, launches the next step and then finishes the step before it. With overlap the step
+just launched keeps running while the host finishes its predecessor and plans its successor; without, a step is
+finished as soon as it is launched. That is the only difference: how many steps may be in flight when an iteration ends.
 """
 
 from __future__ import annotations
 
-import math
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 
+from .. import messages as msg
 from ..config import ServerArgs
-from ..errors import InvariantViolation, RequestError
+from ..errors import InvariantViolation, RequestError, require
 from ..memory.page_allocator import PageAllocator
 from ..memory.radix_cache import RadixCache
 from ..memory.request_table import RequestTable
-from ..messages import (
-    Abort,
-    Control,
-    ControlReply,
-    FinishReason,
-    Generate,
-    Message,
-    RequestFailed,
-    TextStop,
-    unpack_ids,
-)
 from ..step_plan import Executor, StepResult
 from . import invariants
 from .batch_builder import Entry, Step, build_step
 from .channel import Inbox, Outbox
-from .counters import Counters
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .output import Output, finish_reason, record_logprobs
-from .policy import Decision, OutputRatio, QueueContext, View, plan_step, schedule_policies
+from .policy import Decision, OutputRatio, QueueContext, plan_step, schedule_policies
 from .request import Request, State
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
 IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
+
+
+@dataclass(slots=True)
+class Counters:
+    """Requests are counted by choice: an n=4 request counts four times. accepted = finished + aborted + failed + still
+    live. Names end in _total where a value only grows."""
+
+    num_requests_total: int = 0  # accepted
+    num_refused_requests_total: int = 0  # whole requests answered with an error at submission
+    num_finished_requests_total: int = 0
+    num_aborted_requests_total: int = 0
+    num_failed_requests_total: int = 0
+    num_retractions_total: int = 0
+    prompt_tokens_total: int = 0
+    prefill_tokens_total: int = 0  # prompt tokens computed, again after a retraction too
+    cached_tokens_total: int = 0  # prompt tokens not computed at first admission
+    generation_tokens_total: int = 0
+    dropped_tokens_total: int = 0  # sampled for a request that had ended
+    dedup_waits_total: int = 0  # request-steps spent waiting for another's page
+    steps_total: int = 0
+    invariant_violations_total: int = 0
 
 
 class Scheduler:
@@ -57,16 +67,18 @@ class Scheduler:
         *,
         eos_ids: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
-        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         self.args = args
         self.executor = executor
         self.inbox = inbox
         self.outbox = outbox
         self.clock = clock
-        self.heartbeat = heartbeat
+        self.heartbeat: Callable[[], None] = lambda: None  # called in every iteration
         self.intake = Intake(executor, eos_ids, args.max_choices)
-        self.life = _build_lifecycle(args, executor)
+        allocator = PageAllocator(executor.num_pages, executor.page_size)
+        cache = RadixCache(allocator, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache)
+        longest = min(executor.max_context, executor.num_pages * executor.page_size)
+        self.life = Lifecycle(allocator, cache, RequestTable(executor.max_rows, allocator.pages_for(longest)))
         self.output = Output(outbox)
         self.counters = Counters()
         self.ratio = OutputRatio(args.schedule_conservativeness)
@@ -74,15 +86,12 @@ class Scheduler:
         self.max_running = min(args.max_running_requests, executor.max_rows)
         # Unlimited: the longest prompt fits beside one token for everybody.
         unlimited = executor.max_context + executor.max_rows
-        budget = args.chunked_prefill_size
-        self.token_budget = unlimited if budget == -1 else budget
-        self.overlap = not args.disable_overlap_schedule
+        self.token_budget = unlimited if args.chunked_prefill_size == -1 else args.chunked_prefill_size
+        self.max_in_flight = 0 if args.disable_overlap_schedule else 1  # when an iteration ends
         self.in_flight: deque[Step] = deque()
         self.live: dict[str, list[Request]] = {}  # choices that have not ended, by rid
-        self._deadlines = False  # some live request may have one
-        self._next_step = 0
-        self._completed_at = 0.0
-        self._tokens_per_second = 0.0
+        self._deadlines: list[tuple[float, str]] = []  # heap; its entries may outlive their request
+        self._completed_at = self._busy_seconds = 0.0
         self._checked_idle = False
 
     # The loop -----------------------------------------------------------------------------
@@ -98,10 +107,10 @@ class Scheduler:
         self.heartbeat()
         messages, completed = self.inbox.receive(), self.life.completed_step
         for message in messages:
-            self.handle(message)
+            self._handle(message)
         self._expire()
         launched = self._launch()
-        if len(self.in_flight) > (1 if self.overlap else 0) or (self.in_flight and not launched):
+        if len(self.in_flight) > (self.max_in_flight if launched else 0):
             self._complete_oldest()
         self.output.flush()
         happened = bool(messages) or launched or completed != self.life.completed_step
@@ -114,9 +123,7 @@ class Scheduler:
     def _idle(self) -> None:
         """Sleeps until a message arrives; checks the idle state once in each idle period."""
         check = self.args.check_invariants != "off" and not self._checked_idle
-        if self.inbox.wait(IDLE_CHECK_AFTER if check else IDLE_WAIT):
-            return
-        if check and self.is_idle:
+        if not self.inbox.wait(IDLE_CHECK_AFTER if check else IDLE_WAIT) and check and self.is_idle:
             self.check()
             self._checked_idle = True
 
@@ -141,19 +148,23 @@ class Scheduler:
 
     # Messages -----------------------------------------------------------------------------
 
-    def handle(self, message: Message) -> None:
-        if isinstance(message, Generate):
-            self._submit(message)
-        elif isinstance(message, Abort):
-            self.abort(message.rid, message.reason)
-        elif isinstance(message, TextStop):
-            self._text_stop(message)
-        elif isinstance(message, Control):
-            self.outbox.send(self._control(message))
-        else:
-            raise TypeError(f"the scheduler got a {type(message).__name__}")
+    def _handle(self, message: msg.Message) -> None:
+        match message:
+            case msg.Generate():
+                self._submit(message)
+            case msg.Abort(rid, reason):
+                self.abort(rid, reason)
+            case msg.TextStop(rid, choice, n_tokens):
+                for request in [r for r in self.live.get(rid, ()) if r.choice == choice]:
+                    request.keep_len = request.prompt_len + n_tokens
+                    self._end(request)  # the detokenizer has sent its last delta
+                    self.counters.num_finished_requests_total += 1
+            case msg.Control(number, op):
+                self._control(msg.ControlReply(number, True), op)
+            case _:
+                raise TypeError(f"the scheduler got a {type(message).__name__}")
 
-    def _submit(self, message: Generate) -> None:
+    def _submit(self, message: msg.Generate) -> None:
         try:
             if message.rid in self.live:
                 self.abort(message.rid, "another request took its id")
@@ -166,105 +177,86 @@ class Scheduler:
             return
         self.live[message.rid] = requests
         self.life.waiting.extend(requests)
-        self._deadlines |= message.deadline is not None
+        if message.deadline is not None:
+            heapq.heappush(self._deadlines, (message.deadline, message.rid))
         self.counters.num_requests_total += len(requests)
         self.counters.prompt_tokens_total += requests[0].prompt_len
 
     def _check_queue(self, choices: int) -> None:
         queued, running = len(self.life.waiting), len(self.life.running)
-        free_rows = max(0, self.max_running - running)
-        limit = self.args.queue_limit + free_rows
-        if queued + choices <= limit or not (queued or running):
-            return
-        tokens = sum(r.total_len for r in self.life.waiting)
-        seconds = tokens / self._tokens_per_second if self._tokens_per_second else 1
-        raise RequestError(
-            503, "engine_overloaded",
-            f"{queued} requests are waiting, the limit is {self.args.queue_limit}",
-            retry_after=min(30, max(1, math.ceil(seconds))),
-        )  # fmt: skip
+        limit = self.args.queue_limit + max(0, self.max_running - running)
+        if queued + choices > limit and (queued or running):
+            done = self.counters.prefill_tokens_total + self.counters.generation_tokens_total
+            seconds = sum(r.total_len for r in self.life.waiting) * self._busy_seconds / max(1, done)
+            raise RequestError(
+                503, "engine_overloaded", f"{queued} requests are waiting, the limit is {self.args.queue_limit}",
+                retry_after=min(30, 1 + int(seconds)),
+            )  # fmt: skip
 
     def abort(self, rid: str, reason: str) -> None:
         """Ends all choices of `rid`, or everything if it is empty. Idempotent."""
         for name in [rid] if rid else list(self.live):
             for request in list(self.live.get(name, ())):
-                self.output.finish(request, FinishReason("abort", message=reason))
-                self._end(request)
+                self._end(request, msg.FinishReason("abort", message=reason))
                 self.counters.num_aborted_requests_total += 1
-
-    def _text_stop(self, message: TextStop) -> None:
-        for request in self.live.get(message.rid, ()):
-            if request.choice == message.choice:
-                request.keep_len = request.prompt_len + message.n_tokens
-                request.ended = True  # the detokenizer has sent its last delta
-                self._end(request)
-                self.counters.num_finished_requests_total += 1
-                return
 
     def _send_error(self, rid: str, error: RequestError) -> None:
         self.output.flush()  # what came before the error leaves before it
-        failed = RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
-        self.outbox.send(failed)
+        self.outbox.send(
+            msg.RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
+        )
 
-    def _fail(self, rid: str, status: int, code: str, detail: str, *, poisoned: bool) -> None:
+    def _fail(self, rid: str, error: RequestError) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
-        self._send_error(rid, RequestError(status, code, detail))
+        self._send_error(rid, error)
+        reason = msg.FinishReason("abort", message=error.message, status=error.status)
         for request in list(self.live[rid]):
-            request.poisoned = poisoned
-            if request.started:
-                self.output.finish(request, FinishReason("abort", message=detail, status=status))
-            request.ended = True
-            self._end(request)
+            self._end(request, reason if request.started else None)
             self.counters.num_failed_requests_total += 1
 
     def _expire(self) -> None:
-        if not self._deadlines:
-            return
-        now, pending = self.clock(), False
-        for rid, requests in list(self.live.items()):
-            deadline = requests[0].deadline
-            if deadline is not None and deadline <= now:
+        while self._deadlines and self._deadlines[0][0] <= self.clock():
+            deadline, rid = heapq.heappop(self._deadlines)
+            requests = self.live.get(rid)
+            if requests and requests[0].source.deadline == deadline:
                 queued = all(r.state is State.WAITING and not r.started for r in requests)
-                status = 503 if queued else 504
-                self._fail(rid, status, "deadline_exceeded", "deadline exceeded", poisoned=False)
-            pending |= deadline is not None
-        self._deadlines = pending
+                self._fail(rid, RequestError(503 if queued else 504, "deadline_exceeded", "deadline exceeded"))
 
-    def _control(self, message: Control) -> ControlReply:
-        if message.op == "stats":
-            return ControlReply(message.id, True, stats=self.stats())
-        if message.op == "flush_cache":
-            if not self.is_idle:
-                return ControlReply(message.id, False, "busy")
-            self.life.cache.reset()
-            return ControlReply(message.id, True)
+    def _control(self, reply: msg.ControlReply, op: str) -> None:
         try:
-            self.check()
+            if op == "stats":
+                reply.stats = self.stats()
+            elif op == "check":
+                self.check()
+            elif self.is_idle:
+                self.life.cache.reset()
+            else:
+                reply.ok, reply.message = False, "busy"
         except InvariantViolation as violation:
-            return ControlReply(message.id, False, str(violation))
-        return ControlReply(message.id, True)
+            reply.ok, reply.message = False, str(violation)
+        self.outbox.send(reply)
 
     # Steps --------------------------------------------------------------------------------
 
     def _launch(self) -> bool:
-        decision = self._decide()
+        decision, life = self._decide(), self.life
         if not decision:
             return False
-        step = build_step(decision, self._next_step, self.life)
-        self._next_step += 1
-        self._count(step, decision)
-        if self.args.check_invariants == "step":
-            invariants.note_pages(step, self.life)
-        step.launched_at = self.clock()
-        step.handle = self.executor.launch(step.plan)
-        self.in_flight.append(step)
+        plan, entries = build_step(decision, self.counters.steps_total, life)
+        self._count(decision)
+        page_sets = []
+        if self.args.check_invariants == "step":  # independent of how the requests change later
+            page_sets = [life.table.pages(e.request.row, e.request.num_pages).copy() for e in entries]
+        self.in_flight.append(Step(plan, entries, page_sets, self.clock(), self.executor.launch(plan)))
         return True
 
     def _decide(self) -> Decision:
-        """The next step; makes room first where pages are short. What is in flight may give
-        pages back by itself, so it is waited for before anyone is retracted."""
+        """The next step; makes room first where pages are short. What is in flight may give pages back by itself, so
+        it is waited for before anyone is retracted."""
         while True:
-            decision = plan_step(self._view())
+            life = self.life
+            rows = min(len(life.table.free_rows), self.max_running - len(life.running))
+            decision = plan_step(life, self._order, rows, self.token_budget, self.ratio.value)
             if not decision.shortage:
                 return decision
             if self.in_flight:
@@ -272,54 +264,36 @@ class Scheduler:
             else:
                 self.retract_youngest()
 
-    def _view(self) -> View:
-        life = self.life
-        return View(
-            running=life.running,
-            waiting=life.waiting,
-            order=self._order,
-            cache=life.cache,
-            free_pages=life.allocator.num_free,
-            free_rows=min(life.table.num_free, self.max_running - len(life.running)),
-            token_budget=self.token_budget,
-            ratio=self.ratio.value,
-        )
-
     def _order(self) -> Iterable[Request]:
         context = QueueContext(self.clock(), self.args.schedule_age_bound, self._prefix_length)
         return self.policy(self.life.waiting, context)
 
     def _prefix_length(self, request: Request) -> int:
         cache = self.life.cache
-        version, length = request.prefix_hint
-        if version != cache.version:
-            ids = request.ids[: request.match_limit]
-            length = cache.match_length(ids, request.extra_key)
+        if request.prefix_hint[0] != cache.version:
+            length = cache.match_length(request.ids[: request.match_limit], request.extra_key)
             request.prefix_hint = (cache.version, length)
-        return length
+        return request.prefix_hint[1]
 
-    def _count(self, step: Step, decision: Decision) -> None:
-        counters = self.counters
-        counters.steps_total += 1
-        counters.dedup_waits_total += decision.dedup_waits
-        for chunk in decision.chunks:
-            counters.prefill_tokens_total += chunk.length
-            request = chunk.request
-            if chunk.match is not None:
-                self.life.cache.record_use(chunk.match.node)
+    def _count(self, decision: Decision) -> None:
+        self.counters.steps_total += 1
+        self.counters.dedup_waits_total += decision.dedup_waits
+        for request, length, match in decision.chunks:
+            self.counters.prefill_tokens_total += length
+            if match is not None:
+                self.life.cache.record_use(match.node)
                 if request.cached_tokens < 0:
-                    request.cached_tokens = chunk.match.length
-                    counters.cached_tokens_total += chunk.match.length
+                    request.cached_tokens = match.length
+                    self.counters.cached_tokens_total += match.length
         self.ratio.after_step()
 
     def retract_youngest(self) -> None:
         """The request that arrived last leaves its row and pages and waits at the head."""
         self._drain()
-        if not self.life.running:
-            return
-        self.ratio.after_retraction(self.life.running)
-        self.life.retract(max(self.life.running, key=lambda r: r.seq))
-        self.counters.num_retractions_total += 1
+        if running := self.life.running:
+            self.ratio.after_retraction(running)
+            self.life.retract(max(running, key=lambda r: r.seq))
+            self.counters.num_retractions_total += 1
 
     def _drain(self) -> None:
         while self.in_flight:
@@ -328,36 +302,26 @@ class Scheduler:
     # Results ------------------------------------------------------------------------------
 
     def _complete_oldest(self) -> None:
-        """Waits for the oldest step; hands out its tokens, shares its pages, frees what it was
-        the last to use."""
+        """Waits for the oldest step; hands out its tokens, shares its pages, frees what it was the last to use."""
         step = self.in_flight[0]
-        assert step.handle is not None
         result = step.handle.result()
         self.in_flight.popleft()
-        self._measure(step)
-        if result.step_id != step.plan.step_id or len(result.ids) != len(step.plan.sample_index):
-            raise InvariantViolation("I7", f"result of step {step.plan.step_id} does not fit it")
-        self.life.complete(step.plan.step_id)
-        spans = zip(step.span_owners, step.plan.logprob_spans, result.prompt_logprobs, strict=True)
-        for owner, span, values in spans:
-            assert owner.prompt_logprobs is not None
-            owner.prompt_logprobs.add(unpack_ids(span.targets), *values)
+        begin, self._completed_at = max(step.launched_at, self._completed_at), self.clock()
+        self._busy_seconds += self._completed_at - begin
+        plan = step.plan
+        fits = result.step_id == plan.step_id and len(result.ids) == len(plan.sample_index)
+        require(fits, "I7", f"result of step {plan.step_id} does not fit it")
+        self.life.completed_step = plan.step_id
+        for span, values in zip(plan.logprob_spans, result.prompt_logprobs, strict=True):
+            buffer = step.entries[span.index].request.prompt_logprobs
+            assert buffer is not None
+            buffer.add(msg.unpack_ids(span.targets), *values)
         tokens: list[int] = result.ids.tolist()
         slot = 0
         for entry in step.entries:
-            token = tokens[slot] if entry.samples else None
-            self._accept(entry, token, result, slot)
+            self._accept(entry, tokens[slot] if entry.samples else None, result, slot)
             slot += entry.samples
         self.life.reclaim()
-
-    def _measure(self, step: Step) -> None:
-        now = self.clock()
-        seconds = now - max(step.launched_at, self._completed_at)
-        self._completed_at = now
-        if seconds > 0:
-            rate = step.plan.num_tokens / seconds
-            before = self._tokens_per_second or rate
-            self._tokens_per_second = 0.9 * before + 0.1 * rate
 
     def _accept(self, entry: Entry, token: int | None, result: StepResult, slot: int) -> None:
         """What a completed step means for one request in it."""
@@ -365,31 +329,31 @@ class Scheduler:
         if request.ended:
             self.counters.dropped_tokens_total += token is not None
             return  # the only place where tokens are dropped
-        if token is not None and not 0 <= token < self.executor.vocab_size:
-            if token != -1:
-                raise InvariantViolation("I7", f"sampled id {token} of {request.rid}")
-            self._fail(
-                request.rid, 500, "numerical_error", "the model gave no finite logits",
-                poisoned=True,
-            )  # fmt: skip
+        if token == -1:
+            for choice in self.live[request.rid]:
+                choice.poisoned = True
+            self._fail(request.rid, RequestError(500, "numerical_error", "the model gave no finite logits"))
             return
         if entry.is_chunk:
             self.life.share(request, entry.end)
         if token is not None:
+            require(0 <= token < self.executor.vocab_size, "I7", f"sampled id {token} of {request.rid}")
             request.append(token)
             self.counters.generation_tokens_total += 1
             record_logprobs(request, token, result, slot)
         elif entry.end < request.max_total_len:
             return  # a chunk in the middle of its prompt
-        reason = finish_reason(request, token)
-        if reason is None:
-            self.output.token(request)
-        else:
-            self.output.finish(request, reason)
-            self._end(request)
+        if reason := finish_reason(request, token):
+            self._end(request, reason)
             self.counters.num_finished_requests_total += 1
+        else:
+            self.output.add(request, None)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, reason: msg.FinishReason | None = None) -> None:
+        """No token is computed for the request any more; with a `reason` its last delta leaves."""
+        if reason is not None:
+            self.output.add(request, reason)
+        request.ended = True
         choices = self.live[request.rid]
         choices.remove(request)
         if not choices:
@@ -400,26 +364,21 @@ class Scheduler:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, flat, for metrics and logs."""
-        life = self.life
-        used = life.allocator.num_used - life.cache.evictable_pages
+        life, cache, total = self.life, self.life.cache, self.life.allocator.num_pages
+        used = total - life.allocator.num_free - cache.evictable_pages
         return {
             "num_running_reqs": len(life.running),
             "num_queue_reqs": len(life.waiting),
-            "num_pages": life.allocator.num_pages,
+            "num_pages": total,
             "num_used_tokens": used * life.page_size,
-            "max_total_num_tokens": life.allocator.num_pages * life.page_size,
-            "token_usage": used / life.allocator.num_pages,
+            "max_total_num_tokens": total * life.page_size,
+            "token_usage": used / total,
             "new_token_ratio": self.ratio.value,
-            **self.counters.as_dict(),
-            **life.cache.stats(),
+            **asdict(self.counters),
+            "cache_pages": cache.total_pages,
+            "cache_evictable_pages": cache.evictable_pages,
+            "cache_nodes": cache.num_nodes,
+            "cache_lookups_total": cache.lookups_total,
+            "cache_hits_total": cache.hits_total,
+            "evicted_pages_total": cache.evicted_pages_total,
         }
-
-
-def _build_lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
-    allocator = PageAllocator(executor.num_pages, executor.page_size)
-    cache = RadixCache(
-        allocator, executor.page_size, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache
-    )
-    longest = min(executor.max_context, executor.num_pages * executor.page_size)
-    table = RequestTable(executor.max_rows, allocator.pages_for(longest))
-    return Lifecycle(allocator, cache, table)
