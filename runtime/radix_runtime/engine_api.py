@@ -1,8 +1,7 @@
 """Engine: the runtime without a server.
 
-Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them
-until its own requests are done (and advances those of other threads on the way). With tensor
-parallelism the other ranks are child processes.
+Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
+are done (and advances those of other threads on the way). With tensor parallelism the other ranks are child processes.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,27 +22,14 @@ from . import hf
 from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
 from .errors import EngineDeadError, RequestError
-from .messages import (
-    Abort,
-    Control,
-    ControlReply,
-    Generate,
-    Message,
-    RequestFailed,
-    TextBatch,
-    TextDelta,
-    TextStop,
-    pack_ids,
-    unpack_ids,
-)
+from .messages import Abort, Generate, RequestFailed, TextBatch, TextDelta, TextStop, pack_ids
 from .model_config import ModelConfig
 from .sampling_params import SamplingParams
 from .scheduler.channel import LocalChannel
 from .scheduler.scheduler import Scheduler
 from .server.admission import Limits, admit
 from .server.detokenizer import Detokenizer
-from .server.logprobs import native, native_top
-from .server.submission import merge
+from .server.output import merge, native_output, scored
 
 Output = dict[str, Any]
 _SHUT_DOWN = "the engine was shut down"
@@ -51,21 +37,24 @@ _IDLE_WAIT = 0.05
 
 
 class Engine:
-    """A loaded model. `model_path` is a directory, a hub name, or None for the embedded demo model;
-    keyword arguments are the fields of ServerArgs (unknown ones raise TypeError). `tokenizer` may
-    replace the model's; a model without one takes `input_ids` only and gives no text.
+    """A loaded model. `model_path` is a directory, a hub name, or None for the embedded demo model; keyword arguments
+    are the fields of ServerArgs (unknown ones raise TypeError). `tokenizer` may replace the model's; a model without
+    one takes `input_ids` only and gives no text.
 
         with Engine("path/to/model", page_size=16) as engine:
             engine.generate("Hello", {"temperature": 0})["text"]
 
-    Raises ConfigError for what cannot work; ValueError for a bad request, with the reason;
-    EngineDeadError, on every call, once the engine has died. Threads may share an engine.
+    Raises ConfigError for what cannot work; ValueError for a bad request, with the reason; EngineDeadError, on every
+    call, once the engine has died. Threads may share an engine.
     """
 
     def __init__(
         self, model_path: str | Path | None = None, *, tokenizer: hf.Tokenizer | None = None, **server_args: Any
     ) -> None:
-        args = _server_args(model_path, server_args)
+        # Nobody else waits behind an offline batch: its queue is as long as the batch.
+        server_args.setdefault("max_queued_requests", 1 << 30)
+        args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
+        args.validate()
         folder = hf.resolve_model_path(args.model_path)
         self.args = args = replace(args, model_path=str(folder))
         self.config = ModelConfig.from_dir(folder, args.json_model_override_args)
@@ -76,13 +65,11 @@ class Engine:
         self._lock = threading.Lock()
         self._dead: str | None = None
         self._open: dict[str, _Call] = {}
-        self._replies: dict[int, ControlReply] = {}
-        self._inbox, self._to_detokenizer = LocalChannel(), LocalChannel()
         self._executor = create_executor(args, self.config)
+        self._inbox, tokens, self._results = LocalChannel(), LocalChannel(), LocalChannel()
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
-        outbox = _Outbox(self)
-        self._scheduler = Scheduler(args, self._executor, self._inbox, outbox, eos_ids=eos_ids)
-        self._detokenizer = Detokenizer(self.tokenizer, self._to_detokenizer, outbox)
+        self._scheduler = Scheduler(args, self._executor, self._inbox, tokens, eos_ids=eos_ids)
+        self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
         self._pool_tokens = self._executor.num_pages * self._executor.page_size
         self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens)
 
@@ -101,14 +88,13 @@ class Engine:
     ) -> Any:
         """Completes one prompt or a list of them, as text or token ids.
 
-        `sampling_params` is a SamplingParams or a dict of its fields, one for all prompts or a list
-        of the same length; what a dict leaves out comes from the model's generation_config.json.
-        Each output is a dict: `text`, `output_ids`, `meta_info` (id, finish_reason, prompt_tokens,
-        completion_tokens, cached_tokens, e2e_latency, and with `return_logprob`
-        output_token_logprobs, a list of [logprob, id, None], and output_top_logprobs; with
-        `logprob_start_len` >= 0 also input_token_logprobs and input_top_logprobs from that prompt
-        position on). A single prompt with n = 1 gives one output, else a list, the choices of a
-        prompt side by side. With `stream` see `stream`.
+        `sampling_params` is a SamplingParams or a dict of its fields, one for all prompts or a list of the same length;
+        what a dict leaves out comes from the model's generation_config.json. Each output is a dict: `text`,
+        `output_ids`, `meta_info` (as /generate gives it: id, finish_reason, prompt_tokens, completion_tokens,
+        cached_tokens, e2e_latency, and with `return_logprob` output_token_logprobs, a list of [logprob, id, None], and
+        input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is not -1; with
+        `top_logprobs_num` also output_top_logprobs and input_top_logprobs). A single prompt with n = 1 gives one
+        output, else a list, the choices of a prompt side by side. With `stream` see `stream`.
         """
         ids, single = self._prompt_ids(prompt, input_ids)
         many = isinstance(sampling_params, (list, tuple))
@@ -117,8 +103,8 @@ class Engine:
             raise ValueError(f"{len(params)} sampling_params for {len(ids)} prompts")
         if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
             raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
-        wanted = (return_logprob, logprob_start_len, top_logprobs_num)
-        call = _Call([self._request(i, p, stream, *wanted) for i, p in zip(ids, params, strict=True)])
+        wanted = (stream, return_logprob, logprob_start_len, top_logprobs_num)
+        call = _Call([self._request(i, p, *wanted) for i, p in zip(ids, params, strict=True)])
         single = single and len(call.choices) == 1
         grown = self._advance(call)
         if stream:
@@ -128,9 +114,9 @@ class Engine:
         return outputs[0] if single else outputs
 
     def stream(self, *args: Any, **options: Any) -> Iterator[Output]:
-        """As `generate`, but yields an output whenever a choice has grown: all its text and ids so
-        far, and, with more than one choice, its `index`. `finish_reason` is None until the last
-        one. The work ends when the iterator is closed."""
+        """As `generate`, but yields an output whenever a choice has grown: all its text and ids so far, and, with more
+        than one choice, its `index`. `finish_reason` is None until the last one. The work ends when the iterator is
+        closed."""
         stream: Iterator[Output] = self.generate(*args, **options, stream=True)
         return stream
 
@@ -145,17 +131,16 @@ class Engine:
     ) -> list[list[float]]:
         """Scores each of `items` against `query`; one list of numbers an item.
 
-        Without labels: the log-probability of each token of the item as continuation of the query.
-        With labels: the probability of each label token after query and item (after item and query
-        with `item_first`), normalised over the labels with `apply_softmax`.
+        Without labels: the log-probability of each token of the item as continuation of the query. With labels: the
+        probability of each label token after query and item (after item and query with `item_first`), normalised over
+        the labels with `apply_softmax`.
         """
         many: Any = [items] if isinstance(items, str) or _are_ids(items) else items
         if label_token_ids is None:
             if apply_softmax or item_first:
                 raise ValueError("apply_softmax and item_first need label_token_ids")
             return self._continuations([(self._ids(query), self._ids(i, False)) for i in many])
-        pairs = [(i, query) if item_first else (query, i) for i in many]
-        prefixes = [self._join(*pair) for pair in pairs]
+        prefixes = [self._joined(*((item, query) if item_first else (query, item))) for item in many]
         flat = self._continuations([(p, [t]) for p in prefixes for t in label_token_ids])
         table = np.array(flat, np.float64).reshape(len(prefixes), len(label_token_ids))
         if apply_softmax:
@@ -168,9 +153,9 @@ class Engine:
         if not all(prefix and tail for prefix, tail in pairs):
             raise ValueError("score needs at least one token before and one to score")
         params = SamplingParams(max_new_tokens=0)
-        call = _Call([self._request(p + t, params, False, True, len(p)) for p, t in pairs])
+        call = _Call([self._request(p + t, params, False, True, len(p), 0) for p, t in pairs])
         deque(self._advance(call), maxlen=0)
-        return [[value for value, _, _ in native(c.prompt_logprobs, None)] for c in call.choices]
+        return [[entry.logprob or 0.0 for entry in scored(choice.prompt_logprobs)] for choice in call.choices]
 
     # Requests -----------------------------------------------------------------------------
 
@@ -181,7 +166,7 @@ class Engine:
             raise ValueError("this model has no tokenizer: pass input_ids")
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def _join(self, first: Any, second: Any) -> list[int]:
+    def _joined(self, first: Any, second: Any) -> list[int]:
         if isinstance(first, str) and isinstance(second, str):
             return self._ids(first + second)
         return self._ids(first) + self._ids(second, False)
@@ -196,15 +181,21 @@ class Engine:
         return [self._ids(one) for one in given], False
 
     def _request(
-        self,
-        ids: list[int],
-        given: SamplingParams | Mapping[str, Any] | None,
-        stream: bool,
-        return_logprob: bool,
-        logprob_start: int = -1,
-        top_logprobs: int = 0,
+        self, ids: list[int], given: Any, stream: bool, return_logprob: bool, logprob_start: int, top_logprobs: int
     ) -> Generate:
-        params, clip = self._sampling(given)
+        values: Mapping[str, Any] = {}
+        if isinstance(given, SamplingParams):
+            params = given
+        else:
+            values = {**self._defaults, **(given or {})}
+            stop = values.get("stop", [])
+            try:
+                converted = {**values, "stop": [stop] if isinstance(stop, str) else stop}
+                params = msgspec.convert(converted, SamplingParams, str_keys=True)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"sampling_params: {error}") from None
+        # A length that nobody asked for may be clipped.
+        clip = params is not given and "max_new_tokens" not in values
         try:
             params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
         except RequestError as error:
@@ -215,19 +206,6 @@ class Engine:
             raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
         rid, packed = secrets.token_hex(16), pack_ids(ids)
         return Generate(rid, packed, params, stream, return_logprob, logprob_start, top_logprobs)
-
-    def _sampling(self, given: SamplingParams | Mapping[str, Any] | None) -> tuple[SamplingParams, bool]:
-        """The parameters, and whether the output length is ours and may be clipped."""
-        if isinstance(given, SamplingParams):
-            return given, False
-        values: dict[str, Any] = {**self._defaults, **(given or {})}
-        if isinstance(values.get("stop"), str):
-            values["stop"] = [values["stop"]]
-        try:
-            params = msgspec.convert(values, SamplingParams, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"sampling_params: {error}") from None
-        return params, "max_new_tokens" not in values
 
     # The machine --------------------------------------------------------------------------
 
@@ -241,9 +219,12 @@ class Engine:
                 self._inbox.send(request)
         try:
             while call.unfinished or call.grown:  # others may have brought it to its end
-                self._pump(call)
                 with self._lock:
+                    if call.unfinished and not call.error:
+                        self._pump()
                     grown, call.grown = sorted(call.grown), set()
+                if call.error is not None:
+                    raise call.error
                 yield from grown
         finally:
             for request in call.requests:
@@ -251,66 +232,53 @@ class Engine:
                 if call.unfinished:
                     self._inbox.send(Abort(request.rid, "the caller has gone"))
 
-    def _pump(self, call: _Call | None = None) -> None:
-        """One iteration of scheduler and detokenizer; raises the error of `call`."""
-        with self._lock:
-            if call is None or (call.unfinished and not call.error):
-                self._check_alive()
-                try:
-                    worked = self._scheduler.step()
-                except Exception as error:
-                    self._dead = str(error)
-                    raise EngineDeadError(self._dead) from error
-                if not (self._detokenizer.step() or worked):
-                    self._inbox.wait(_IDLE_WAIT)
-        if call is not None and call.error is not None:
-            raise call.error
-
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
 
-    def _route(self, message: Message) -> None:
-        """Everything that scheduler and detokenizer send."""
-        if isinstance(message, TextBatch):
-            for delta in message.deltas:
-                if (call := self._open.get(delta.rid)) is not None:
-                    call.add(delta)
-        elif isinstance(message, TextStop):
-            self._inbox.send(message)
-        elif isinstance(message, ControlReply):
-            self._replies[message.id] = message
-        elif isinstance(message, RequestFailed):
-            if (call := self._open.get(message.rid)) is not None:
-                kind = ValueError if message.status < 500 else RuntimeError
-                call.error = kind(message.message)
-        else:
-            self._to_detokenizer.send(message)
-
-    def _control(self, op: Literal["flush_cache", "stats"]) -> ControlReply:
-        number = secrets.randbits(62)
-        self._inbox.send(Control(number, op))
-        while number not in self._replies:
-            self._pump()
-        return self._replies.pop(number)
+    def _pump(self) -> None:
+        """One iteration of scheduler and detokenizer. The caller holds the lock."""
+        self._check_alive()
+        try:
+            worked = self._scheduler.step()
+        except Exception as error:
+            self._dead = str(error)
+            raise EngineDeadError(self._dead) from error
+        worked |= self._detokenizer.step()
+        for message in self._results.receive():
+            if isinstance(message, TextBatch):
+                for delta in message.deltas:
+                    if (call := self._open.get(delta.rid)) is not None:
+                        call.add(delta)
+            elif isinstance(message, TextStop):
+                self._inbox.send(message)
+            elif isinstance(message, RequestFailed) and (call := self._open.get(message.rid)) is not None:
+                call.error = (ValueError if message.status < 500 else RuntimeError)(message.message)
+        if not worked:
+            self._inbox.wait(_IDLE_WAIT)
 
     # Administration -----------------------------------------------------------------------
 
     def flush_cache(self) -> bool:
         """Forgets all cached prefixes. False when requests are running."""
-        self._pump()  # takes in what was sent, as the abort of a stream that was closed early
-        while not self._scheduler.is_idle and not self._open:
-            self._pump()  # the last steps of what has ended
-        return self._control("flush_cache").ok
+        with self._lock:
+            self._pump()  # takes in what was sent, as the abort of a stream that was closed early
+            while not self._scheduler.is_idle and not self._open:
+                self._pump()  # the last steps of what has ended
+            if idle := self._scheduler.is_idle:
+                self._scheduler.life.cache.reset()
+            return idle
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
-        settings = {k: v for k, v in asdict(self.args).items() if k not in SECRETS}
+        with self._lock:
+            self._pump()
+            stats = self._scheduler.stats()
         return {
-            **settings,
+            **{name: value for name, value in asdict(self.args).items() if name not in SECRETS},
             "max_total_num_tokens": self._pool_tokens,
             "max_context": self._executor.max_context,
-            "internal_states": [self._control("stats").stats],
+            "internal_states": [stats],
         }
 
     def shutdown(self) -> None:
@@ -327,14 +295,6 @@ class Engine:
         self.shutdown()
 
 
-class _Outbox:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def send(self, message: Message) -> None:
-        self._engine._route(message)
-
-
 class _Call:
     """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that
     has arrived of choice i, merged; `grown` the choices that its caller has not seen yet."""
@@ -342,9 +302,9 @@ class _Call:
     def __init__(self, requests: list[Generate]) -> None:
         self.requests = requests
         self.error: Exception | None = None
-        self._of = [r for r in requests for _ in range(r.sampling.n)]
-        self.choices = [TextDelta(r.rid, 0, "", b"") for r in self._of]
-        self._first = {r.rid: i for i, r in reversed(list(enumerate(self._of)))}
+        self._request_of = [r for r in requests for _ in range(r.sampling.n)]
+        self.choices = [TextDelta(r.rid, 0, "", b"") for r in self._request_of]
+        self._first = {r.rid: i for i, r in reversed(list(enumerate(self._request_of)))}
         self._seconds = [0.0] * len(self.choices)
         self.unfinished = len(self.choices)
         self.grown: set[int] = set()
@@ -358,49 +318,11 @@ class _Call:
         self.unfinished -= delta.finish is not None
 
     def output(self, index: int) -> Output:
-        request, choice = self._of[index], self.choices[index]
-        info: dict[str, Any] = {
-            "id": request.rid,
-            "finish_reason": _finish_reason(choice),
-            "prompt_tokens": choice.prompt_tokens,
-            "completion_tokens": choice.completion_tokens,
-            "cached_tokens": choice.cached_tokens,
-            "e2e_latency": self._seconds[index],
-        }
-        sides = {"output": choice.logprobs} if request.return_logprob else {}
-        if request.logprob_start >= 0:
-            sides["input"] = choice.prompt_logprobs
-        for side, logprobs in sides.items():
-            info[f"{side}_token_logprobs"] = native(logprobs, None)
-            info[f"{side}_top_logprobs"] = native_top(logprobs, None)
-        ids = unpack_ids(choice.ids).tolist()
-        return {"text": choice.text, "output_ids": ids, "meta_info": info}
-
-
-def _finish_reason(choice: TextDelta) -> dict[str, Any] | None:
-    finish = choice.finish
-    if finish is None:
-        return None
-    if finish.type == "stop":
-        return {"type": "stop", "matched": finish.matched}
-    if finish.type == "length":
-        return {"type": "length", "length": choice.completion_tokens}
-    return {"type": "abort", "message": finish.message, "status_code": finish.status}
+        return native_output(self._request_of[index], self.choices[index], self._seconds[index], None)
 
 
 def _are_ids(value: Any) -> bool:
     return len(value) > 0 and isinstance(value[0], (int, np.integer))
-
-
-def _server_args(model_path: str | Path | None, given: dict[str, Any]) -> ServerArgs:
-    unknown = sorted(set(given) - {f.name for f in fields(ServerArgs)})
-    if unknown:
-        raise TypeError(f"Engine has no argument {', '.join(map(repr, unknown))}")
-    # Nobody else waits behind an offline batch: its queue is as long as the batch.
-    given.setdefault("max_queued_requests", 1 << 30)
-    args = ServerArgs(model_path=None if model_path is None else str(model_path), **given)
-    args.validate()
-    return args
 
 
 def _load_tokenizer(args: ServerArgs, folder: Path) -> hf.Tokenizer | None:

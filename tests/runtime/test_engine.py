@@ -199,7 +199,7 @@ def test_bad_requests_are_value_errors_and_hurt_nobody(demo, arguments, message)
 
 
 def test_bad_settings():
-    with pytest.raises(TypeError, match="no argument 'max_modell_len'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_modell_len'"):
         Engine(max_modell_len=3)
     with pytest.raises(ConfigError, match="--page-size must be at least 1"):
         Engine(page_size=0)

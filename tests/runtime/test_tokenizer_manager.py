@@ -31,8 +31,7 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.admission import Limits, admit
-from radix_runtime.server.submission import Submission
-from radix_runtime.server.tokenizer_manager import TokenizerManager
+from radix_runtime.server.tokenizer_manager import Submission, TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
 DEAD = RequestError(500, "engine_dead", "the engine has died")

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from .. import __version__
-from ..config import SECRETS, ServerArgs, flag_name
+from ..config import SECRETS, flag_name
 from ..errors import RequestError, refusal
 from ..messages import Generate, pack_ids
 from ..sampling_params import SamplingParams
@@ -24,8 +24,7 @@ _MAX_FLUSH_WAIT = 600.0
 
 
 class Probes:
-    """/health, /ready and /health_generate. `health` tells why the engine is not alive, or None;
-    it must be cheap."""
+    """/health, /ready and /health_generate. `health` tells why the engine is not alive, or None; it must be cheap."""
 
     def __init__(self, health: Callable[[], str | None]) -> None:
         self._health = health
@@ -109,13 +108,20 @@ async def model_info(exchange: Exchange) -> None:
 
 
 async def server_info(exchange: Exchange) -> None:
+    """All settings (a key that is set shows as "***"), the command line that gives them, and the engine's figures."""
     manager = exchange.manager
-    defaulted = _defaulted(manager.args)
+    settings = asdict(manager.args)
+    defaulted = [f.name for f in fields(manager.args) if settings[f.name] == f.default]
+    command = ["radix serve"]
+    for name, value in settings.items():
+        if name not in SECRETS and name not in defaulted:
+            command.append(flag_name(name) if value is True else f"{flag_name(name)} {value}")
     await exchange.answer(
         {
-            **_redacted(manager.args),
+            **settings,
+            **{name: "***" for name in SECRETS if settings[name] is not None},
             "defaulted": defaulted,
-            "launch_command": _launch_command(manager.args, defaulted),
+            "launch_command": " ".join(command),
             "version": __version__,
             "served_model_name": manager.model_name,
             "context_length": manager.limits.context_length,
@@ -125,25 +131,6 @@ async def server_info(exchange: Exchange) -> None:
             "requests": asdict(manager.counts),
         }
     )
-
-
-def _redacted(args: ServerArgs) -> dict[str, Any]:
-    """All settings; a key that is set shows as "***"."""
-    values = asdict(args)
-    return values | {name: "***" for name in SECRETS if values[name] is not None}
-
-
-def _defaulted(args: ServerArgs) -> list[str]:
-    return [f.name for f in fields(args) if getattr(args, f.name) == f.default]
-
-
-def _launch_command(args: ServerArgs, defaulted: list[str]) -> str:
-    """The command line that gives these settings, keys left out."""
-    words = ["radix serve"]
-    for name, value in asdict(args).items():
-        if name not in SECRETS and name not in defaulted:
-            words.append(flag_name(name) if value is True else f"{flag_name(name)} {value}")
-    return " ".join(words)
 
 
 async def _stats(manager: TokenizerManager) -> dict[str, float]:
@@ -161,22 +148,18 @@ async def metrics(exchange: Exchange) -> None:
 
 async def flush_cache(exchange: Exchange) -> None:
     """400 `busy` while requests run or wait; `?timeout=s` waits for them."""
-    end = time.monotonic() + _timeout(exchange.query_params.get("timeout"))
+    try:
+        seconds = float(exchange.query_params.get("timeout") or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MAX_FLUSH_WAIT:
+        raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
+    end = time.monotonic() + seconds
     while not (reply := await exchange.manager.control("flush_cache")).ok:
         if time.monotonic() >= end:
             raise refusal("busy", reply.message[:300] or "requests run or wait")
         await asyncio.sleep(0.05)
     await exchange.answer({"success": True, "message": reply.message or "the cache is empty"})
-
-
-def _timeout(value: str | None) -> float:
-    try:
-        seconds = float(value or 0)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _MAX_FLUSH_WAIT:
-        raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
-    return seconds
 
 
 async def no_embeddings(exchange: Exchange) -> None:

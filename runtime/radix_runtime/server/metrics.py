@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..messages import TextDelta
-from .submission import OpenRequest
-
 _SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300,
 )  # fmt: skip
@@ -50,8 +47,8 @@ class Metrics:
         self._stats: Mapping[str, float] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._first = self._histogram("time_to_first_token", "arrival to first token")
-        self._between = self._histogram("inter_token_latency", "time between tokens of a choice")
+        self.first = self._histogram("time_to_first_token", "arrival to first token")
+        self.between = self._histogram("inter_token_latency", "time between tokens of a choice")
         self.whole = self._histogram("e2e_request_latency", "arrival to last token")
         self.http = Counter("radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry)
 
@@ -70,18 +67,6 @@ class Metrics:
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             text = _HELP.get(name, name.replace("_", " "))
             yield family(f"radix:{name}", text, value=value)
-
-    def observe_delta(self, request: OpenRequest, delta: TextDelta, now: float) -> None:
-        """`now` is of time.perf_counter()."""
-        count = len(delta.ids) // 4
-        if count == 0:
-            return
-        if request.first_token == 0:
-            request.first_token = now
-            self._first.observe(now - request.submission.started)
-        if delta.choice in request.last_token:
-            self._between.observe((now - request.last_token[delta.choice]) / count)
-        request.last_token[delta.choice] = now
 
     def render(self, stats: Mapping[str, float]) -> bytes:
         """The exposition. `stats`: the newest figures of the scheduler; if none, the last stay."""

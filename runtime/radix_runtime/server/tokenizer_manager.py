@@ -1,9 +1,9 @@
 """TokenizerManager: the only way from HTTP to the engine and back.
 
-    prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch)
+    prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission
 
-It knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps
-are empty when nothing is open. All methods belong to the event loop's thread.
+It knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps are empty when
+nothing is open. All methods belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..config import ServerArgs
@@ -23,11 +24,81 @@ from ..hf import DEMO_MODEL_NAME, GenerationConfig, Tokenizer
 from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta
 from ..model_config import ModelConfig
 from ..scheduler.channel import Outbox
-from .admission import MAX_PROMPTS, Limits, check_prompt_length, check_token_ids
+from .admission import MAX_PROMPTS, Limits
 from .metrics import Metrics
-from .submission import OpenRequest, Submission
+from .output import merge
 
 T = TypeVar("T")
+Batch = dict[int, TextDelta]
+
+
+class Submission:
+    """The open requests of one HTTP call and the mailbox that their deltas fall into, merged while nobody reads: what a
+    lagging client gets is one longer delta a choice. Choices are numbered through all requests. Use it in a `with`
+    block: leaving that aborts what still runs. `started` is of time.perf_counter().
+    """
+
+    def __init__(self, name: str, rids: list[str], close: Callable[[Submission], None], started: float) -> None:
+        self.name = name
+        self.rids = rids
+        self.started = started
+        self.choices = self._ended = 0
+        self._close = close
+        self._pending: Batch = {}
+        self._error: RequestError | None = None
+        self._news = asyncio.Event()
+
+    def push(self, choice: int, delta: TextDelta) -> None:
+        """Takes ownership of `delta`."""
+        waiting = self._pending.setdefault(choice, delta)
+        if waiting is not delta:
+            merge(waiting, delta)
+        self._ended += delta.finish is not None
+        self._news.set()
+
+    def fail(self, error: RequestError) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    async def next_batch(self, *, whole: bool = False) -> Batch:
+        """New deltas by choice number, {} when every choice has ended; `whole`: all of every
+        choice, at its end. Raises RequestError, after what came before it unless `whole`."""
+        while True:
+            if self._error is not None and (whole or not self._pending):
+                raise self._error
+            if self._ended == self.choices or (self._pending and not whole):
+                batch, self._pending = self._pending, {}
+                return batch
+            self._news.clear()
+            await self._news.wait()
+
+    async def collect(self) -> list[TextDelta]:
+        """The whole output, one delta a choice. Raises RequestError."""
+        whole = await self.next_batch(whole=True)
+        return [whole[i] for i in range(self.choices)]
+
+    def __enter__(self) -> Submission:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Aborts what still runs; may be called again."""
+        self._close(self)
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """What is kept of one rid until its last choice has ended. Choice c of this request is number `offset + c` of the
+    submission."""
+
+    rid: str
+    submission: Submission
+    offset: int
+    choices_left: int
+    aborted: bool = False
+    last_token: dict[int, float] = field(default_factory=dict)  # when it came, by choice
 
 
 class TokenizerManager:
@@ -44,11 +115,8 @@ class TokenizerManager:
     ) -> None:
         self.args = args
         self.tokenizer = tokenizer
-        self.limits = Limits(
-            context_length=args.context_length or model_config.max_context,
-            vocab_size=model_config.vocab_size,
-            max_choices=args.max_choices,
-        )
+        context = args.context_length or model_config.max_context
+        self.limits = Limits(context, model_config.vocab_size, args.max_choices)
         self.sampling_defaults: dict[str, Any] = {}
         if generation is not None and args.sampling_defaults == "model":
             self.sampling_defaults = generation.sampling_defaults()
@@ -58,8 +126,8 @@ class TokenizerManager:
         self.metrics = Metrics(lambda: self.num_open)
         self.counts = self.metrics.counts
         self._link = link
-        self._phase: Literal["loading", "ready", "draining"] = "loading"
-        self._error: RequestError | None = None  # once the engine is gone for good
+        self._ready = False
+        self.dead: RequestError | None = None  # why, once the engine is gone for good
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
@@ -73,16 +141,11 @@ class TokenizerManager:
         self.engine_info = dict(info)
         self.limits.max_total_tokens = info.get("max_total_num_tokens")
         self.limits.context_length = info.get("max_context", self.limits.context_length)
-        if self._phase == "loading":
-            self._phase = "ready"
-
-    def drain(self) -> None:
-        """Takes no new requests; the open ones go on."""
-        self._phase = "draining"
+        self._ready = True
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every open request with `error` and refuses all later ones with it."""
-        self._error = self._error or error
+        self.dead = self.dead or error
         for request in list(self._open.values()):
             self._fail(request, error)
         for reply in self._controls.values():
@@ -97,17 +160,12 @@ class TokenizerManager:
     def num_open(self) -> int:
         return len(self._open)
 
-    @property
-    def dead(self) -> bool:
-        return self._error is not None
-
     def require_ready(self) -> None:
         """Raises RequestError unless a request would be taken now."""
-        if self._error is not None:
-            raise self._error
-        if self._phase != "ready":
-            doing = "shutting down" if self._phase == "draining" else "still loading"
-            raise RequestError(503, "not_ready", f"the server is {doing}", retry_after=1)
+        if self.dead is not None:
+            raise self.dead
+        if not self._ready:
+            raise RequestError(503, "not_ready", "the server is still loading", retry_after=1)
 
     # Text to ids --------------------------------------------------------------------------
 
@@ -116,8 +174,7 @@ class TokenizerManager:
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model_name, self.args.model_path, "default"):
-            message = f"the model is {self.model_name}"
-            raise RequestError(404, "model_not_found", message, param="model")
+            raise RequestError(404, "model_not_found", f"the model is {self.model_name}", param="model")
 
     async def encode(
         self, prompt: str | Sequence[Any], param: str, *, add_special_tokens: bool = True
@@ -134,12 +191,13 @@ class TokenizerManager:
             raise refusal("empty_input", f"{param} is empty", param)
         if len(prompts) > MAX_PROMPTS:
             raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
+        for one in prompts:
+            if isinstance(one, str):
+                self._check_bytes(one, param)
+            else:
+                self.limits.check_ids(one, param)
         if kinds != {str}:
-            for ids in prompts:
-                check_token_ids(ids, self.limits, param)
             return prompts
-        for text in prompts:
-            self._check_bytes(text, param)
         encode = self.tokenizer.encode
         return await self.in_thread(lambda: [encode(text, add_special_tokens) for text in prompts])
 
@@ -155,7 +213,7 @@ class TokenizerManager:
 
     def _check_bytes(self, text: str, param: str) -> None:
         longest = self.tokenizer.max_token_bytes * (4 if self.tokenizer.changes_length else 1)
-        check_prompt_length(len(text) // longest, self.limits, param, known="at least ")
+        self.limits.check_length(len(text) // longest, param, known="at least ")
 
     # Requests -----------------------------------------------------------------------------
 
@@ -168,14 +226,16 @@ class TokenizerManager:
         for i, request in enumerate(requests):
             request.rid = request.rid or (name if len(requests) == 1 else f"{name}-{i}")
             request.deadline = deadline
-        rids = {request.rid for request in requests}
-        if len(rids) < len(requests) or not rids.isdisjoint(self._open):
+        rids = [request.rid for request in requests]
+        if len(set(rids)) < len(rids) or not self._open.keys().isdisjoint(rids):
             raise refusal("invalid_value", "this rid is in use", "rid")
-        submission = Submission(name, self._close_submission, started)
+        submission = Submission(name, rids, self._close_submission, started or time.perf_counter())
         try:
             for request in requests:
                 self._link.send(request)
-                self._open[request.rid] = submission.add(request)
+                n = request.sampling.n
+                self._open[request.rid] = OpenRequest(request.rid, submission, submission.choices, n)
+                submission.choices += n
                 self.counts.accepted += 1
         except BaseException:
             submission.close()
@@ -198,8 +258,7 @@ class TokenizerManager:
         """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
         self.require_ready()
         number = next(self._control_ids)
-        reply = asyncio.get_running_loop().create_future()
-        self._controls[number] = reply
+        reply = self._controls[number] = asyncio.get_running_loop().create_future()
         try:
             self._link.send(Control(number, op))
             return await asyncio.wait_for(reply, timeout)
@@ -231,7 +290,12 @@ class TokenizerManager:
             raise TypeError(f"the API cannot handle {type(message).__name__}")
 
     def _take(self, request: OpenRequest, delta: TextDelta, now: float) -> None:
-        self.metrics.observe_delta(request, delta, now)
+        if count := len(delta.ids) // 4:
+            if not request.last_token:
+                self.metrics.first.observe(now - request.submission.started)
+            elif delta.choice in request.last_token:
+                self.metrics.between.observe((now - request.last_token[delta.choice]) / count)
+            request.last_token[delta.choice] = now
         if delta.finish is not None:
             request.choices_left -= 1
             request.aborted |= delta.finish.type == "abort"
@@ -250,11 +314,10 @@ class TokenizerManager:
 
     def _close_submission(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted."""
-        now = time.perf_counter()
         for rid in submission.rids:
             request = self._open.get(rid)
             if request is not None and request.submission is submission:
-                self._end(request, "aborted", now)
+                self._end(request, "aborted", time.perf_counter())
                 self._link.send(Abort(rid))
 
 

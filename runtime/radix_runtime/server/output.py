@@ -1,0 +1,87 @@
+"""What the engine gave for a choice: put together from its deltas, scored, and as /generate and `Engine` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..hf import Tokenizer
+from ..messages import Generate, Logprobs, TextDelta, unpack_ids
+
+FLOOR = -9999.0
+
+
+def merge(into: TextDelta, new: TextDelta) -> None:
+    """Appends `new`, the next delta of the same choice, to `into`."""
+    into.text += new.text
+    into.ids += new.ids
+    into.finish, into.completion_tokens = new.finish, new.completion_tokens
+    into.prompt_tokens = into.prompt_tokens or new.prompt_tokens
+    into.cached_tokens = into.cached_tokens or new.cached_tokens
+    into.logprobs = _joined(into.logprobs, new.logprobs)
+    into.prompt_logprobs = _joined(into.prompt_logprobs, new.prompt_logprobs)
+
+
+def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
+    if a is None or b is None:
+        return a or b
+    tops = a.top_ids + b.top_ids, a.top_logprobs + b.top_logprobs
+    return Logprobs(a.ids + b.ids, a.logprobs + b.logprobs, a.top_n, *tops)
+
+
+class Scored(NamedTuple):
+    """A token, its logprob (log-softmax of the raw float32 logits, finite or exactly FLOOR; None: the first token of a
+    prompt has none) and the likeliest."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+def scored(logprobs: Logprobs | None) -> list[Scored]:
+    if logprobs is None:
+        return []
+    ids, top_ids = unpack_ids(logprobs.ids).tolist(), unpack_ids(logprobs.top_ids).tolist()
+    packed, n = (logprobs.logprobs, logprobs.top_logprobs), logprobs.top_n
+    values, top_values = (np.maximum(np.frombuffer(part, "<f4"), FLOOR).tolist() for part in packed)
+    tops = [list(zip(top_ids[i : i + n], top_values[i : i + n], strict=True)) for i in range(0, n * len(ids), n or 1)]
+    rows = zip(ids, values, tops or [[]] * len(ids), strict=True)
+    return [Scored(*row) if row[1] == row[1] else Scored(row[0], None, []) for row in rows]  # not NaN
+
+
+def native_output(request: Generate, delta: TextDelta, seconds: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The choice as far as `delta` has it, in SGLang's shape. `tokenizer`: logprobs also give the text of tokens."""
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": _finish_reason(delta),
+        "prompt_tokens": len(request.input_ids) // 4,
+        "completion_tokens": delta.completion_tokens,
+        "cached_tokens": delta.cached_tokens,
+        "e2e_latency": seconds,
+        "weight_version": "default",
+    }
+
+    def items(tokens: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
+        return [[value, token, tokenizer and tokenizer.id_to_text(token)] for token, value in tokens]
+
+    if request.return_logprob:
+        for side, logprobs in (("input", delta.prompt_logprobs), ("output", delta.logprobs)):
+            entries = scored(logprobs)
+            meta[f"{side}_token_logprobs"] = items(entry[:2] for entry in entries)
+            if request.top_logprobs:
+                meta[f"{side}_top_logprobs"] = [None if e.logprob is None else items(e.top) for e in entries]
+    return {"text": delta.text, "output_ids": unpack_ids(delta.ids).tolist(), "meta_info": meta}
+
+
+def _finish_reason(delta: TextDelta) -> dict[str, Any] | None:
+    match delta.finish:
+        case None:
+            return None
+        case finish if finish.type == "stop":
+            return {"type": "stop", "matched": finish.matched}
+        case finish if finish.type == "length":
+            return {"type": "length", "length": delta.completion_tokens}
+        case finish:
+            return {"type": "abort", "message": finish.message or "", "status_code": finish.status}
