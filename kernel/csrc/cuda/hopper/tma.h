@@ -82,6 +82,15 @@ __device__ inline void tma_load_3d(void* shared, const TensorMap* map, uint64_t*
       : "memory");
 }
 
+__device__ inline void tma_load_4d(void* shared, const TensorMap* map, uint64_t* barrier, int x, int y, int z, int w,
+                                   L2Keep keep = L2Keep::normal) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, "
+      "%5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(static_cast<uint64_t>(keep))
+      : "memory");
+}
+
 // To every block of the cluster whose bit is set in `blocks`: at the same place, completing on each one's own barrier.
 __device__ inline void tma_multicast_2d(void* shared, const TensorMap* map, uint64_t* barrier, uint16_t blocks, int x,
                                         int y, L2Keep keep = L2Keep::normal) {
