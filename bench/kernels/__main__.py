@@ -1,7 +1,8 @@
-"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT] [--json F]`.
+"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT] [--peers] [--json F]`.
 
-Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured
-machine limit that bounds the op, and how many times faster than each peer we are.
+Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured machine limit that
+bounds the op, and how many times faster than each peer we are. On a GPU also how it was timed, what an empty kernel and
+a plain read of the same bytes take beside short rows, and clock and power of long ones.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 
 import radix_kernels as rk
 
+from . import peers
 from .families import FAMILIES
-from .harness import Row, measure
+from .harness import NOT_SLOWER, Case, Row, measure
 from .limits import Limits, measure_limits
 
 
@@ -32,7 +34,8 @@ def main() -> None:
         for case in FAMILIES[name](device, dtype):
             if args.shapes and args.shapes not in case.shape:
                 continue
-            rows.append(measure(case, device))
+            memory, arithmetic = _least_seconds(case, limits)
+            rows.append(measure(case, device, compute_bound=arithmetic > memory, arm_seconds=args.arm_seconds))
             print(_line(rows[-1], limits), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
@@ -45,8 +48,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--shapes", help="only shapes that contain this text")
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
+    parser.add_argument("--peers", action="store_true", help="compare with flashinfer and others, where installed")
+    parser.add_argument("--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row")
     parser.add_argument("--json", help="write all figures to this file")
     args = parser.parse_args()
+    if args.peers:
+        peers.enable()
     if args.threads:
         torch.set_num_threads(args.threads)
     rk.set_num_threads(torch.get_num_threads())
@@ -59,28 +66,43 @@ def _heading(limits: Limits) -> str:
     return (
         f"{datetime.date.today()}  {limits.device}  radix-kernels {rk.__version__} "
         f"({caps['backend']}, {caps['isa']})  torch {torch.__version__}\n"
-        f"measured limits: {limits.read_gbs:.1f} GB/s; torch.mm {peaks}\n"
+        f"measured limits: read {limits.read_gbs:.1f}, copy {limits.copy_gbs:.1f} GB/s; torch.mm {peaks}\n"
         f"{'op':26s}{'shape':34s}{'us':>10s}{'range':>20s}{'GB/s':>9s}{'TFLOP/s':>9s}{'limit':>7s}"
         "  times faster than"
     )
 
 
+def _least_seconds(case: Case, limits: Limits) -> tuple[float, float]:
+    return limits.seconds(case.bytes, case.flops, case.dtype, case.limit)
+
+
 def _share(row: Row, limits: Limits) -> float:
     """Least time the machine needs over the time taken; above 1 where we beat the library's."""
-    seconds = row.timings["radix"].median_us / 1e6
-    peak = limits.tflops.get(row.case.dtype, limits.tflops[torch.float32])
-    return max(row.case.bytes / limits.read_gbs / 1e9, row.case.flops / peak / 1e12) / seconds
+    return max(_least_seconds(row.case, limits)) / (row.timings["radix"].median_us / 1e6)
 
 
 def _line(row: Row, limits: Limits) -> str:
     case, ours = row.case, row.timings["radix"]
-    peers = "  ".join(f"{p} {row.ratio(p):.2f}x" for p in row.timings if p != "radix")
+    ratios = "  ".join(f"{p} {row.ratio(p):.2f}x" for p in row.timings if p != "radix")
     spread = f"{ours.low_us:.1f}..{ours.high_us:.1f}"
     return (
         f"{case.op:26s}{case.shape:34s}{ours.median_us:10.1f}{spread:>20s}"
         f"{case.bytes / ours.median_us / 1e3:9.1f}{case.flops / ours.median_us / 1e6:9.3f}"
-        f"{_share(row, limits):7.0%}  {peers}"
+        f"{_share(row, limits):7.0%}  {ratios}{_facts(row)}"
     )
+
+
+def _facts(row: Row) -> str:
+    """How a GPU row was timed, and what stands beside it."""
+    ours = row.timings["radix"]
+    notes = [] if ours.method == "loop" else [ours.method]
+    notes += [f"{name} {us:.1f} us" for name, us in row.floor.items()]
+    for name, t in row.timings.items():
+        if t.sm_mhz is not None and t.watts is not None:
+            notes.append(f"{name} {t.sm_mhz:.0f} MHz {t.watts:.0f} W")
+        if t.method != ours.method:
+            notes.append(f"{name} timed by {t.method}")
+    return f"  [{', '.join(notes)}]" if notes else ""
 
 
 def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
@@ -90,6 +112,7 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
         "torch": torch.__version__,
         "radix_kernels": rk.__version__,
         "read_gbs": limits.read_gbs,
+        "copy_gbs": limits.copy_gbs,
         "tflops": {str(d): r for d, r in limits.tflops.items()},
         "rows": [
             {
@@ -97,6 +120,10 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
                 "shape": r.case.shape,
                 "dtype": str(r.case.dtype),
                 "share_of_limit": _share(r, limits),
+                "limit": r.case.limit,
+                "floor_us": r.floor,
+                "times_faster_than": {p: r.ratio(p) for p in r.timings if p != "radix"},
+                "not_slower": all(r.ratio(p) >= NOT_SLOWER for p in r.timings if p != "radix"),
                 "microseconds": {n: vars(t) for n, t in r.timings.items()},
             }
             for r in rows

@@ -7,22 +7,31 @@ from dataclasses import dataclass
 
 import torch
 
+from . import gpu_timing
+
 
 @dataclass(frozen=True)
 class Limits:
-    """read_gbs: GB/s of memory bandwidth (CPU: reading; GPU: copy, bytes in plus bytes out).
+    """GB/s of memory bandwidth, reading and copying (bytes in plus bytes out; on the CPU both are the rate of reading).
     tflops: dense matrix rate by dtype, TFLOP/s, of the best library product seen."""
 
     device: str
     read_gbs: float
+    copy_gbs: float
     tflops: dict[torch.dtype, float]
+
+    def seconds(self, size: float, flops: float, dtype: torch.dtype, limit: str) -> tuple[float, float]:
+        """The least time for the bytes, at the rate that `limit` names, and for the arithmetic."""
+        rate = self.read_gbs if limit == "read" else self.copy_gbs
+        return size / rate / 1e9, flops / self.tflops.get(dtype, self.tflops[torch.float32]) / 1e12
 
 
 def measure_limits(device: torch.device) -> Limits:
     if device.type == "cpu":
-        return Limits(_cpu_name(), _cpu_read_gbs(), _matmul_tflops(device, 1536))
+        rate = _cpu_read_gbs()
+        return Limits(_cpu_name(), rate, rate, _matmul_tflops(device, 1536))
     name = torch.cuda.get_device_name(device)
-    return Limits(name, _gpu_copy_gbs(device), _matmul_tflops(device, 8192))
+    return Limits(name, _gpu_read_gbs(device), _gpu_copy_gbs(device), _matmul_tflops(device, 8192))
 
 
 def _best(run: object, seconds: float = 1.0) -> float:
@@ -37,6 +46,18 @@ def _best(run: object, seconds: float = 1.0) -> float:
 def _cpu_read_gbs() -> float:
     data = torch.randint(0, 1000, (64 << 20,), dtype=torch.int64)  # 512 MiB
     return data.numel() * 8 / _best(data.sum) / 1e9
+
+
+def _gpu_read_gbs(device: torch.device) -> float:
+    src = torch.ones(1 << 30, device=device)
+    read = gpu_timing.plain_read()
+
+    def run() -> None:
+        read(src)
+        torch.cuda.synchronize()
+
+    run()
+    return src.numel() * 4 / _best(run) / 1e9
 
 
 def _gpu_copy_gbs(device: torch.device) -> float:

@@ -1,0 +1,26 @@
+"""The cases of each family: shapes of real models, our op, and what the peers offer for the same.
+
+A family is a function (device, dtype) -> cases. Its contenders are "radix", "torch" where torch has the op, and any
+library that `peers.load` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ..harness import Case
+from .attention import attention
+from .linear import linear
+from .pointwise import activation, norm, rope
+from .sampling import sampling
+
+FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
+    "norm": norm,
+    "rope": rope,
+    "activation": activation,
+    "linear": linear,
+    "attention": attention,
+    "sampling": sampling,
+}

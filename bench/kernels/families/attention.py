@@ -1,0 +1,55 @@
+"""Paged attention: decode in batches and over one long row, prefill of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+import radix_kernels as rk
+
+from ..harness import Case
+
+
+def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    hq, hkv, d = 16, 8, 128
+    decode = ((1, 1024), (1, 8192), (32, 1024)) if device.type == "cpu" else (
+        (1, 8192), (64, 4096), (256, 1024))  # fmt: skip
+    prefill = (128, 1024) if device.type == "cpu" else (2048, 8192)
+    for batch, length in decode:
+        yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
+    for length in prefill:
+        yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
+
+
+def _attention_case(
+    device: torch.device, dtype: torch.dtype, hq: int, hkv: int, d: int, batch: int, new: int,
+    length: int, page: int = 16,
+) -> Case:  # fmt: skip
+    pages = batch * -(-length // page)
+    table = torch.arange(pages, dtype=torch.int32, device=device).view(batch, -1)
+    kv_lens = torch.full((batch,), length, dtype=torch.int32, device=device)
+    cu = torch.arange(0, (batch + 1) * new, new, dtype=torch.int32, device=device)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        q = torch.randn(batch * new, hq, d, device=device, dtype=dtype)
+        k, v = (torch.randn(pages, page, hkv, d, device=device, dtype=dtype) for _ in range(2))
+        return q, k, v
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return rk.flash_attn_with_kvcache(q, k, v, table, kv_lens, cu)
+
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # The contiguous layout that torch needs: a view here, since pages lie in order.
+        k, v = (x.view(batch, length, hkv, d).transpose(1, 2) for x in (k, v))
+        q = q.view(batch, new, hq, d).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=new > 1, enable_gqa=True)
+
+    pairs = new * (length - new) + new * (new + 1) / 2
+    kv_bytes = 2 * batch * length * hkv * d
+    return Case(
+        "flash_attn_with_kvcache", f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype,
+        (kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, 4 * batch * hq * d * pairs,
+        make, {"radix": ours, "torch sdpa": sdpa},
+    )  # fmt: skip

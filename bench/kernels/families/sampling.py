@@ -1,0 +1,114 @@
+"""Sampling from float32 logits of a vocabulary of 151,936."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import radix_kernels as rk
+
+from .. import peers
+from ..harness import Case, Contender
+
+VOCAB = 151936
+# name -> temperature, top-k, top-p
+SETTINGS = {
+    "greedy": (0.0, -1, 1.0),
+    "temperature": (1.0, -1, 1.0),
+    "top-k 50 top-p 0.9": (0.7, 50, 0.9),
+    "top-p 0.9": (0.7, -1, 0.9),
+}
+BATCHES = {"cpu": (1, 32), "cuda": (1, 64, 256)}
+
+
+def sampling(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Logits are normal with deviation 1: the flattest that a filter meets ("flat"), or 4, as a trained model's."""
+    for batch in BATCHES[device.type]:
+        for name, settings in SETTINGS.items():
+            for spread in (1.0, 4.0) if name.startswith("top-p") else (1.0,):
+                yield _case(device, batch, name, spread, *settings)
+        yield _logprobs_case(device, batch)
+
+
+def _case(
+    device: torch.device, batch: int, name: str, spread: float, temperature: float, top_k: int, top_p: float
+) -> Case:
+    def full(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((batch,), value, dtype=dtype, device=device)
+
+    t, p, zero = (full(x, torch.float32) for x in (temperature, top_p, 0.0))
+    k = full(top_k, torch.int32)
+    seed = torch.arange(batch, device=device)
+    filtered = top_k > 0 or top_p < 1
+
+    def ours(logits: torch.Tensor) -> torch.Tensor:
+        return rk.top_k_top_p_sampling(logits, t, k, p, zero, seed, seed)
+
+    def eager(logits: torch.Tensor) -> torch.Tensor:
+        if temperature == 0:
+            return logits.argmax(-1)
+        probs = (logits / temperature).softmax(-1)
+        if filtered:
+            probs, order = probs.sort(descending=True)
+            if top_k > 0:
+                probs[:, top_k:] = 0
+                probs = probs / probs.sum(-1, keepdim=True)
+            probs[probs.cumsum(-1) - probs > top_p] = 0
+            return order.gather(1, torch.multinomial(probs, 1))
+        return torch.multinomial(probs, 1)
+
+    contenders: dict[str, Contender] = {"radix": ours, "torch": eager}
+    flashinfer = peers.load("flashinfer") if device.type == "cuda" and temperature > 0 else None
+    if flashinfer is not None:
+        contenders["flashinfer"] = _flashinfer(flashinfer, temperature, k, p, top_k, top_p)
+    shape = f"{batch}x{VOCAB} {name}" + (" flat" if spread == 1 and name == "top-p 0.9" else "")
+    return Case(
+        "top_k_top_p_sampling",
+        shape,
+        torch.float32,
+        4.0 * batch * VOCAB,
+        3.0 * batch * VOCAB,
+        lambda: (torch.randn(batch, VOCAB, device=device) * spread,),
+        contenders,
+        limit="read",
+    )
+
+
+def _flashinfer(
+    library: Any, temperature: float, k: torch.Tensor, p: torch.Tensor, top_k: int, top_p: float
+) -> Contender:
+    """The function that FlashInfer has for these filters, from logits, temperature included."""
+
+    def scaled(logits: torch.Tensor) -> torch.Tensor:
+        return logits if temperature == 1 else logits / temperature
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
+        if top_k <= 0 and top_p >= 1:
+            return library.sampling.sampling_from_logits(scaled(logits))
+        probs = library.sampling.softmax(scaled(logits))
+        if top_k <= 0:
+            return library.sampling.top_p_sampling_from_probs(probs, p)
+        return library.sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="top_k_first")
+
+    return draw
+
+
+def _logprobs_case(device: torch.device, batch: int) -> Case:
+    ids = torch.randint(0, VOCAB, (batch,), device=device, dtype=torch.int32)
+
+    def eager(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logprobs = logits.log_softmax(-1)
+        return logprobs.gather(1, ids[:, None].long()), *logprobs.topk(5)
+
+    return Case(
+        "token_logprobs",
+        f"{batch}x{VOCAB} top 5",
+        torch.float32,
+        4.0 * batch * VOCAB,
+        3.0 * batch * VOCAB,
+        lambda: (torch.randn(batch, VOCAB, device=device),),
+        {"radix": lambda logits: rk.token_logprobs(logits, ids, 5), "torch": eager},
+        limit="read",
+    )

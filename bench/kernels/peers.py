@@ -1,0 +1,29 @@
+"""Libraries that a family may compare with beyond torch: asked for with `--peers`, used where installed."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+_enabled = False
+
+
+def enable() -> None:
+    """From now on `load` imports."""
+    global _enabled
+    _enabled = True
+
+
+@cache
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a peer that cannot start is no peer, whatever it raises
+        print(f"no peer {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return None
+
+
+def load(name: str) -> Any:
+    """The module, or None: without `--peers`, or where it cannot be imported (said once)."""
+    return _imported(name) if _enabled else None
