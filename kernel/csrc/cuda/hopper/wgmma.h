@@ -48,8 +48,12 @@ enum class Operand { bf16, f16, e4m3 };
 #define RK_D8 RK_D4 ", %4, %5, %6, %7"
 #define RK_D16 RK_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define RK_D32 RK_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RK_D40 RK_D32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define RK_D48 RK_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define RK_D64 RK_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RK_D80 RK_D64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define RK_D88 RK_D80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define RK_D96 RK_D64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define RK_D128 RK_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
@@ -58,8 +62,12 @@ enum class Operand { bf16, f16, e4m3 };
 #define RK_O8(d) RK_O4(d), RK_OUT4(d, 4)
 #define RK_O16(d) RK_O8(d), RK_OUT4(d, 8), RK_OUT4(d, 12)
 #define RK_O32(d) RK_O16(d), RK_OUT4(d, 16), RK_OUT4(d, 20), RK_OUT4(d, 24), RK_OUT4(d, 28)
+#define RK_O40(d) RK_O32(d), RK_OUT4(d, 32), RK_OUT4(d, 36)
+#define RK_O48(d) RK_O40(d), RK_OUT4(d, 40), RK_OUT4(d, 44)
 #define RK_O64(d) RK_O32(d), RK_OUT4(d, 32), RK_OUT4(d, 36), RK_OUT4(d, 40), RK_OUT4(d, 44), RK_OUT4(d, 48), RK_OUT4(d, 52), \
   RK_OUT4(d, 56), RK_OUT4(d, 60)
+#define RK_O80(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76)
+#define RK_O88(d) RK_O80(d), RK_OUT4(d, 80), RK_OUT4(d, 84)
 #define RK_O96(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76), RK_OUT4(d, 80), RK_OUT4(d, 84), \
   RK_OUT4(d, 88), RK_OUT4(d, 92)
 #define RK_O128(d) RK_O96(d), RK_OUT4(d, 96), RK_OUT4(d, 100), RK_OUT4(d, 104), RK_OUT4(d, 108), RK_OUT4(d, 112), RK_OUT4(d, 116), \
@@ -93,7 +101,11 @@ RK_WGMMA(8, 4, 4, 5, 6)
 RK_WGMMA(16, 8, 8, 9, 10)
 RK_WGMMA(32, 16, 16, 17, 18)
 RK_WGMMA(64, 32, 32, 33, 34)
+RK_WGMMA(80, 40, 40, 41, 42)
+RK_WGMMA(96, 48, 48, 49, 50)
 RK_WGMMA(128, 64, 64, 65, 66)
+RK_WGMMA(160, 80, 80, 81, 82)
+RK_WGMMA(176, 88, 88, 89, 90)
 RK_WGMMA(192, 96, 96, 97, 98)
 RK_WGMMA(256, 128, 128, 129, 130)
 #undef RK_WGMMA

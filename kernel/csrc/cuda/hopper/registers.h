@@ -1,0 +1,18 @@
+// Registers move between the warpgroups of a block (PTX setmaxnreg): a producer gives, consumers take.
+//
+// Each warpgroup calls one of these once, in the one branch that is its role. The kernel needs
+// __launch_bounds__(threads, 1); what the warpgroups hold afterwards must not exceed what they had at entry.
+#pragma once
+
+namespace radix::hopper {
+
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace radix::hopper
