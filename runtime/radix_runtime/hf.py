@@ -1,14 +1,14 @@
 """Model directories in the Hugging Face layout: tokenizer, chat template, generation_config.
 
-Imports no torch: the API and detokenizer processes live on this file. A tokenizer is a
-`tokenizer.json`; transformers is asked only for models that have none.
+Imports no torch: the API and detokenizer processes live on this file. A tokenizer is a `tokenizer.json`; transformers
+is asked only for models that have none.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .errors import ConfigError, RequestError
+from .errors import ConfigError, refusal
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -30,14 +30,16 @@ DEMO_MODEL_NAME = "radix-demo"
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _METADATA_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-_SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Byte-level BPE writes byte b as chr(b) where that is printable, else as the next free character from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF_CHAR = {chr(b): b for b in _PRINTABLE}
+_BYTE_OF_CHAR |= {chr(256 + i): b for i, b in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
 
 
 def resolve_model_path(name: str | None, *, weights: bool = True) -> Path:
-    """The local path of a model: itself if it exists, else a snapshot of the hub name, else (None)
-    the embedded demo model. `weights=False` fetches configuration and tokenizer only. Raises
-    ConfigError."""
+    """The local path of a model: itself if it exists, else a snapshot of the hub name, else (None) the embedded demo
+    model. `weights=False` fetches configuration and tokenizer only. Raises ConfigError."""
     if name is None:
         return DEMO_MODEL_DIR
     path = Path(name).expanduser()
@@ -58,14 +60,11 @@ def resolve_model_path(name: str | None, *, weights: bool = True) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, {} if there is no such file. Raises ConfigError on anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # msgspec's and json's errors are ValueErrors
         raise ConfigError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object")
-    return value
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,41 +75,33 @@ class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_id: int | list[int] | None = None
 
     def sampling_defaults(self) -> dict[str, float | int]:
-        given: dict[str, Any] = msgspec.to_builtins(self)
-        given.pop("eos_token_ids", None)
-        return given
+        return {name: value for name, value in msgspec.to_builtins(self).items() if name != "eos_token_id"}
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id or []
 
 
-def load_generation_config(model_dir: Path) -> GenerationConfig:
-    """Reads generation_config.json (absent: all None). Raises ConfigError on a wrong type."""
-    raw = read_json(model_dir / "generation_config.json")
-    raw["eos_token_ids"] = _eos_ids(raw)
+def load_generation_config(model_dir: Path, file: str = "generation_config.json") -> GenerationConfig:
+    """What `file` says (absent: all None). Raises ConfigError on a wrong type."""
+    raw = read_json(model_dir / file)
     if raw.get("top_k") == 0:
         raw["top_k"] = -1
     try:
         return msgspec.convert(raw, GenerationConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"generation_config.json: {error}") from None
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Every id that ends a generation: the tokenizer's, generation_config's and config.json's."""
-    found = list(load_generation_config(model_dir).eos_token_ids)
+    """Every id that ends a generation: generation_config's and the tokenizer's, or else config.json's."""
+    found = load_generation_config(model_dir).eos_token_ids
     if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    return tuple(dict.fromkeys(found or _eos_ids(read_json(model_dir / "config.json"))))
-
-
-def _eos_ids(config: Mapping[str, Any]) -> list[int]:
-    value = config.get("eos_token_id")
-    try:
-        ids = msgspec.convert(value, int | list[int] | None)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"eos_token_id: {error}") from None
-    return [ids] if isinstance(ids, int) else ids or []
+        found = [*found, tokenizer.eos_token_id]
+    return tuple(dict.fromkeys(found or load_generation_config(model_dir, "config.json").eos_token_ids))
 
 
 class _Generation(Extension):
@@ -131,9 +122,8 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-        environment.globals["raise_exception"] = _raise_exception
+        environment.globals.update(special_tokens, tools=None, documents=None, raise_exception=_raise_exception)
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        environment.globals.update(special_tokens, tools=None, documents=None)
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
@@ -148,7 +138,7 @@ class ChatTemplate:
             message = f"the chat template refuses these messages: {error.message or ''}"[:200]
         except Exception:  # a template fails as Python does on shapes it does not expect
             message = "the chat template cannot render these messages"
-        raise RequestError(400, "chat_template_error", message, param="messages")
+        raise refusal("chat_template_error", message, "messages")
 
 
 def _raise_exception(message: str) -> None:
@@ -173,22 +163,20 @@ class Tokenizer:
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
         self.eos_token_id = backend.token_to_id(special.get("eos_token", ""))
         added = backend.get_added_tokens_decoder()
-        self._added = {index: token.content for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._style = _byte_style(json.loads(backend.to_str()))
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = {index: token.content.encode() for index, token in added.items()}
         # Llama-class tokenizers obey `add_bos_token` whatever tokenizer.json does.
         is_llama = str(config.get("tokenizer_class", "")).startswith(("Llama", "CodeLlama"))
-        self._add_bos: list[int] = []
-        if is_llama and config.get("add_bos_token") is True and self.bos_token_id is not None:
-            if self.bos_token_id not in backend.encode("a").ids:
-                self._add_bos = [self.bos_token_id]
+        adds_bos = is_llama and config.get("add_bos_token") is True and self.bos_token_id is not None
+        missing = adds_bos and self.bos_token_id not in backend.encode("a").ids
+        self._prefix: list[Any] = [self.bos_token_id] if missing else []
         self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written out in `text` become their ids, as in transformers."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._add_bos + ids if add_special_tokens else ids
+        return self._prefix + ids if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids without a token are skipped."""
@@ -197,8 +185,7 @@ class Tokenizer:
     def render_chat(self, messages: Messages, **options: Any) -> str:
         """`options` are ChatTemplate.render's. Raises RequestError `chat_template_error`."""
         if self.chat_template is None:
-            reason = "this model has no chat template"
-            raise RequestError(400, "chat_template_error", reason, param="messages")
+            raise refusal("chat_template_error", "this model has no chat template", "messages")
         return self.chat_template.render(messages, **options)
 
     def apply_chat_template(self, messages: Messages, **options: Any) -> list[int]:
@@ -207,32 +194,28 @@ class Tokenizer:
 
     def id_to_bytes(self, token_id: int) -> bytes:
         """The raw bytes that a token stands for (a special token: its text); b"" if unknown."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._token_bytes(token_id)
-        return known
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._token_bytes(token_id)
+        return self._bytes[token_id]
 
     def id_to_text(self, token_id: int) -> str:
         return self.id_to_bytes(token_id).decode("utf-8", "replace")
 
     def _token_bytes(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**31 else None
         if token is None:
             return b""
         if self._style == "byte_level":
             return bytes(_BYTE_OF_CHAR[c] for c in token if c in _BYTE_OF_CHAR)
         if self._style == "sentencepiece":
-            if byte := _BYTE_TOKEN.fullmatch(token):
-                return bytes([int(byte[1], 16)])
-            return token.replace(_SPACE, " ").encode()
+            byte = _BYTE_TOKEN.fullmatch(token)
+            return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
         return str(token).encode()
 
     @cached_property
     def max_token_bytes(self) -> int:
         """Length of the longest token: a text of more than k times this has more than k tokens."""
-        return max((len(self.id_to_bytes(i)) for i in range(self.vocab_size)), default=1) or 1
+        return max(1, *(len(self.id_to_bytes(i)) for i in range(self.vocab_size)))
 
     @cached_property
     def changes_length(self) -> bool:
@@ -242,53 +225,34 @@ class Tokenizer:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Name and text of the special tokens; the file has a text or an object with `content`."""
-    found = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
+    values = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _byte_style(definition: Mapping[str, Any]) -> str:
     kinds = set(_types(definition.get("decoder"))) or set(_types(definition.get("pre_tokenizer")))
     if "ByteLevel" in kinds:
         return "byte_level"
-    if kinds & {"ByteFallback", "Metaspace"} or definition["model"].get("byte_fallback"):
-        return "sentencepiece"
-    return "plain"
+    is_piece = kinds & {"ByteFallback", "Metaspace"} or definition["model"].get("byte_fallback")
+    return "sentencepiece" if is_piece else "plain"
 
 
-def _types(node: Any) -> Iterable[str]:
-    if isinstance(node, dict):
+def _types(node: Mapping[str, Any] | None) -> Iterator[str]:
+    """Types of a decoder or pre-tokenizer and of what it is a sequence of."""
+    if node is not None:
         yield str(node.get("type"))
-        for key in ("decoders", "pretokenizers"):
-            for child in node.get(key, ()):
-                yield from _types(child)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes byte b as chr(b) where that is printable, else as the next free
-    character from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in set(printable)]
-    table = {chr(b): b for b in printable}
-    table.update({chr(256 + i): b for i, b in enumerate(rest)})
-    return table
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
+        for part in (*node.get("decoders", ()), *node.get("pretokenizers", ())):
+            yield from _types(part)
 
 
 def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a model directory; `chat_template` is the path of a template that replaces
-    the model's own. Raises ConfigError."""
+    """The tokenizer of a model directory; `chat_template` is the path of a template that replaces the model's own.
+    Raises ConfigError."""
     directory = Path(path)
-    config = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
+    config = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
     definition = directory / "tokenizer.json"
-    sources = (definition.name, "*.model", "vocab*")
-    if not any(file for pattern in sources for file in directory.glob(pattern)):
+    if not any(file for pattern in (definition.name, "*.model", "vocab*") for file in directory.glob(pattern)):
         raise ConfigError(f"{directory} has no tokenizer (tokenizer.json)")
     try:
         if definition.is_file():
@@ -317,9 +281,7 @@ def _template_source(directory: Path, config: Mapping[str, Any], override: str |
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the chat template: {error}") from error
-    found = config.get("chat_template")
-    if found is None:
-        found = read_json(directory / "chat_template.json").get("chat_template")
+    found = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
     return found if isinstance(found, str) else None

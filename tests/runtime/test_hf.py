@@ -224,7 +224,7 @@ def test_generation_config(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 1, "top_k": 0, "eos_token_id": [7, 8], "other": {}}')
     config = hf.load_generation_config(tmp_path)
-    assert config == hf.GenerationConfig(temperature=1.0, top_k=-1, eos_token_ids=(7, 8))
+    assert config == hf.GenerationConfig(temperature=1.0, top_k=-1, eos_token_id=[7, 8])
     assert config.sampling_defaults() == {"temperature": 1.0, "top_k": -1}
     assert hf.eos_token_ids(tmp_path, DEMO) == (7, 8, 2)
     file.unlink()
