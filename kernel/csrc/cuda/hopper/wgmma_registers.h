@@ -22,37 +22,39 @@ __device__ inline uint64_t advanced(uint64_t operand, int bytes) {
   return operand + (bytes >> 4);
 }
 
-#define RK_WGMMA_RUN(columns, types, count, a0, a1, a2, a3, b_, trans)                        \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" RK_D##count \
-               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", 1, 1, 1, " trans ";"   \
-               : RK_O##count(d)                                                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define RK_WGMMA_RUN(columns, types, count, a0, a1, a2, a3, b_, p_, trans)                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                        \
+               ", 0;\n"                                                                        \
+               "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" RK_D##count  \
+               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1, " trans ";\n}" \
+               : RK_O##count(d)                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 
-// d += a * b; kTransposed: B as above, else as in wgmma.h.
+// d = a * b, or d += with accumulate. kTransposed: B as above, else as in wgmma.h. a: four registers.
 template <Operand kType, int kColumns, bool kTransposed = true>
 struct WgmmaRegisters;
-#define RK_WGMMA(columns, count, a0, a1, a2, a3, b_)                               \
-  template <Operand kType, bool kTransposed>                                       \
-  struct WgmmaRegisters<kType, columns, kTransposed> {                             \
-    static __device__ void run(float (&d)[count], const uint32_t* a, uint64_t b) { \
-      if constexpr (kType == Operand::bf16 && kTransposed) {                       \
-        RK_WGMMA_RUN(columns, "bf16.bf16", count, a0, a1, a2, a3, b_, "1");        \
-      } else if constexpr (kType == Operand::bf16) {                               \
-        RK_WGMMA_RUN(columns, "bf16.bf16", count, a0, a1, a2, a3, b_, "0");        \
-      } else if constexpr (kTransposed) {                                          \
-        RK_WGMMA_RUN(columns, "f16.f16", count, a0, a1, a2, a3, b_, "1");          \
-      } else {                                                                     \
-        RK_WGMMA_RUN(columns, "f16.f16", count, a0, a1, a2, a3, b_, "0");          \
-      }                                                                            \
-    }                                                                              \
+#define RK_WGMMA(columns, count, a0, a1, a2, a3, b_, p_)                                           \
+  template <Operand kType, bool kTransposed>                                                       \
+  struct WgmmaRegisters<kType, columns, kTransposed> {                                             \
+    static __device__ void run(float (&d)[count], const uint32_t* a, uint64_t b, int accumulate) { \
+      if constexpr (kType == Operand::bf16 && kTransposed) {                                       \
+        RK_WGMMA_RUN(columns, "bf16.bf16", count, a0, a1, a2, a3, b_, p_, "1");                    \
+      } else if constexpr (kType == Operand::bf16) {                                               \
+        RK_WGMMA_RUN(columns, "bf16.bf16", count, a0, a1, a2, a3, b_, p_, "0");                    \
+      } else if constexpr (kTransposed) {                                                          \
+        RK_WGMMA_RUN(columns, "f16.f16", count, a0, a1, a2, a3, b_, p_, "1");                      \
+      } else {                                                                                     \
+        RK_WGMMA_RUN(columns, "f16.f16", count, a0, a1, a2, a3, b_, p_, "0");                      \
+      }                                                                                            \
+    }                                                                                              \
   };
-RK_WGMMA(64, 32, 32, 33, 34, 35, 36)
-RK_WGMMA(80, 40, 40, 41, 42, 43, 44)
-RK_WGMMA(96, 48, 48, 49, 50, 51, 52)
-RK_WGMMA(128, 64, 64, 65, 66, 67, 68)
-RK_WGMMA(176, 88, 88, 89, 90, 91, 92)
-RK_WGMMA(192, 96, 96, 97, 98, 99, 100)
-RK_WGMMA(256, 128, 128, 129, 130, 131, 132)
+RK_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+RK_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
+RK_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
+RK_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+RK_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
+RK_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
+RK_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN
 
