@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from radix_runtime.errors import RequestError
 from radix_runtime.server import protocol
 from radix_runtime.server.protocol import (
+    HARMLESS,
     MAX_DEPTH,
+    UNBUILT,
     Body,
     ChatBody,
     CompletionBody,
@@ -34,12 +36,16 @@ def refusal(kind: type[Body], value: Any, *, lenient: bool = False) -> RequestEr
 
 
 def all_fields(kind: type[Body]) -> list[str]:
-    return [*kind.__struct_encode_fields__, *kind.unbuilt]
+    return [*kind.__struct_encode_fields__, *unbuilt(kind)]
+
+
+def unbuilt(kind: type[Body]) -> dict[str, tuple[Any, ...]]:
+    return {name: neutral for name, neutral in UNBUILT.items() if name not in kind.__struct_encode_fields__}
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_no_field_is_of_two_kinds(kind: type[Body]) -> None:
-    names = [*all_fields(kind), *kind.harmless]
+    names = [*all_fields(kind), *HARMLESS]
     assert len(names) == len(set(names))
 
 
@@ -57,7 +63,7 @@ def test_null_is_neutral_everywhere(kind: type[Body]) -> None:
 def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
     base = {"messages": USER} if kind is ChatBody else {"prompt": "x"}
     base = {"text": "x"} if kind is NativeBody else base
-    for name, values in kind.unbuilt.items():
+    for name, values in unbuilt(kind).items():
         for value in values:
             decode_body(kind, json.dumps({**base, name: value}).encode(), lenient=False)
         error = refusal(kind, {**base, name: {"something": "else"}}, lenient=True)
@@ -159,10 +165,10 @@ def test_any_json_in_any_field(kind: type[Body], data: st.DataObject) -> None:
 def test_a_large_id_list_is_fast_enough_to_walk() -> None:
     """Depth is only walked where brackets could make it deep."""
     walked: list[Any] = []
-    original = protocol._depth
-    protocol._depth = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
+    original = protocol._walk
+    protocol._walk = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
     try:
         parse_json(json.dumps({"prompt": list(range(10_000))}).encode())
     finally:
-        protocol._depth = original
+        protocol._walk = original
     assert not walked

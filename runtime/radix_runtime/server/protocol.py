@@ -1,7 +1,7 @@
 """The request bodies, and how bytes become one of them or an error that names the field.
 
-A field is built (typed below), harmless (accepted, changes no output), or known but not built
-(`unbuilt`: only its neutral values pass). Everything else is unknown.
+A field is built (typed below), harmless (accepted, changes no output), or known but not built (only its neutral values
+pass). Everything else is unknown.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,31 +22,52 @@ MAX_DEPTH = 32
 _MAX_WARNINGS = 10
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
-Neutral = Mapping[str, tuple[Any, ...]]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Positive = Annotated[int, Meta(ge=1)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 
 
-class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`nested`: fields that hold bodies themselves (one, or a list of them). `unbuilt`: the values
-    beside null that ask for nothing."""
-
-    harmless: ClassVar[frozenset[str]] = frozenset()
-    unbuilt: ClassVar[Neutral] = {}
-    nested: ClassVar[Mapping[str, type[Body]]] = {}
-
-
-def _only(names: str, *neutral: Any) -> Neutral:
+def _only(names: str, *neutral: Any) -> dict[str, tuple[Any, ...]]:
     """Fields of which null and `neutral` pass."""
     return dict.fromkeys(names.split(), neutral)
+
+
+HARMLESS = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls "
+    "refusal annotations log_metrics".split()
+)
+# Of all routes: what one has built it takes, of whatever kind the others are.
+UNBUILT = {
+    **_only(
+        "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice guided_grammar "
+        "structured_outputs structural_tag truncate_prompt_tokens prompt_logprobs lora_path session_params "
+        "custom_logit_processor custom_params logits_processors stream_interval beam_width audio prediction "
+        "web_search_options chat_template input_ids prompt_embeds input_embeds data_parallel_rank tool_call_id "
+        "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room"
+    ),
+    **_only("stop_regex bad_words tools functions tool_calls", []),
+    **_only("token_ids_logprob image_data video_data audio_data", []),
+    **_only("best_of length_penalty", 1),
+    **_only("use_beam_search early_stopping return_hidden_states return_token_ids return_tokens_as_token_ids", False),
+    **_only("continue_final_message echo background return_entropy include_obfuscation", False),
+    **_only("spaces_between_special_tokens add_generation_prompt", True),
+    **_only("separate_reasoning include_reasoning", True, False),
+    **_only("tool_choice function_call", "none", "auto"),
+    **_only("modalities", [], ["text"]),
+    **_only("response_format", {"type": "text"}),
+    **_only("verbosity", "medium"),
+    **_only("priority", 0),
+    **_only("suffix", ""),
+}
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    pass
 
 
 class StreamOptions(Body, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-    unbuilt = _only("include_obfuscation", False)
 
 
 class ChatMessage(Body, kw_only=True):
@@ -54,9 +75,6 @@ class ChatMessage(Body, kw_only=True):
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-
-    harmless = frozenset({"refusal", "annotations"})
-    unbuilt = {**_only("function_call tool_call_id audio"), **_only("tool_calls", [])}
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
@@ -103,53 +121,22 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
     cache_salt: Name | None = None
     extra_key: Name | None = None
 
-    harmless = frozenset(
-        "user metadata store service_tier safety_identifier prompt_cache_key "
-        "prompt_cache_retention parallel_tool_calls".split()
-    )
-    unbuilt = {
-        **_only(
-            "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice "
-            "guided_grammar structured_outputs truncate_prompt_tokens prompt_logprobs lora_path "
-            "session_params custom_logit_processor logits_processors"
-        ),
-        **_only("stop_regex bad_words", []),
-        **_only("best_of length_penalty", 1),
-        **_only("use_beam_search early_stopping return_hidden_states return_token_ids", False),
-        **_only("return_tokens_as_token_ids", False),
-        **_only("spaces_between_special_tokens", True),
-        **_only("priority", 0),
-        **_only("response_format", {"type": "text"}),
-    }
-    nested = {"stream_options": StreamOptions}
-
     def __post_init__(self) -> None:
         self.no_stop_trim = self.no_stop_trim or self.include_stop_str_in_output
         if self.stream_options is not None and not self.stream:
             raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
+        lowest = 0 if getattr(self, "echo", None) else 1
+        if self.max_new_tokens is not None and self.max_new_tokens < lowest:
+            raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
 
 
-class ChatBody(OpenAIBody, kw_only=True, rename=OPENAI_NAMES):
+class ChatBody(OpenAIBody, kw_only=True):
     messages: Messages
-    max_new_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
-
-    unbuilt = {
-        **OpenAIBody.unbuilt,
-        **_only("audio prediction web_search_options chat_template input_ids"),
-        **_only("tools functions", []),
-        **_only("tool_choice function_call", "none", "auto"),
-        **_only("continue_final_message echo", False),
-        **_only("separate_reasoning include_reasoning", True, False),
-        **_only("modalities", ["text"]),
-        **_only("verbosity", "medium"),
-        **_only("add_generation_prompt", True),
-    }
-    nested = {"stream_options": StreamOptions, "messages": ChatMessage, "chat_template_kwargs": TemplateOptions}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,8 +144,7 @@ class ChatBody(OpenAIBody, kw_only=True, rename=OPENAI_NAMES):
             raise refusal("invalid_combination", "top_logprobs needs logprobs", "top_logprobs")
         if self.max_completion_tokens is not None:
             if self.max_new_tokens not in (None, self.max_completion_tokens):
-                message = "max_tokens and max_completion_tokens differ"
-                raise refusal("invalid_combination", message, "max_tokens")
+                raise refusal("invalid_combination", "max_tokens and max_completion_tokens differ", "max_tokens")
             self.max_new_tokens = self.max_completion_tokens
 
 
@@ -167,14 +153,6 @@ class CompletionBody(OpenAIBody, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
-    unbuilt = {**OpenAIBody.unbuilt, **_only("suffix", ""), **_only("prompt_embeds")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        lowest = 0 if self.echo else 1
-        if self.max_new_tokens is not None and self.max_new_tokens < lowest:
-            raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
-
 
 class NativeSampling(Sampling, kw_only=True):
     """`sampling_params` of /generate; the names are SGLang's."""
@@ -182,12 +160,6 @@ class NativeSampling(Sampling, kw_only=True):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
-
-    unbuilt = {
-        **_only("json_schema regex ebnf structural_tag custom_params stream_interval beam_width"),
-        **_only("stop_regex", []),
-        **_only("spaces_between_special_tokens", True),
-    }
 
     def __post_init__(self) -> None:
         self.seed = self.sampling_seed if self.seed is None else self.seed
@@ -207,18 +179,6 @@ class NativeBody(Body, kw_only=True):
     extra_key: Name | None = None
     cache_salt: Name | None = None
 
-    harmless = frozenset({"log_metrics", "user"})
-    unbuilt = {
-        **_only(
-            "input_embeds lora_path session_params custom_logit_processor data_parallel_rank "
-            "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room"
-        ),
-        **_only("token_ids_logprob image_data video_data audio_data modalities", []),
-        **_only("return_hidden_states background return_entropy", False),
-        **_only("priority", 0),
-    }
-    nested = {"sampling_params": NativeSampling}
-
 
 class TokenizeBody(Body, kw_only=True):
     model: str | None = None
@@ -227,9 +187,6 @@ class TokenizeBody(Body, kw_only=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateOptions | None = None
-
-    unbuilt = {**_only("tools", []), **_only("chat_template")}
-    nested = {"messages": ChatMessage, "chat_template_kwargs": TemplateOptions}
 
 
 class DetokenizeBody(Body, kw_only=True):
@@ -242,6 +199,14 @@ class AbortBody(Body, kw_only=True):
     rid: str | None = None
     abort_all: bool | None = None
 
+
+# Fields that hold bodies themselves (one, or a list of them).
+_NESTED: dict[str, type[Body]] = {
+    "stream_options": StreamOptions,
+    "messages": ChatMessage,
+    "chat_template_kwargs": TemplateOptions,
+    "sampling_params": NativeSampling,
+}
 
 B = TypeVar("B", bound=Body)
 
@@ -260,12 +225,11 @@ def decode_body(kind: type[B], data: bytes, *, lenient: bool) -> tuple[B, list[s
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else
-    `invalid_json`."""
+    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else `invalid_json`."""
     try:
         value = msgspec.json.decode(data)
         may_be_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH
-        too_deep = may_be_deep and _depth(value) > MAX_DEPTH
+        too_deep = may_be_deep and any(depth > MAX_DEPTH for _, depth, _ in _walk(value))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise _explain_json(data) from None
     if too_deep:
@@ -283,14 +247,12 @@ def _sift(kind: type[Body], raw: Any, path: str, lenient: bool, warnings: list[s
     kept: dict[str, Any] = {}
     for name, value in raw.items():
         where = f"{path}.{name[:64]}" if path else name[:64]
-        if name in kind.nested:
-            kept[name] = _sift(kind.nested[name], value, where, lenient, warnings)
-        elif name in kind.__struct_encode_fields__:
-            kept[name] = value
-        elif name in kind.unbuilt:
-            if value is not None and not any(_same(value, n) for n in kind.unbuilt[name]):
+        if name in kind.__struct_encode_fields__:
+            kept[name] = _sift(_NESTED[name], value, where, lenient, warnings) if name in _NESTED else value
+        elif name in UNBUILT:
+            if value is not None and not any(_same(value, neutral) for neutral in UNBUILT[name]):
                 raise refusal("unsupported_parameter", f"{where} is not supported", where)
-        elif name not in kind.harmless:
+        elif name not in HARMLESS:
             if not lenient:
                 raise refusal("unknown_parameter", f"unknown parameter {where}", where)
             if len(warnings) < _MAX_WARNINGS:
@@ -323,29 +285,21 @@ def _explain_type(text: str) -> RequestError:
 
 
 def _explain_json(data: bytes) -> RequestError:
-    path = None
     if len(data) <= _EXPLAINED:
         with suppress(ValueError, RecursionError):
-            path = _non_finite(json.loads(data))
-    if path is None:
-        return refusal("invalid_json", "the body is not valid JSON")
-    path = path.removeprefix(".")[:64]
-    return refusal("invalid_type", f"{path}: not a finite number", path)
+            for path, _, value in _walk(json.loads(data)):
+                if isinstance(value, float) and not math.isfinite(value):
+                    path = path.removeprefix(".")[:64]
+                    return refusal("invalid_type", f"{path}: not a finite number", path)
+    return refusal("invalid_json", "the body is not valid JSON")
 
 
-def _non_finite(value: Any, path: str = "") -> str | None:
-    """Path of a NaN or an infinity in `value`."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else path
-    children: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        children = ((f"{path}.{key}", child) for key, child in value.items())
-    elif isinstance(value, list):
-        children = ((f"{path}[{i}]", child) for i, child in enumerate(value))
-    return next((found for at, x in children if (found := _non_finite(x, at)) is not None), None)
-
-
-def _depth(value: Any) -> int:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
+def _walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, int, Any]]:
+    """Path, depth (in arrays and objects, itself included) and value of everything in a JSON value."""
+    nested = isinstance(value, (dict, list))
+    yield path, depth + nested, value
+    if nested:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, child in items:
+            where = f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]"
+            yield from _walk(child, where, depth + 1)
