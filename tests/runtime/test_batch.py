@@ -81,7 +81,6 @@ def check(batch: ForwardBatch, plan: StepPlan, table: np.ndarray, next_token: np
     ends = np.cumsum(plan.query_len) - 1
     assert batch.logit_rows.tolist() == ends[plan.sample_index].tolist()
     assert batch.sample_rows.tolist() == plan.rows[plan.sample_index].tolist()
-    assert batch.sample_positions.tolist() == plan.kv_len[plan.sample_index].tolist()
     assert (batch.num_tokens, batch.batch_size) == (token, len(plan.rows))
     assert batch.max_query_len == plan.query_len.max() and batch.max_kv_len == plan.kv_len.max()
 
@@ -106,7 +105,7 @@ def test_addresses_never_change() -> None:
     rng, batch = random.Random(0), make(16)
     table = np.full((MAX_ROWS, batch.max_pages), PAGES)
     names = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "kv_lens", "page_table")
-    names += ("logit_rows", "sample_rows", "sample_positions")
+    names += ("logit_rows", "sample_rows")
     seen = set()
     for step in range(10):
         batch.load(random_plan(rng, table, 16, step), torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
