@@ -21,7 +21,7 @@ struct Shape {
   DType dtype = DType::bf16;     // of q and out: bf16 or f16
   DType kv_dtype = DType::bf16;  // dtype, or f8e4m3
 
-  int group() const { return heads / kv_heads; }
+  __host__ __device__ int group() const { return heads / kv_heads; }
 };
 
 // One call. Strides are in elements; the last dimension is contiguous. Addresses are computed in 64 bits.
