@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from radix_runtime.cli.bench import Record, figures, make_workload, parse_range
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
 from radix_runtime.cli.generate import read_lines
-from radix_runtime.cli.workload import Record, figures, make_workload, parse_range
 from radix_runtime.config import ServerArgs, flag_name
 from radix_runtime.errors import ConfigError
 from tests.runtime.server_process import ROOT, Server, environment

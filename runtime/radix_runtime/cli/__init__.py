@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -24,24 +23,20 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the process's exit code. 78: the configuration cannot work."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments[0] if arguments else "--help"
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         if name in ("version", "--version"):
             print(f"radix {__version__}")
             return 0
         if name not in COMMANDS:
-            _overview().parse_args(arguments or ["--help"])
+            _overview().parse_args([name])  # shows the help, or an error, and exits
         command = import_module(f"{__name__}.{name}")
         parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
         command.add_arguments(parser)
-        return int(command.run(parser.parse_args(arguments[1:])))
-    except ConfigError as error:
+        return int(command.run(parser.parse_args(arguments)))
+    except (ConfigError, EngineDeadError, RequestError) as error:
         print(f"radix: error: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except (EngineDeadError, RequestError) as error:
-        print(f"radix: error: {error}", file=sys.stderr)
-        return EXIT_INTERNAL
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INTERNAL
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has left, as `head` does
@@ -49,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _overview() -> argparse.ArgumentParser:
+def _overview() -> Parser:
     parser = Parser(prog="radix", description="A lean LLM inference runtime.")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

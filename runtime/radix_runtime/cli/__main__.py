@@ -1,7 +1,5 @@
 """`python -m radix_runtime.cli` is the command `radix`."""
 
-from __future__ import annotations
-
 import sys
 
 from . import main

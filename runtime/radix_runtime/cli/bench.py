@@ -4,91 +4,224 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
+import platform
+import random
 import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from rich.progress import Progress
+import msgspec
+import numpy as np
+from rich.progress import track
 
+from .. import __version__
 from ..config import DEFAULT_PORT
-from ..errors import RequestError
+from ..errors import ConfigError, RequestError
 from .client import Client
-from .flags import add_model_argument, add_server_flags
-from .workload import Item, Record, figures, machine, make_workload, parse_range, report
+from .flags import add_model_argument, add_server_flags, engine_args
 
-_RANDOM_VOCAB = 1000  # ids that nearly every vocabulary has
+_MAX_ID = 10_000  # prompt ids of request i: random.Random(i).randrange(min(vocabulary, this))
+Range = tuple[int, int]
+
+
+class Item(NamedTuple):
+    """One request: its prompt and how many tokens it shall give (EOS is ignored)."""
+
+    prompt: list[int]
+    output_len: int
+
+
+class _File(msgspec.Struct):
+    requests: list[Range]
+
+
+def parse_range(text: str) -> Range:
+    """`100` or `100:1024`, both ends included."""
+    low, _, high = text.partition(":")
+    first, last = int(low), int(high or low)
+    if not 1 <= first <= last:
+        raise ValueError(text)
+    return first, last
+
+
+def make_workload(
+    file: str | None, count: int | None, input_len: Range, output_len: Range, vocab_size: int, seed: int
+) -> list[Item]:
+    """Requests of `file` (the first `count`), or random lengths. Raises ConfigError."""
+    if file is not None:
+        try:
+            lengths = msgspec.json.decode(Path(file).read_bytes(), type=_File).requests[:count]
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"cannot read the workload {file}: {error}") from error
+    else:
+        rng = random.Random(seed)
+        lengths = [(rng.randint(*input_len), rng.randint(*output_len)) for _ in range(count or 32)]
+    rngs, limit = map(random.Random, range(len(lengths))), min(vocab_size, _MAX_ID)
+    return [Item([rng.randrange(limit) for _ in range(n)], out) for rng, (n, out) in zip(rngs, lengths, strict=True)]
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as it went; times in seconds on one clock. `chunks`: arrival of each piece."""
+
+    prompt_tokens: int
+    start: float
+    chunks: list[float] = field(default_factory=list)
+    end: float = 0.0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+def figures(records: list[Record]) -> dict[str, Any]:
+    """Throughput and latency of the requests that succeeded.
+
+    output: output tokens over the whole time. prefill: computed prompt tokens over the time to the last first token.
+    decode: tokens after each first one, over the time since the first of all.
+    """
+    good = [r for r in records if r.error is None and r.chunks]
+    result: dict[str, Any] = {"requests": len(records), "failed": len(records) - len(good)}
+    if not good:
+        return result
+    begin, end, firsts = min(r.start for r in good), max(r.end for r in good), [r.chunks[0] for r in good]
+    prompt, cached = sum(r.prompt_tokens for r in good), sum(r.cached_tokens for r in good)
+    output = sum(r.output_tokens for r in good)
+    return {
+        **result,
+        "seconds": end - begin,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "requests_per_second": len(good) / (end - begin),
+        "output_tokens_per_second": output / (end - begin),
+        "prefill_tokens_per_second": (prompt - cached) / max(max(firsts) - begin, 1e-9),
+        "decode_tokens_per_second": (output - len(good)) / max(end - min(firsts), 1e-9),
+        "cache_hit_rate": cached / max(1, prompt),
+        "ttft_ms": _percentiles([r.chunks[0] - r.start for r in good]),
+        "tpot_ms": _percentiles([(r.end - r.chunks[0]) / (r.output_tokens - 1) for r in good if r.output_tokens > 1]),
+        "itl_ms": _percentiles(np.concatenate([np.diff(r.chunks) for r in good])),
+        "e2e_ms": _percentiles([r.end - r.start for r in good]),
+    }
+
+
+def _percentiles(seconds: Any) -> dict[str, float] | None:
+    if not len(seconds):
+        return None
+    values = np.asarray(seconds) * 1e3
+    found = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 95, 99)}
+    return {"mean": float(values.mean()), **found, "max": float(values.max())}
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpu": next(models, platform.processor()),
+        "cores": len(os.sched_getaffinity(0)),
+        "runtime": __version__,
+    }
+
+
+# The command ----------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_subparsers(dest="mode", required=True, metavar="offline|serve")
     offline = modes.add_parser("offline", help="an Engine in this process")
     add_model_argument(offline)
-    add_server_flags(offline, ("model", "engine", "scheduler"))
+    add_server_flags(offline, engine_only=True)
     serve = modes.add_parser("serve", help="a running server, over HTTP")
-    serve.add_argument("--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", help="its address")
+    serve.add_argument("--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", help="its address (default: %(default)s)")
     serve.add_argument("--api-key", help="its key")
     serve.add_argument("--request-rate", type=float, help="requests a second; default: all at once")
     serve.add_argument("--max-concurrency", type=int, help="open requests; default: no limit")
-    serve.add_argument("--vocab-size", type=int, default=_RANDOM_VOCAB, help="ids of the prompts")
+    serve.add_argument("--vocab-size", type=int, default=1000, help="ids of the prompts (default: %(default)s)")
     for mode in (offline, serve):
         group = mode.add_argument_group("workload")
         group.add_argument("--workload", metavar="FILE", help="JSON with [prompt, output] lengths")
         group.add_argument("--num-prompts", type=int, help="requests; default 32, or all of FILE")
-        group.add_argument("--input-len", type=parse_range, default="256", metavar="N[:M]",
-                           help="tokens of a prompt")  # fmt: skip
-        group.add_argument("--output-len", type=parse_range, default="64", metavar="N[:M]",
-                           help="tokens of an answer")  # fmt: skip
-        group.add_argument("--temperature", type=float, default=0.6, help="of sampling")
-        group.add_argument("--workload-seed", type=int, default=0, help="of the lengths")
+        for flag, default, what in (("--input-len", "256", "a prompt"), ("--output-len", "64", "an answer")):
+            help = f"tokens of {what} (default: %(default)s)"
+            group.add_argument(flag, type=parse_range, default=default, metavar="N[:M]", help=help)
+        group.add_argument("--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)")
+        group.add_argument("--workload-seed", type=int, default=0, help="of the lengths (default: %(default)s)")
         group.add_argument("--json", metavar="FILE", help="write the figures there")
 
 
 def run(namespace: argparse.Namespace) -> int:
-    if namespace.mode == "offline":
-        # It loads torch, which a benchmark of a server must not: the client would measure itself.
-        result = import_module("radix_runtime.cli.bench_offline").measure(namespace)
-    else:
-        result = asyncio.run(_measure_server(namespace))
-    report(result, namespace.json)
+    result = _measure_engine(namespace) if namespace.mode == "offline" else asyncio.run(_measure_server(namespace))
+    for name, value in result.items():
+        parts = [f"{k} {_short(v)}" for k, v in value.items()] if isinstance(value, dict) else [_short(value)]
+        print(f"{name:<27}", *parts)
+    if namespace.json is not None:
+        Path(namespace.json).write_text(json.dumps(result, indent=1) + "\n")
     return 0 if result["failed"] == 0 else 1
 
 
-def workload_of(namespace: argparse.Namespace, vocab_size: int) -> list[Item]:
-    return make_workload(
-        namespace.workload,
-        namespace.num_prompts,
-        namespace.input_len,
-        namespace.output_len,
-        vocab_size,
-        namespace.workload_seed,
-    )
+def _short(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _workload(namespace: argparse.Namespace, vocab_size: int) -> list[Item]:
+    lengths = namespace.input_len, namespace.output_len
+    return make_workload(namespace.workload, namespace.num_prompts, *lengths, vocab_size, namespace.workload_seed)
+
+
+def _measure_engine(namespace: argparse.Namespace) -> dict[str, Any]:
+    # It loads torch, which a benchmark of a server must not: the client would measure itself.
+    with import_module("radix_runtime.engine_api").Engine(**engine_args(namespace)) as engine:
+        _complete(engine, [Item([1, 2, 3], 4)], 0.0, "warm-up")  # first use of every part
+        engine.flush_cache()
+        items = _workload(namespace, engine.config.vocab_size)
+        records = _complete(engine, items, namespace.temperature, "tokens")
+        info = engine.get_server_info()
+        return {
+            "mode": "offline",
+            "model": namespace.model or namespace.model_path or "demo",
+            **{name: info[name] for name in ("dtype", "tp_size", "max_total_num_tokens")},
+            "machine": machine(),
+            **figures(records),
+        }
+
+
+def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> list[Record]:
+    # Reading every token on the way costs a few microseconds of host time each, as a server does.
+    start = time.perf_counter()
+    records = [Record(len(item.prompt), start) for item in items]
+    params = [{"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True} for i in items]
+    stream = engine.stream(input_ids=[item.prompt for item in items], sampling_params=params)
+    for output in track(stream, what, sum(item.output_len for item in items), transient=True):
+        record, info = records[output["index"]], output["meta_info"]
+        record.end = time.perf_counter()
+        record.chunks.append(record.end)
+        record.output_tokens, record.cached_tokens = info["completion_tokens"], info["cached_tokens"]
+    return records
 
 
 async def _measure_server(namespace: argparse.Namespace) -> dict[str, Any]:
-    items = workload_of(namespace, namespace.vocab_size)
+    items = _workload(namespace, namespace.vocab_size)
+    slots = asyncio.Semaphore(namespace.max_concurrency or len(items))
     async with Client(namespace.url, namespace.api_key) as client:
         model = await client.model()
-        slots = asyncio.Semaphore(namespace.max_concurrency or len(items))
-        with Progress() as progress:
-            task = progress.add_task("requests", total=len(items))
 
-            async def one(index: int, item: Item) -> Record:
-                if namespace.request_rate:
-                    await asyncio.sleep(index / namespace.request_rate)
-                async with slots:
-                    record = await _request(client, model, item, namespace.temperature)
-                progress.advance(task)
-                return record
+        async def one(index: int, item: Item) -> Record:
+            if namespace.request_rate:
+                await asyncio.sleep(index / namespace.request_rate)
+            async with slots:
+                return await _request(client, model, item, namespace.temperature)
 
-            records = await asyncio.gather(*(one(i, item) for i, item in enumerate(items)))
+        tasks = [asyncio.create_task(one(i, item)) for i, item in enumerate(items)]
+        for done in track(asyncio.as_completed(tasks), "requests", len(tasks)):
+            await done
+    records = [task.result() for task in tasks]
     errors = sorted({r.error for r in records if r.error is not None})[:3]
-    return {
-        "mode": "serve",
-        "model": model,
-        "machine": machine(),
-        **figures(list(records)),
-        **({"errors": errors} if errors else {}),
-    }
+    result = {"mode": "serve", "model": model, "machine": machine(), **figures(records)}
+    return {**result, "errors": errors} if errors else result
 
 
 async def _request(client: Client, model: str, item: Item, temperature: float) -> Record:
@@ -102,10 +235,9 @@ async def _request(client: Client, model: str, item: Item, temperature: float) -
     }
     record = Record(len(item.prompt), time.perf_counter())
     try:
-        async for chunk in client.stream("/v1/completions", body):
-            now = time.perf_counter()
+        async for chunk in client.chunks("/v1/completions", body):
             if chunk["choices"]:
-                record.chunks.append(now)
+                record.chunks.append(time.perf_counter())
             if usage := chunk.get("usage"):
                 record.output_tokens = usage["completion_tokens"]
                 record.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]

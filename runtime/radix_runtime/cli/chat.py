@@ -7,63 +7,21 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from prompt_toolkit import PromptSession
 
 from ..engine_api import Engine
 from ..errors import ConfigError, RequestError
 from .client import Client
-from .flags import add_model_argument, add_server_flags, engine_of
+from .flags import add_model_argument, add_sampling_flags, add_server_flags, engine_args, sampling_of
 
 _HELP = "/reset  forget the conversation\n/system TEXT  set the system message\n/exit  leave"
 
 Messages = list[dict[str, str]]
 Show = Callable[[str], None]
-
-
-class Backend(Protocol):
-    def reply(self, messages: Messages, sampling: dict[str, Any], show: Show) -> None:
-        """Shows the answer piece by piece. Raises RequestError."""
-        ...
-
-
-class EngineBackend:
-    """A model in this process."""
-
-    def __init__(self, engine: Engine) -> None:
-        if engine.tokenizer is None:
-            raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
-        self._engine = engine
-        self._template = engine.tokenizer.apply_chat_template
-
-    def reply(self, messages: Messages, sampling: dict[str, Any], show: Show) -> None:
-        params = {"max_new_tokens": None, **sampling}
-        shown = 0
-        try:
-            for output in self._engine.stream(input_ids=self._template(messages), sampling_params=params):
-                show(output["text"][shown:])
-                shown = len(output["text"])
-        except ValueError as error:  # what cannot be asked, as a conversation that is too long
-            raise RequestError(400, "invalid_value", str(error)) from None
-
-
-class ServerBackend:
-    """A server; a client for each reply, since each has an event loop of its own."""
-
-    def __init__(self, url: str, api_key: str | None) -> None:
-        self._address = (url, api_key)
-
-    def reply(self, messages: Messages, sampling: dict[str, Any], show: Show) -> None:
-        asyncio.run(self._reply(messages, sampling, show))
-
-    async def _reply(self, messages: Messages, sampling: dict[str, Any], show: Show) -> None:
-        limit = sampling.pop("max_new_tokens", None)
-        body = {"messages": messages, **sampling, **({"max_tokens": limit} if limit else {})}
-        async with Client(*self._address) as client:
-            async for chunk in client.stream("/v1/chat/completions", body):
-                for choice in chunk["choices"]:
-                    show(choice["delta"].get("content") or "")
+Reply = Callable[[Messages, Show], None]  # shows the answer piece by piece; raises RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,42 +29,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="talk to this server instead of loading a model")
     parser.add_argument("--server-key", metavar="KEY", help="key of that server")
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_arguments(parser)
-    add_server_flags(parser, ("model", "engine", "scheduler"))
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling (default: the model's)")
-    group.add_argument("--temperature", type=float)
-    group.add_argument("--top-p", type=float)
-    group.add_argument("--max-new-tokens", type=int)
-
-
-def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
-    names = ("temperature", "top_p", "max_new_tokens")
-    return {n: v for n in names if (v := getattr(namespace, n)) is not None}
+    add_sampling_flags(parser)
+    add_server_flags(parser, engine_only=True)
 
 
 def run(namespace: argparse.Namespace) -> int:
+    sampling = sampling_of(namespace)
     with ExitStack() as stack:
         if namespace.url is not None:
-            backend: Backend = ServerBackend(namespace.url, namespace.server_key)
+            reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         else:
-            backend = EngineBackend(stack.enter_context(engine_of(Engine, namespace)))
-        _converse(backend, namespace.system, sampling_of(namespace), _reader())
+            engine = stack.enter_context(Engine(**engine_args(namespace)))
+            if engine.tokenizer is None:
+                raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
+            reply = partial(_ask_engine, engine, engine.tokenizer.apply_chat_template, sampling)
+        read: Callable[[], str] = input  # plain lines without a terminal
+        if sys.stdin.isatty():
+            session: PromptSession[str] = PromptSession()
+            read = partial(session.prompt, "> ")
+        _converse(reply, namespace.system, read)
     return 0
 
 
-def _reader() -> Callable[[], str]:
-    """Asks for a line; raises EOFError at the end. Without a terminal, plain lines."""
-    if not sys.stdin.isatty():
-        return input
-    session: PromptSession[str] = PromptSession()
-    return lambda: session.prompt("> ")
+def _ask_engine(
+    engine: Engine, template: Callable[[Messages], list[int]], sampling: dict[str, Any], messages: Messages, show: Show
+) -> None:
+    shown = 0
+    try:
+        params = {"max_new_tokens": None, **sampling}
+        for output in engine.stream(input_ids=template(messages), sampling_params=params):
+            show(output["text"][shown:])
+            shown = len(output["text"])
+    except ValueError as error:  # what cannot be asked, as a conversation that is too long
+        raise RequestError(400, "invalid_value", str(error)) from None
 
 
-def _converse(backend: Backend, system: str | None, sampling: dict[str, Any], read: Callable[[], str]) -> None:
-    messages = _opening(system)
+def _ask_server(url: str, key: str | None, sampling: dict[str, Any], messages: Messages, show: Show) -> None:
+    names = {"max_new_tokens": "max_tokens"}  # the others have their names in OpenAI's API
+    body = {"messages": messages, **{names.get(name, name): value for name, value in sampling.items()}}
+
+    async def ask() -> None:
+        async with Client(url, key) as client:
+            async for chunk in client.chunks("/v1/chat/completions", body):
+                for choice in chunk["choices"]:
+                    show(choice["delta"].get("content") or "")
+
+    asyncio.run(ask())
+
+
+def _converse(reply: Reply, system: str | None, read: Callable[[], str]) -> None:
+    messages: Messages = []
     while True:
         try:
             line = read().strip()
@@ -116,21 +88,18 @@ def _converse(backend: Backend, system: str | None, sampling: dict[str, Any], re
         if command == "/exit":
             return
         if command in ("/reset", "/system"):
-            system = rest or None if command == "/system" else system
-            messages = _opening(system)
+            messages, system = [], rest or None if command == "/system" else system
         elif command.startswith("/"):
             print(_HELP)
         elif line:
-            _turn(backend, messages, line, sampling)
+            opening = [{"role": "system", "content": system}] if system else []
+            question = {"role": "user", "content": line}
+            if answer := _answer(reply, [*opening, *messages, question]):
+                messages += [question, {"role": "assistant", "content": answer}]
 
 
-def _opening(system: str | None) -> Messages:
-    return [] if system is None else [{"role": "system", "content": system}]
-
-
-def _turn(backend: Backend, messages: Messages, line: str, sampling: dict[str, Any]) -> None:
-    """One question and its answer; Ctrl-C keeps what has been said so far."""
-    messages.append({"role": "user", "content": line})
+def _answer(reply: Reply, messages: Messages) -> str:
+    """What was said, if only until Ctrl-C; nothing after an error."""
     pieces: list[str] = []
 
     def show(text: str) -> None:
@@ -138,12 +107,11 @@ def _turn(backend: Backend, messages: Messages, line: str, sampling: dict[str, A
         print(text, end="", flush=True)
 
     try:
-        backend.reply(messages, dict(sampling), show)
+        reply(messages, show)
+        print()
     except KeyboardInterrupt:
-        print(" [stopped]", end="")
+        print(" [stopped]")
     except RequestError as error:
-        messages.pop()
         print(f"error: {error.message}")
-        return
-    print()
-    messages.append({"role": "assistant", "content": "".join(pieces)})
+        return ""
+    return "".join(pieces)

@@ -15,8 +15,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from ..engine_api import Engine
 from ..errors import ConfigError
-from .chat import add_sampling_arguments, sampling_of
-from .flags import add_server_flags, engine_of
+from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,44 +28,57 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", metavar="FILE", help="a prompt a line, or .jsonl with objects: "
-                        "prompt | messages | input_ids, and sampling_params")  # fmt: skip
+    what = "a prompt a line, or .jsonl with objects: prompt | messages | input_ids, and sampling_params"
+    parser.add_argument("input", metavar="FILE", help=what)
     parser.add_argument("-o", "--output", metavar="FILE", help="JSONL; default: standard output")
     parser.add_argument("--chat", action="store_true", help="prompts are messages of a user")
-    add_sampling_arguments(parser)
-    add_server_flags(parser, ("model", "engine", "scheduler"))
+    add_sampling_flags(parser)
+    add_server_flags(parser, engine_only=True)
 
 
 def run(namespace: argparse.Namespace) -> int:
     lines = read_lines(Path(namespace.input))
     with ExitStack() as stack:
-        engine = stack.enter_context(engine_of(Engine, namespace))
+        engine = stack.enter_context(Engine(**engine_args(namespace)))
         prompts = [_ids(engine, line, namespace.chat) for line in lines]
-        defaults = sampling_of(namespace)
-        params = [{**defaults, **line.sampling_params} for line in lines]
+        params = [{**sampling_of(namespace), **line.sampling_params} for line in lines]
         out = sys.stdout
         if namespace.output is not None:
             out = stack.enter_context(open(namespace.output, "w", encoding="utf-8"))
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
         task = progress.add_task("prompts", total=len(prompts))
-        for index, output in _in_order(engine, prompts, params, lambda: progress.advance(task)):
-            out.write(json.dumps(_record(index, output), ensure_ascii=False) + "\n")
+        done: dict[int, dict[str, Any]] = {}
+        written = 0
+        try:
+            for output in engine.stream(input_ids=prompts, sampling_params=params) if prompts else ():
+                if output["meta_info"]["finish_reason"] is not None:
+                    done[output["index"]] = output
+                    progress.advance(task)
+                while written in done:  # in the order of the file, as early as that order allows
+                    out.write(_record(written, done.pop(written)))
+                    written += 1
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     return 0
+
+
+def _record(index: int, output: dict[str, Any]) -> str:
+    names = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens")
+    record = {"index": index, "text": output["text"], **{name: output["meta_info"][name] for name in names}}
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def read_lines(path: Path) -> list[Line]:
     """Raises ConfigError that names the line."""
     try:
-        texts = path.read_text(encoding="utf-8").splitlines()
+        texts = [(n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if path.suffix != ".jsonl":
-        return [Line(prompt=text) for text in texts if text.strip()]
+        return [Line(prompt=text) for _, text in texts]
     lines = []
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            continue
+    for number, text in texts:
         try:
             line = msgspec.json.decode(text, type=Line)
         except msgspec.DecodeError as error:
@@ -82,32 +94,6 @@ def _ids(engine: Engine, line: Line, chat: bool) -> list[int]:
         return line.input_ids
     if engine.tokenizer is None:
         raise ConfigError("this model has no tokenizer: give input_ids")
-    messages = line.messages
-    if messages is None and chat:
-        messages = [{"role": "user", "content": line.prompt}]
-    if messages is not None:
-        return engine.tokenizer.apply_chat_template(messages)
-    return engine.tokenizer.encode(line.prompt or "")
-
-
-def _in_order(engine: Engine, prompts: Any, params: Any, advance: Any) -> Any:
-    """(index, output) of each prompt in the order of the file, as early as that order allows."""
-    done: dict[int, dict[str, Any]] = {}
-    following = 0
-    try:
-        for output in engine.stream(input_ids=prompts, sampling_params=params) if prompts else ():
-            if output["meta_info"]["finish_reason"] is None:
-                continue
-            done[output["index"]] = output
-            advance()
-            while following in done:
-                yield following, done.pop(following)
-                following += 1
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _record(index: int, output: dict[str, Any]) -> dict[str, Any]:
-    info = output["meta_info"]
-    names = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens")
-    return {"index": index, "text": output["text"], **{n: info[n] for n in names}}
+    if line.prompt is not None and not chat:
+        return engine.tokenizer.encode(line.prompt)
+    return engine.tokenizer.apply_chat_template(line.messages or [{"role": "user", "content": line.prompt}])

@@ -7,10 +7,10 @@ import ipaddress
 import logging
 
 from .. import hf
-from ..config import ServerArgs
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..server.supervisor import Supervisor, bind_port
+from ..server.processes import bind_port
+from ..server.supervisor import Supervisor
 from .flags import add_model_argument, add_server_flags, explain, server_args
 
 log = logging.getLogger(__name__)
@@ -29,32 +29,23 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     setup_logging("radix", args.log_level)
     log.info("settings (* = not the default):\n%s", explain(args))
-    _warn_if_open(args)
+    if not (_is_local(args.host) or args.api_key or args.api_key_file):
+        log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)
     listener = bind_port(args.host, args.port)
     try:
-        resolve_model(args)
-        config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
-        config.check_tp(args.tp_size)
+        # The paths are made local, so that nothing looks at the network later; clients keep the name that was given.
+        args.served_model_name = args.served_model_name or args.model_path or hf.DEMO_MODEL_NAME
+        args.model_path = str(hf.resolve_model_path(args.model_path, weights=args.load_format != "dummy"))
+        if args.tokenizer_path is not None:
+            args.tokenizer_path = str(hf.resolve_model_path(args.tokenizer_path, weights=False))
+        ModelConfig.from_dir(args.model_path, args.json_model_override_args).check_tp(args.tp_size)
         return Supervisor(args, listener).run()
     finally:
         listener.close()
 
 
-def resolve_model(args: ServerArgs) -> None:
-    """Makes the paths local, so that nothing looks at the network later; clients keep the name
-    that was given. Raises ConfigError."""
-    if args.served_model_name is None:
-        args.served_model_name = args.model_path or hf.DEMO_MODEL_NAME
-    weights = args.load_format != "dummy"
-    args.model_path = str(hf.resolve_model_path(args.model_path, weights=weights))
-    if args.tokenizer_path is not None:
-        args.tokenizer_path = str(hf.resolve_model_path(args.tokenizer_path, weights=False))
-
-
-def _warn_if_open(args: ServerArgs) -> None:
+def _is_local(host: str) -> bool:
     try:
-        local = ipaddress.ip_address(args.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        local = args.host == "localhost"
-    if not local and args.api_key is None and args.api_key_file is None:
-        log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)
+        return host == "localhost"
