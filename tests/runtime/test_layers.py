@@ -13,11 +13,11 @@ import torch
 from radix_runtime import ops
 from radix_runtime.attention.torch_native import TorchNativeAttention
 from radix_runtime.distributed import Communicator
-from radix_runtime.layers.activation import gated_activations
 from radix_runtime.layers.attention import rotary_table
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.embedding import VocabParallel
 from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
+from radix_runtime.layers.mlp import gated_activations
 from radix_runtime.layers.norm import RMSNorm
 from radix_runtime.model_config import RopeConfig
 from radix_runtime.quantization.dense import DenseMethod

@@ -18,11 +18,10 @@ from .norm import RMSNorm
 def rotary_table(ctx: BuildContext, rope: RopeConfig) -> torch.Tensor:
     """float32 [max_positions, rotary_dim], shared by all layers of a model."""
     try:
-        return ops.rope_cos_sin_cache(rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling).to(
-            ctx.device
-        )
+        table = ops.rope_cos_sin_cache(rope.rotary_dim, ctx.max_positions, rope.theta, scaling=rope.scaling)
     except ValueError as error:
         raise ConfigError(f"config.json: {error}") from None
+    return table.to(ctx.device)
 
 
 class Attention(nn.Module):
@@ -31,20 +30,13 @@ class Attention(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv_proj = QKVLinear(ctx, config.hidden_size, dim, heads, kv_heads, bias=config.qkv_bias)
+        qkv = self.qkv_proj = QKVLinear(ctx, config.hidden_size, dim, heads, kv_heads, bias=config.qkv_bias)
         self.o_proj = RowParallelLinear(ctx, heads * dim, config.hidden_size, bias=config.o_bias)
         self.q_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
-        self._rotary = rotary
-        self._backend = ctx.backend
-        self._spec = AttentionSpec(
-            layer_id=layer_id,
-            num_heads=self.qkv_proj.num_heads,
-            num_kv_heads=self.qkv_proj.num_kv_heads,
-            head_dim=dim,
-            scale=dim**-0.5,
-            window=config.layer_windows[layer_id],
-        )
+        self._rotary, self._backend = rotary, ctx.backend
+        window = config.layer_windows[layer_id]
+        self._spec = AttentionSpec(layer_id, qkv.num_heads, qkv.num_kv_heads, dim, dim**-0.5, window)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size]; stores the tokens' keys and values."""

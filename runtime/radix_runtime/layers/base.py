@@ -26,14 +26,6 @@ class BuildContext:
     device: torch.device
     max_positions: int
 
-    @property
-    def rank(self) -> int:
-        return self.communicator.rank
-
-    @property
-    def tp_size(self) -> int:
-        return self.communicator.world_size
-
 
 class TensorSource(Protocol):
     """A tensor of a checkpoint that is read only where it is indexed (safetensors' slice)."""
@@ -44,19 +36,16 @@ class TensorSource(Protocol):
 
 
 class Layer(nn.Module):
-    """A module with parameters. They are created on the meta device; the loader gives each its
-    memory, calls `weight_loader` once for every part and then `finalize`.
-
-    The defaults here are those of a parameter that every rank holds whole.
-    """
+    """A module with parameters. They are created on the meta device; the loader gives each its memory, calls
+    `weight_loader` once for every part and then `finalize`. The defaults here are those of a parameter that every rank
+    holds whole."""
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """The parts parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        """Copies this rank's slice of `source` into its place in `param`.
-        Raises ValueError when the shape of `source` is not the expected one."""
+        """Copies this rank's slice of `source` into its place in `param`. Raises ValueError on an unexpected shape."""
         check_shape(source, tuple(param.shape))
         param.copy_(source[:])
 

@@ -12,17 +12,16 @@ from .base import BuildContext, Layer, Part, TensorSource, check_shape
 class VocabParallel(Layer):
     """A [vocab, hidden] matrix, as embedding, as output head or (tied) as both from one copy.
 
-    Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero. It is
-    packed for matrix products only when it is a head.
+    Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero. It is packed for matrix
+    products only when it is a head.
     """
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self._communicator = ctx.communicator
-        self._is_head = is_head
-        self._size = -(-vocab_size // ctx.tp_size)
-        self._first = ctx.rank * self._size
+        self._communicator, self._is_head = ctx.communicator, is_head
+        self._size = -(-vocab_size // ctx.communicator.world_size)
+        self._first = ctx.communicator.rank * self._size
         self._method = DenseMethod()
         self._method.create(self, hidden_size, self._size, ctx.dtype)
 

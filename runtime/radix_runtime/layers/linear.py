@@ -25,8 +25,8 @@ class _Block(NamedTuple):
 
 def _share(ctx: BuildContext, total: int) -> _Block:
     """This rank's of `total` rows, which must be a multiple of the number of ranks."""
-    size = total // ctx.tp_size
-    return _Block(total, ctx.rank * size, size)
+    size = total // ctx.communicator.world_size
+    return _Block(total, ctx.communicator.rank * size, size)
 
 
 class _Linear(Layer):
@@ -34,8 +34,7 @@ class _Linear(Layer):
 
     def __init__(self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], bias: bool) -> None:
         super().__init__()
-        self.method = ctx.linear_method
-        self._blocks = blocks
+        self.method, self._communicator, self._blocks = ctx.linear_method, ctx.communicator, blocks
         self.sizes = [block.size for block in blocks.values()]
         self.method.create(self, in_features, sum(self.sizes), ctx.dtype)
         self.bias = meta_parameter(sum(self.sizes), dtype=ctx.dtype) if bias else None
@@ -63,47 +62,36 @@ class ReplicatedLinear(_Linear):
 
 class ColumnParallelLinear(_Linear):
     def __init__(self, ctx: BuildContext, in_features: int, outputs: dict[Part, int], *, bias: bool = False) -> None:
-        blocks = {part: _share(ctx, total) for part, total in outputs.items()}
-        super().__init__(ctx, in_features, blocks, bias)
+        super().__init__(ctx, in_features, {part: _share(ctx, total) for part, total in outputs.items()}, bias)
 
 
 class QKVLinear(_Linear):
     """Outputs of a rank: its query heads, then its key heads, then its value heads."""
 
     def __init__(
-        self,
-        ctx: BuildContext,
-        in_features: int,
-        head_dim: int,
-        num_heads: int,
-        num_kv_heads: int,
-        *,
-        bias: bool = False,
+        self, ctx: BuildContext, in_features: int, dim: int, num_heads: int, num_kv_heads: int, *, bias: bool = False
     ) -> None:
-        self_kv = max(1, num_kv_heads // ctx.tp_size)
-        first_kv = ctx.rank * num_kv_heads // ctx.tp_size
-        kv = _Block(num_kv_heads * head_dim, first_kv * head_dim, self_kv * head_dim)
-        blocks: dict[Part, _Block] = {"q": _share(ctx, num_heads * head_dim), "k": kv, "v": kv}
-        super().__init__(ctx, in_features, blocks, bias)
-        self.num_heads, self.num_kv_heads = num_heads // ctx.tp_size, self_kv
+        ranks = ctx.communicator.world_size
+        self_kv, first_kv = max(1, num_kv_heads // ranks), ctx.communicator.rank * num_kv_heads // ranks
+        kv = _Block(num_kv_heads * dim, first_kv * dim, self_kv * dim)
+        super().__init__(ctx, in_features, {"q": _share(ctx, num_heads * dim), "k": kv, "v": kv}, bias)
+        self.num_heads, self.num_kv_heads = num_heads // ranks, self_kv
 
 
-class RowParallelLinear(_Linear):
+class RowParallelLinear(ReplicatedLinear):
     """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias, once."""
 
     def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        self._total, self._first, size = _share(ctx, in_features)
-        super().__init__(ctx, size, {None: _Block(out_features, 0, out_features)}, bias)
-        self._communicator = ctx.communicator
+        super().__init__(ctx, in_features // ctx.communicator.world_size, out_features, bias=bias)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         if param.dim() == 1:
-            super().weight_loader(param, source, part)
-        else:
-            check_shape(source, (param.shape[0], self._total))
-            param.copy_(source[:, self._first : self._first + param.shape[1]])
+            return super().weight_loader(param, source, part)
+        rows, width = param.shape
+        check_shape(source, (rows, width * self._communicator.world_size))
+        first = self._communicator.rank * width
+        param.copy_(source[:, first : first + width])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = self.bias if self._communicator.rank == 0 else None
-        out = self.method.apply(self, x, bias)
-        return self._communicator.all_reduce(out)
+        return self._communicator.all_reduce(self.method.apply(self, x, bias))

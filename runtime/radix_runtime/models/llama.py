@@ -8,26 +8,13 @@ import torch
 from torch import nn
 
 from ..batch import ForwardBatch
-from ..layers.activation import gated_activations
 from ..layers.attention import Attention, rotary_table
 from ..layers.base import BuildContext, Part
 from ..layers.embedding import VocabParallel
-from ..layers.linear import ColumnParallelLinear, RowParallelLinear
+from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..model_config import ModelConfig
 from .base import CausalLM
-
-
-class GatedMLP(nn.Module):
-    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias)
-        self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
-        self._activation = gated_activations[config.hidden_act]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._activation(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -54,9 +41,8 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallel(
-            ctx, config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
-        )
+        is_head = config.tie_word_embeddings
+        self.embed_tokens = VocabParallel(ctx, config.vocab_size, config.hidden_size, is_head=is_head)
         rotary = rotary_table(ctx, config.rope)
         self.layers = nn.ModuleList(DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers))
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
@@ -81,7 +67,7 @@ class LlamaForCausalLM(CausalLM):
 
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
-        config.check_tp(ctx.tp_size)
+        config.check_tp(ctx.communicator.world_size)
         self.model = Decoder(ctx, config)
         self.lm_head = None
         if not config.tie_word_embeddings:

@@ -1,15 +1,14 @@
 """Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors.
 
-Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
-filled twice are errors. A rank reads only its slices. As soon as all parts of a parameter are
-there it is finalized (packed) and its source freed, so no second copy of the weights ever exists.
+Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is filled twice are errors.
+A rank reads only its slices. As soon as all parts of a parameter are there it is finalized (packed) and its source
+freed, so no second copy of the weights ever exists.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,92 +45,81 @@ def load_model(
 ) -> CausalLM:
     """The model of `config` with this rank's weights on `device`, ready to run.
 
-    `args.model_path` is a local directory; with `load_format` dummy only its config was needed.
-    `max_positions` (default: the model's context) bounds the RoPE table. Raises ConfigError.
+    `args.model_path` is a local directory; with `load_format` dummy only its config was needed. `max_positions`
+    (default: the model's context) bounds the RoPE table. Raises ConfigError.
     """
     ops.use_native()
-    ctx = BuildContext(
-        communicator=communicator,
-        backend=backend,
-        linear_method=linear_methods.get(args.quantization or "dense")(),
-        dtype=dtype,
-        device=device.torch_device,
-        max_positions=max_positions or config.max_context,
-    )
+    method = linear_methods.get(args.quantization or "dense")()
+    positions = max_positions or config.max_context
+    ctx = BuildContext(communicator, backend, method, dtype, device.torch_device, positions)
     model = models.get(config.architecture)(ctx, config)
-    filler = _Filler(model, device.torch_device)
+    params = {
+        f"{prefix}.{name}": _Parameter(cast(Layer, module), name, device.torch_device)
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    }
     if args.load_format == "dummy":
-        filler.fill_random(args.random_seed, communicator.rank)
+        _fill_random(params, f"{args.random_seed}/{communicator.rank}")
     else:
-        files = _checkpoint_files(Path(args.model_path or ""))
-        filler.fill(_tensors(files, config.tie_word_embeddings), quiet=communicator.rank != 0)
+        tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
+        total = sum(len(param.missing) for param in params.values())
+        # disable=None: where stderr is no terminal
+        progress = tqdm(tensors, "loading weights", total, disable=True if communicator.rank else None)
+        _fill(params, model.stacked, progress)
     return model
 
 
-class _Filler:
-    """Knows every parameter that wants loading and which of its parts have come."""
+class _Parameter:
+    """A parameter that wants loading, and the parts of it that have not come."""
 
-    def __init__(self, model: CausalLM, device: torch.device) -> None:
-        self._stacked = model.stacked
-        self._device = device
-        self._owners: dict[str, tuple[Layer, str]] = {}
-        self._missing: dict[str, set[Part]] = {}
-        for prefix, module in model.named_modules():
-            for name, _ in module.named_parameters(recurse=False):
-                layer = cast(Layer, module)
-                self._owners[f"{prefix}.{name}"] = (layer, name)
-                self._missing[f"{prefix}.{name}"] = set(layer.parts(name))
+    def __init__(self, layer: Layer, name: str, device: torch.device) -> None:
+        self.layer, self.name, self._device = layer, name, device
+        self.parts = layer.parts(name)
+        self.missing = set(self.parts)
 
-    def fill(self, tensors: Iterator[tuple[str, TensorSource]], *, quiet: bool) -> None:
-        total = sum(len(parts) for parts in self._missing.values())
-        hide = True if quiet else None  # None: where stderr is no terminal
-        for key, source in tqdm(tensors, "loading weights", total, disable=hide):
-            name, part = self._place(key)
-            if part not in self._missing[name]:
-                raise ConfigError(f"checkpoint: {key} is there twice")
-            layer, attribute = self._owners[name]
-            param = self._materialize(layer, attribute)
-            try:
-                layer.weight_loader(param, source, part)
-            except (ValueError, SafetensorError) as error:
-                raise ConfigError(f"checkpoint: {key} {error}") from None
-            self._missing[name].remove(part)
-            if not self._missing[name]:
-                layer.finalize(attribute)
-        names = [f"{n} ({p})" if p else n for n, ps in self._missing.items() for p in ps]
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(names)[:3])}{more}")
-
-    def fill_random(self, seed: int, rank: int) -> None:
-        """Norm weights 1, everything else normal with deviation 0.02; the same for a seed."""
-        for name, (layer, attribute) in self._owners.items():
-            param = self._materialize(layer, attribute)
-            if param.dim() == 1 and attribute == "weight":
-                param.fill_(1)
-            else:
-                generator = torch.Generator(self._device)
-                generator.manual_seed(zlib.crc32(f"{seed}/{rank}/{name}".encode()))
-                param.normal_(0, _DUMMY_STD, generator=generator)
-            layer.finalize(attribute)
-
-    def _place(self, key: str) -> tuple[str, Part]:
-        """The parameter and part that a tensor of the checkpoint belongs to."""
-        prefix, _, attribute = key.rpartition(".")
-        path, dot, module = prefix.rpartition(".")
-        merged, part = self._stacked.get(module, (module, None))
-        name = f"{path}{dot}{merged}.{attribute}"
-        layer, attribute = self._owners.get(name, (None, ""))
-        if layer is None or part not in layer.parts(attribute):
-            raise ConfigError(f"checkpoint: {key} has no place in this model")
-        return name, part
-
-    def _materialize(self, layer: Layer, attribute: str) -> torch.Tensor:
-        param: torch.Tensor = getattr(layer, attribute)
+    def memory(self) -> torch.Tensor:
+        param: torch.Tensor = getattr(self.layer, self.name)
         if param.is_meta:
             param = torch.empty(param.shape, dtype=param.dtype, device=self._device)
-            setattr(layer, attribute, nn.Parameter(param, requires_grad=False))
+            setattr(self.layer, self.name, nn.Parameter(param, requires_grad=False))
         return param.data
+
+
+def _fill(
+    params: dict[str, _Parameter], stacked: dict[str, tuple[str, Part]], tensors: Iterable[tuple[str, TensorSource]]
+) -> None:
+    for key, source in tensors:
+        prefix, _, attribute = key.rpartition(".")
+        path, dot, module = prefix.rpartition(".")
+        merged, part = stacked.get(module, (module, None))
+        param = params.get(f"{path}{dot}{merged}.{attribute}")
+        if param is None or part not in param.parts:
+            raise ConfigError(f"checkpoint: {key} has no place in this model")
+        if part not in param.missing:
+            raise ConfigError(f"checkpoint: {key} is there twice")
+        try:
+            param.layer.weight_loader(param.memory(), source, part)
+        except (ValueError, SafetensorError) as error:
+            raise ConfigError(f"checkpoint: {key} {error}") from None
+        param.missing.remove(part)
+        if not param.missing:
+            param.layer.finalize(param.name)
+    names = sorted(f"{n} ({part})" if part else n for n, param in params.items() for part in param.missing)
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ConfigError(f"checkpoint: no tensor for {', '.join(names[:3])}{more}")
+
+
+def _fill_random(params: dict[str, _Parameter], seed: str) -> None:
+    """Norm weights 1, everything else normal with deviation 0.02; the same for a seed."""
+    for name, param in params.items():
+        memory = param.memory()
+        if memory.dim() == 1 and param.name == "weight":
+            memory.fill_(1)
+        else:
+            generator = torch.Generator(memory.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+            memory.normal_(0, _DUMMY_STD, generator=generator)
+        param.layer.finalize(param.name)
 
 
 class _Index(msgspec.Struct):
@@ -140,26 +128,25 @@ class _Index(msgspec.Struct):
 
 def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     """The files of a checkpoint with the tensors that the index names in each (None: no index)."""
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if index.is_file():
-        try:
-            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{index} cannot be read: {error}") from None
-        names: defaultdict[Path, set[str]] = defaultdict(set)
-        for key, file in weight_map.items():
-            if Path(file).name != file:
-                raise ConfigError(f"{index} names a file outside of its directory: {file}")
-            names[folder / file].add(key)
-        return dict(sorted(names.items()))
-    if single.is_file():
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if not index.is_file():
+        if not single.is_file():
+            raise ConfigError(f"{folder} holds no model.safetensors (other formats are not supported)")
         return {single: None}
-    raise ConfigError(f"{folder} holds no model.safetensors (other formats are not supported)")
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{index} cannot be read: {error}") from None
+    names: dict[Path, set[str]] = {}
+    for key, file in weight_map.items():
+        if Path(file).name != file:
+            raise ConfigError(f"{index} names a file outside of its directory: {file}")
+        names.setdefault(folder / file, set()).add(key)
+    return dict(sorted(names.items()))
 
 
-def _tensors(files: dict[Path, set[str] | None], tied: bool) -> Iterator[tuple[str, TensorSource]]:
-    for path, expected in files.items():
+def _tensors(folder: Path, tied: bool) -> Iterator[tuple[str, TensorSource]]:
+    for path, expected in _checkpoint_files(folder).items():
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 keys = file.keys()
@@ -167,13 +154,9 @@ def _tensors(files: dict[Path, set[str] | None], tied: bool) -> Iterator[tuple[s
                     odd = sorted(set(keys) ^ expected)[0]
                     raise ConfigError(f"{path}: the index and the file disagree about {odd}")
                 for key in keys:
-                    if not _harmless(key, tied):
+                    # What files carry beyond the model: RoPE frequencies, which follow from the config, and the head of
+                    # a model whose head is its embedding.
+                    if not key.endswith(".rotary_emb.inv_freq") and not (tied and key == "lm_head.weight"):
                         yield key, cast(Any, file.get_slice(key))
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def _harmless(key: str, tied: bool) -> bool:
-    """Tensors that files carry beyond the model: RoPE frequencies, which follow from the config,
-    and the head of a model whose head is its embedding."""
-    return key.endswith(".rotary_emb.inv_freq") or (tied and key == "lm_head.weight")

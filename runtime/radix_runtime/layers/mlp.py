@@ -1,0 +1,32 @@
+"""The gated MLP: down(act(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..model_config import ModelConfig
+from .base import BuildContext
+from .linear import ColumnParallelLinear, RowParallelLinear
+
+# act(x[..., :I]) * x[..., I:] by the names of ModelConfig.hidden_act
+gated_activations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": ops.silu_and_mul,
+    "gelu": ops.gelu_and_mul,
+    "gelu_tanh": ops.gelu_tanh_and_mul,
+}
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias)
+        self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
+        self._activation = gated_activations[config.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self._activation(self.gate_up_proj(x)))
