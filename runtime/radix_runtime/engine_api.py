@@ -1,8 +1,8 @@
 """Engine: the runtime without a server.
 
 Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
-are done (and advances those of other threads on the way). With tensor parallelism the other ranks are child processes.
-"""
+are done (and advances those of other threads on the way). With tensor parallelism the other ranks are child
+processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from .model_config import ModelConfig
 from .sampling_params import SamplingParams
 from .scheduler.channel import LocalChannel
 from .scheduler.scheduler import Scheduler
-from .server.admission import Limits, admit
+from .server.admission import Limits, admit, sampling_params
 from .server.detokenizer import Detokenizer
 from .server.output import merge, native_output, scored
 
@@ -45,8 +45,7 @@ class Engine:
             engine.generate("Hello", {"temperature": 0})["text"]
 
     Raises ConfigError for what cannot work; ValueError for a bad request, with the reason; EngineDeadError, on every
-    call, once the engine has died. Threads may share an engine.
-    """
+    call, once the engine has died. Threads may share an engine."""
 
     def __init__(
         self, model_path: str | Path | None = None, *, tokenizer: hf.Tokenizer | None = None, **server_args: Any
@@ -94,8 +93,7 @@ class Engine:
         cached_tokens, e2e_latency, and with `return_logprob` output_token_logprobs, a list of [logprob, id, None], and
         input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is not -1; with
         `top_logprobs_num` also output_top_logprobs and input_top_logprobs). A single prompt with n = 1 gives one
-        output, else a list, the choices of a prompt side by side. With `stream` see `stream`.
-        """
+        output, else a list, the choices of a prompt side by side. With `stream` see `stream`."""
         ids, single = self._prompt_ids(prompt, input_ids)
         many = isinstance(sampling_params, (list, tuple))
         params = sampling_params if many else [sampling_params] * len(ids)
@@ -133,8 +131,7 @@ class Engine:
 
         Without labels: the log-probability of each token of the item as continuation of the query. With labels: the
         probability of each label token after query and item (after item and query with `item_first`), normalised over
-        the labels with `apply_softmax`.
-        """
+        the labels with `apply_softmax`."""
         many: Any = [items] if isinstance(items, str) or _are_ids(items) else items
         if label_token_ids is None:
             if apply_softmax or item_first:
@@ -183,21 +180,15 @@ class Engine:
     def _request(
         self, ids: list[int], given: Any, stream: bool, return_logprob: bool, logprob_start: int, top_logprobs: int
     ) -> Generate:
-        values: Mapping[str, Any] = {}
-        if isinstance(given, SamplingParams):
-            params = given
-        else:
-            values = {**self._defaults, **(given or {})}
-            stop = values.get("stop", [])
-            try:
-                converted = {**values, "stop": [stop] if isinstance(stop, str) else stop}
-                params = msgspec.convert(converted, SamplingParams, str_keys=True)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"sampling_params: {error}") from None
-        # A length that nobody asked for may be clipped.
-        clip = params is not given and "max_new_tokens" not in values
         try:
-            params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
+            if isinstance(given, SamplingParams):
+                params = admit(ids, given, self._limits, prompt_param="prompt")
+            else:
+                params = sampling_params(given or {}, self._defaults)
+                clip = "max_new_tokens" not in (given or {})
+                params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"sampling_params: {error}") from None
         except RequestError as error:
             raise ValueError(error.message) from None
         if not -1 <= logprob_start <= len(ids):
@@ -210,8 +201,8 @@ class Engine:
     # The machine --------------------------------------------------------------------------
 
     def _advance(self, call: _Call) -> Iterator[int]:
-        """Works until `call` is done, yielding the choices that have grown. Aborts what has not
-        ended when it is left early."""
+        """Works until `call` is done, yielding the choices that have grown. Aborts what has not ended when it is left
+        early."""
         with self._lock:
             self._check_alive()
             for request in call.requests:
@@ -296,8 +287,8 @@ class Engine:
 
 
 class _Call:
-    """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that
-    has arrived of choice i, merged; `grown` the choices that its caller has not seen yet."""
+    """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that has arrived of choice
+    i, merged; `grown` the choices that its caller has not seen yet."""
 
     def __init__(self, requests: list[Generate]) -> None:
         self.requests = requests

@@ -130,7 +130,6 @@ class Stack:
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
-        self.manager.close()
 
     def on_loop(self, work: Callable[[], T]) -> T:
         """Runs `work` on the event loop's thread."""

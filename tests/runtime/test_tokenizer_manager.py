@@ -320,6 +320,5 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
         for call in calls:
             call.close()
         assert is_empty(manager)
-        manager.close()
 
     run(work)

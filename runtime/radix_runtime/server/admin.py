@@ -13,10 +13,8 @@ from starlette.responses import Response
 from .. import __version__
 from ..config import SECRETS, flag_name
 from ..errors import RequestError, refusal
-from ..messages import Generate, pack_ids
-from ..sampling_params import SamplingParams
 from .exchange import Exchange
-from .tokenizer_manager import TokenizerManager, new_id
+from .tokenizer_manager import TokenizerManager
 
 _PROBE_TIMEOUT = 20.0
 _STATS_TIMEOUT = 1.0
@@ -48,22 +46,15 @@ class Probes:
         self._check_alive(exchange.manager)
         exchange.manager.require_ready()
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(_one_token(exchange.manager))
+            self._probe = asyncio.create_task(exchange.manager.one_token())
         try:
             await asyncio.wait_for(asyncio.shield(self._probe), _PROBE_TIMEOUT)
-        except (asyncio.TimeoutError, TimeoutError):
+        except asyncio.TimeoutError:
             self._probe.cancel()
             raise RequestError(503, "unhealthy", "no token within the time limit") from None
         except RequestError as error:
             raise RequestError(503, "unhealthy", error.message) from None
         await exchange.respond(Response(media_type="text/plain"))
-
-
-async def _one_token(manager: TokenizerManager) -> None:
-    ids = pack_ids([manager.tokenizer.bos_token_id or 0])
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-    with manager.submit([Generate("", ids, sampling)], name=new_id("health-")) as submission:
-        await submission.collect()
 
 
 async def models(exchange: Exchange) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -15,8 +16,8 @@ MAX_PROMPTS = 256
 
 @dataclass(slots=True)
 class Limits:
-    """Sizes that requests are checked against, in tokens. `max_total_tokens` is the KV cache; None
-    until the engine has told it."""
+    """Sizes that requests are checked against, in tokens. `max_total_tokens` is the KV cache; None until the engine has
+    told it."""
 
     context_length: int
     vocab_size: int
@@ -43,6 +44,14 @@ class Limits:
         self.check_length(len(ids), param)
 
 
+def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """What is not `given` comes from `defaults`. Raises msgspec.ValidationError."""
+    values = {**defaults, **given}
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]
+    return msgspec.convert(values, SamplingParams, str_keys=True)
+
+
 def admit(
     ids: Sequence[int],
     sampling: SamplingParams,
@@ -52,9 +61,9 @@ def admit(
     names: Mapping[str, str] | None = None,
     clip: bool = False,
 ) -> SamplingParams:
-    """`sampling` with `max_new_tokens` resolved to a number that fits. `clip`: the client did not
-    ask for that number, so it may be lowered. `names` translates fields of SamplingParams to what
-    the route calls them. Raises RequestError."""
+    """`sampling` with `max_new_tokens` resolved to a number that fits. `clip`: the client did not ask for that number,
+    so it may be lowered. `names` translates fields of SamplingParams to what the route calls them. Raises
+    RequestError."""
     names = names or {}
     if violation := sampling.violation(limits.vocab_size, limits.max_choices):
         field, message = violation

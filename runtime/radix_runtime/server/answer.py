@@ -8,7 +8,7 @@ from typing import Any
 
 from ..messages import Generate, TextDelta, pack_ids
 from ..sampling_params import SamplingParams
-from .admission import admit
+from .admission import admit, sampling_params
 from .exchange import Exchange
 from .protocol import NativeBody, NativeSampling, OpenAIBody
 from .tokenizer_manager import Batch
@@ -23,15 +23,13 @@ def new_request(
     max_new_tokens: int | None,
     **fields: Any,
 ) -> Generate:
-    """A request that fits, its rid still empty. `max_new_tokens` holds if the client says nothing
-    and is lowered to what fits. Raises RequestError."""
+    """A request that fits, its rid still empty. `max_new_tokens` holds if the client says nothing and is lowered to
+    what fits. Raises RequestError."""
     manager = exchange.manager
-    given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__}
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(body.stop, str):
-        given["stop"] = [body.stop]
-    sampling = SamplingParams(**{"max_new_tokens": max_new_tokens, **manager.sampling_defaults, **given})
-    clip = body.max_new_tokens is None
+    fields_of = ((name, getattr(body, name)) for name in SamplingParams.__struct_fields__)
+    given = {name: value for name, value in fields_of if value is not None}
+    sampling = sampling_params(given, {"max_new_tokens": max_new_tokens, **manager.sampling_defaults})
+    clip = "max_new_tokens" not in given
     sampling = admit(ids, sampling, manager.limits, prompt_param=prompt_param, names=names, clip=clip)
     return Generate("", pack_ids(ids), sampling, **fields)
 

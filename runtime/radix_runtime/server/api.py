@@ -48,8 +48,8 @@ def _endpoints(health: Callable[[], str | None]) -> list[Endpoint]:
 def create_app(
     args: ServerArgs, manager: TokenizerManager, *, health: Callable[[], str | None] = lambda: None
 ) -> FastAPI:
-    """The application over `manager`. `health` tells why the engine is not alive, or None; it is
-    called on every /health and must be cheap. Raises ConfigError on an unreadable key file."""
+    """The application over `manager`. `health` tells why the engine is not alive, or None; it is called on every
+    /health and must be cheap. Raises ConfigError on an unreadable key file."""
     endpoints = _endpoints(health)
     docs_url, openapi_url = ("/docs", "/openapi.json") if args.enable_docs else (None, None)
     app = FastAPI(docs_url=docs_url, openapi_url=openapi_url, redoc_url=None, redirect_slashes=False)
@@ -63,8 +63,8 @@ def create_app(
 
 
 def uvicorn_options(args: ServerArgs) -> dict[str, Any]:
-    """Keyword arguments for uvicorn.Config. Header limits are ours (exchange.py) up to the size at
-    which the parser gives up; h11 because it is the parser that has such a size."""
+    """Keyword arguments for uvicorn.Config. Header limits are ours (exchange.py) up to the size at which the parser
+    gives up; h11 because it is the parser that has such a size."""
     return {
         "http": "h11",
         "lifespan": "off",

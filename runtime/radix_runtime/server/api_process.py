@@ -16,9 +16,7 @@ import uvloop
 
 from .. import hf
 from ..errors import EXIT_INTERNAL, EngineDeadError, RequestError
-from ..messages import Generate, RequestFailed, TextBatch, pack_ids
 from ..model_config import ModelConfig
-from ..sampling_params import SamplingParams
 from .api import create_app, uvicorn_options
 from .child import Child, run_child
 from .ipc import AsyncLink
@@ -54,7 +52,6 @@ class ApiProcess:
     async def run(self) -> None:
         """Until the server has closed or a task has failed."""
         assert self._child.launch.listen_fd is not None
-        self._engine: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         listener = socket.socket(fileno=self._child.launch.listen_fd)
         work = (self._server.serve([listener]), self._beat(), self._obey(), self._receive())
         tasks = [asyncio.ensure_future(part) for part in work]
@@ -62,7 +59,6 @@ class ApiProcess:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
-        self._manager.close()
 
     async def _beat(self) -> None:
         while True:
@@ -77,7 +73,7 @@ class ApiProcess:
         while line := await reader.readline():
             command, _, rest = line.decode().rstrip("\n").partition(" ")
             if command == "ready":
-                self._engine.set_result(msgspec.json.decode(rest))
+                await self._open(msgspec.json.decode(rest))
                 continue
             error = RequestError(500, "engine_dead", f"the engine has died: {rest}")
             if command == "stop":
@@ -86,28 +82,21 @@ class ApiProcess:
             self._server.should_exit = True
         os._exit(EXIT_INTERNAL)  # the supervisor has gone
 
-    async def _receive(self) -> None:
-        """Once all processes are there: a token to warm up, then requests are taken."""
-        info = await self._engine
+    async def _open(self, info: dict[str, Any]) -> None:
+        """All processes are there: a token to warm up, then requests are taken."""
         self._sender.wait_connected(_CONNECT_SECONDS)
         if not self._child.args.skip_server_warmup:
-            await asyncio.wait_for(self._warm_up(), _WARM_UP_SECONDS)
+            try:
+                await asyncio.wait_for(self._manager.one_token(), _WARM_UP_SECONDS)
+            except RequestError as error:
+                raise EngineDeadError(f"the warm-up request failed: {error.message}") from error
         self._manager.set_ready(info)
         self._child.report("serving")
+
+    async def _receive(self) -> None:
         while True:
             for message in await self._link.receive():
                 self._manager.handle(message)
-
-    async def _warm_up(self) -> None:
-        """Raises EngineDeadError when the engine gives no token."""
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        self._link.send(Generate("warm-up", pack_ids([0]), sampling))
-        while True:
-            for message in await self._link.receive():
-                if isinstance(message, RequestFailed):
-                    raise EngineDeadError(f"the warm-up request failed: {message.message}")
-                if isinstance(message, TextBatch) and message.deltas[-1].finish is not None:
-                    return
 
 
 def main(child: Child) -> None:

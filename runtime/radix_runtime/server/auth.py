@@ -23,8 +23,8 @@ class Auth:
         self._routes = dict(routes)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether the caller may do what only an admin may (also elsewhere than on admin routes).
-        `path` is scope["path"], never a rebuilt URL. Raises RequestError 401 or 403."""
+        """Whether the caller may do what only an admin may (also elsewhere than on admin routes). `path` is
+        scope["path"], never a rebuilt URL. Raises RequestError 401 or 403."""
         access = self._routes.get(path, Access.CLIENT)
         if access is Access.PUBLIC:
             return False

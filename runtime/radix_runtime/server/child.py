@@ -1,8 +1,7 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end.
 
 The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
-on stdin means that the supervisor is gone. The child writes `Report`s, one JSON line each, to the status pipe.
-"""
+on stdin means that the supervisor is gone. The child writes `Report`s, one JSON line each, to the status pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
 from .heartbeat import Heartbeats
-from .ipc import Receiver, Sender
+from .ipc import API, Receiver, Sender
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -49,8 +48,8 @@ class Launch(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """`ready` (info: what the API should know), `serving` (the API only), `config` (message: what
-    the operator must change) or `fatal` (message: why it ends)."""
+    """`ready` (info: what the API should know), `serving` (the API only), `config` (message: what the operator must
+    change) or `fatal` (message: why it ends)."""
 
     event: str
     message: str = ""
@@ -64,7 +63,7 @@ class Child:
         self.launch = launch
         self.args = launch.args
         self.heartbeats = Heartbeats(launch.heartbeat_fd)
-        self._stopping = False
+        self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
         message = " ".join(str(error).split())[:1000]
@@ -74,20 +73,15 @@ class Child:
     def beat(self) -> None:
         self.heartbeats.beat(self.launch.role)
 
-    def connect(self, wake: socket.socket | None = None) -> tuple[Receiver, Sender]:
-        """The links of this process. `wake` also ends a wait for messages."""
+    def connect(self) -> tuple[Receiver, Sender]:
+        """The links of this process. SIGTERM makes `should_stop` true and ends a wait for messages; the API obeys
+        commands instead."""
+        wake = on_signals(self._sigterms.append, signal.SIGTERM) if self.launch.role != API else None
         where = Path(self.launch.directory), self.launch.role, self.launch.token
         return Receiver(*where, wake), Sender(*where)
 
-    def stop_on_sigterm(self) -> socket.socket:
-        """SIGTERM makes `should_stop` true and the returned socket readable."""
-        return on_signals(self._stop, signal.SIGTERM)
-
     def should_stop(self) -> bool:
-        return self._stopping
-
-    def _stop(self, number: int) -> None:
-        self._stopping = True
+        return bool(self._sigterms)
 
 
 def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> socket.socket:
@@ -101,8 +95,8 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
 
 
 def run_child(main: Callable[[Child], None]) -> None:
-    """Body of a child's module: never returns. An operator's mistake becomes exit code 78, all
-    else 70; the supervisor gets one line, the log the traceback."""
+    """Body of a child's module: never returns. An operator's mistake becomes exit code 78, all else 70; the supervisor
+    gets one line, the log the traceback."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started

@@ -2,8 +2,7 @@
 
 It runs as a process of its own under `serve` and in the caller's process under `Engine`. A choice is known from its
 first delta (which carries `sampling`) to its last; a delta of an unknown choice is what the engine had still computed
-after a stop string ended it, and is dropped in `_convert`.
-"""
+after a stop string ended it, and is dropped in `_convert`."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Detokenizer:
     """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler).
 
     A RequestFailed is passed on to the API after all text that came before it; its choices are forgotten. `outbox`
-    routes by type. Without a tokenizer all text is empty.
-    """
+    routes by type. Without a tokenizer all text is empty."""
 
     def __init__(self, tokenizer: Tokenizer | None, inbox: Inbox, outbox: Outbox) -> None:
         self._tokenizer = tokenizer
@@ -130,8 +128,7 @@ class TextStream:
 
     After a stop string was found `matched` names it, and nothing may be pushed any more. Of several stop strings the
     one that is complete first wins, at equal ends the longest. Text of the first `min_new_tokens` tokens never counts
-    towards a stop.
-    """
+    towards a stop."""
 
     def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]) -> None:
         self.count = 0

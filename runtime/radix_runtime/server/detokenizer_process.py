@@ -8,7 +8,7 @@ from .detokenizer import Detokenizer
 
 
 def main(child: Child) -> None:
-    inbox, outbox = child.connect(child.stop_on_sigterm())
+    inbox, outbox = child.connect()
     path = hf.resolve_model_path(child.args.tokenizer_path or child.args.model_path, weights=False)
     detokenizer = Detokenizer(hf.load_tokenizer(path), inbox, outbox)
     child.report("ready")

@@ -55,8 +55,8 @@ def error_response(error: RequestError, **headers: str) -> Response:
 
 
 class Exchange(Request):
-    """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with
-    the answer; `status` is 0 until one was sent."""
+    """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with the answer; `status`
+    is 0 until one was sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager) -> None:
         super().__init__(scope, receive, send)
@@ -124,7 +124,7 @@ class Exchange(Request):
                 body += part
                 if len(body) > limit:
                     raise too_large
-        except (asyncio.TimeoutError, TimeoutError):
+        except asyncio.TimeoutError:
             raise RequestError(408, "request_timeout", "the body did not arrive") from None
         return bytes(body)
 

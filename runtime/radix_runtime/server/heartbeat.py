@@ -4,8 +4,7 @@
     word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0 = idle
 
 Each word has one writer and is stored as one aligned 8-byte write. The memory is a memfd that the children inherit, so
-nothing of it is left when the last of them is gone.
-"""
+nothing of it is left when the last of them is gone."""
 
 from __future__ import annotations
 

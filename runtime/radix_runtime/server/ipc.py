@@ -5,8 +5,7 @@ Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is
     session token (32 bytes) | sender (u8) | sequence number (u64, little-endian) | msgpack
 
 A frame without the session's token is counted and ignored. With it, a gap in the numbers or a body that is no Message
-means that something was lost: LinkError, and the process ends.
-"""
+means that something was lost: LinkError, and the process ends."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def _socket(kind: int) -> zmq.Socket[bytes]:
 
 
 class Receiver:
-    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is
-    not read here."""
+    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is not read here."""
 
     def __init__(self, directory: Path, name: str, token: bytes, wake: socket.socket | None = None) -> None:
         self._token = token
@@ -179,8 +177,8 @@ class AsyncLink:
         self._unsent: deque[Message] = deque()
 
     def send(self, message: Message) -> None:
-        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent as
-        soon as there is room."""
+        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent as soon as there is
+        room."""
         if self._unsent or not self._sender.try_send(message):
             if not isinstance(message, m.Abort):
                 raise RequestError(503, "engine_overloaded", "too many requests", retry_after=1)

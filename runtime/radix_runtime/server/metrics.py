@@ -1,7 +1,6 @@
 """Prometheus metrics of the API process, and the scheduler's figures beside them.
 
-Names are `radix:<name>`. Labels take values from fixed sets only.
-"""
+Names are `radix:<name>`. Labels take values from fixed sets only."""
 
 from __future__ import annotations
 

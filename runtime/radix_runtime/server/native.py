@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -61,8 +62,8 @@ def _spread(value: Any, count: int, param: str) -> list[Any]:
 
 
 class _NativeAnswer(Answer):
-    """A stream repeats all text so far unless the client asked for pieces; with several prompts or
-    choices every event has its `index`."""
+    """A stream repeats all text so far unless the client asked for pieces; with several prompts or choices every event
+    has its `index`."""
 
     def __init__(self, exchange: Exchange, body: NativeBody, requests: list[Generate]) -> None:
         super().__init__(exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id(""))
@@ -113,7 +114,7 @@ async def detokenize(exchange: Exchange, body: DetokenizeBody) -> None:
     manager = exchange.manager
     lists = await manager.encode(body.tokens, "tokens")
     decode, skip = manager.tokenizer.decode, body.skip_special_tokens
-    texts = await manager.in_thread(lambda: [decode(ids, skip) for ids in lists])
+    texts = await asyncio.to_thread(lambda: [decode(ids, skip) for ids in lists])
     await exchange.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import time
 from abc import abstractmethod
@@ -51,15 +52,15 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
         echoed = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not isinstance(echoed[0], str):
             decode, skip = manager.tokenizer.decode, requests[0].sampling.skip_special_tokens
-            echoed = await manager.in_thread(lambda: [decode(ids, skip) for ids in all_ids])
+            echoed = await asyncio.to_thread(lambda: [decode(ids, skip) for ids in all_ids])
     await _CompletionAnswer(exchange, body, requests, echoed).send()
 
 
 def template_options(
     manager: TokenizerManager, options: TemplateOptions | None, effort: str | None = None
 ) -> dict[str, Any]:
-    """Variables for the chat template. One that the template does not know is refused unless its
-    value is what such a template does anyway."""
+    """Variables for the chat template. One that the template does not know is refused unless its value is what such a
+    template does anyway."""
     values = msgspec.structs.asdict(options or TemplateOptions())
     values["reasoning_effort"] = effort or values["reasoning_effort"]
     template = manager.tokenizer.chat_template

@@ -1,8 +1,7 @@
 """The request bodies, and how bytes become one of them or an error that names the field.
 
 A field is built (typed below), harmless (accepted, changes no output), or known but not built (only its neutral values
-pass). Everything else is unknown.
-"""
+pass). Everything else is unknown."""
 
 from __future__ import annotations
 
@@ -238,8 +237,8 @@ def parse_json(data: bytes) -> Any:
 
 
 def _sift(kind: type[Body], raw: Any, path: str, lenient: bool, warnings: list[str]) -> Any:
-    """`raw` less what is harmless, neutral or (lenient) unknown; what is no object, or list of
-    them, stays for msgspec to refuse."""
+    """`raw` less what is harmless, neutral or (lenient) unknown; what is no object, or list of them, stays for msgspec
+    to refuse."""
     if isinstance(raw, list):
         return [_sift(kind, x, f"{path}[{i}]", lenient, warnings) for i, x in enumerate(raw)]
     if not isinstance(raw, dict):

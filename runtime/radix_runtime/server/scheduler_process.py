@@ -49,7 +49,7 @@ def log_load(stats: Callable[[], dict[str, float]]) -> Iterator[None]:
 
 def main(child: Child) -> None:
     """Loads the engine, tells the supervisor, and schedules until SIGTERM."""
-    inbox, outbox = child.connect(child.stop_on_sigterm())
+    inbox, outbox = child.connect()
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
     tokenizer = hf.load_tokenizer(args.tokenizer_path or args.model_path or "")

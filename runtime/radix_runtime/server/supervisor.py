@@ -8,8 +8,7 @@
 
 Any exit of a child while serving is fatal: the API fails its open requests, then all end. Nothing polls: the loop
 sleeps on exit descriptors, status pipes and signals, and looks at the heartbeats once a second. Start-up is over when
-the API reports `serving`; before that nothing is graceful.
-"""
+the API reports `serving`; before that nothing is graceful."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class ChildProcess:
     """A child with its status pipe and exit descriptor, and what it has reported.
 
     It leads a process group of its own. It is reaped in `close` only: until then neither its pid nor its group can mean
-    anybody else.
-    """
+    anybody else."""
 
     def __init__(self, launch: Launch) -> None:
         self.role = launch.role
@@ -125,8 +123,8 @@ class Supervisor:
         self._config_error: str | None = None
 
     def run(self) -> int:
-        """Serves until a signal or a failure; the exit code. Raises ConfigError when a child finds
-        that the configuration cannot work. Must run in the main thread: children die with it."""
+        """Serves until a signal or a failure; the exit code. Raises ConfigError when a child finds that the
+        configuration cannot work. Must run in the main thread: children die with it."""
         wake = on_signals(self._signals.append, signal.SIGTERM, signal.SIGINT)
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
         with private_directory() as directory:
@@ -216,8 +214,8 @@ class Supervisor:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[str]:
-    """A new directory, mode 0700, for the sockets. A janitor process removes it when this process
-    has gone, also by SIGKILL."""
+    """A new directory, mode 0700, for the sockets. A janitor process removes it when this process has gone, also by
+    SIGKILL."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     usable = base is not None and os.access(base, os.W_OK | os.X_OK) and len(base) < 60
     path = tempfile.mkdtemp(prefix="radix-", dir=base if usable else "/tmp")

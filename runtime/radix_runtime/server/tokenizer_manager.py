@@ -3,46 +3,42 @@
     prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission
 
 It knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps are empty when
-nothing is open. All methods belong to the event loop's thread.
-"""
+nothing is open. All methods belong to the event loop's thread."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..hf import DEMO_MODEL_NAME, GenerationConfig, Tokenizer
-from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta
+from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta, pack_ids
 from ..model_config import ModelConfig
+from ..sampling_params import SamplingParams
 from ..scheduler.channel import Outbox
 from .admission import MAX_PROMPTS, Limits
 from .metrics import Metrics
 from .output import merge
 
-T = TypeVar("T")
 Batch = dict[int, TextDelta]
 
 
 class Submission:
     """The open requests of one HTTP call and the mailbox that their deltas fall into, merged while nobody reads: what a
     lagging client gets is one longer delta a choice. Choices are numbered through all requests. Use it in a `with`
-    block: leaving that aborts what still runs. `started` is of time.perf_counter().
-    """
+    block: leaving that aborts what still runs. `started` is of time.perf_counter()."""
 
     def __init__(self, name: str, rids: list[str], close: Callable[[Submission], None], started: float) -> None:
         self.name = name
         self.rids = rids
         self.started = started
-        self.choices = self._ended = 0
+        self.unfinished = 0  # choices
         self._close = close
         self._pending: Batch = {}
         self._error: RequestError | None = None
@@ -50,10 +46,9 @@ class Submission:
 
     def push(self, choice: int, delta: TextDelta) -> None:
         """Takes ownership of `delta`."""
-        waiting = self._pending.setdefault(choice, delta)
-        if waiting is not delta:
+        if (waiting := self._pending.setdefault(choice, delta)) is not delta:
             merge(waiting, delta)
-        self._ended += delta.finish is not None
+        self.unfinished -= delta.finish is not None
         self._news.set()
 
     def fail(self, error: RequestError) -> None:
@@ -61,12 +56,12 @@ class Submission:
         self._news.set()
 
     async def next_batch(self, *, whole: bool = False) -> Batch:
-        """New deltas by choice number, {} when every choice has ended; `whole`: all of every
-        choice, at its end. Raises RequestError, after what came before it unless `whole`."""
+        """New deltas by choice number, {} when every choice has ended; `whole`: all of every choice, at its end. Raises
+        RequestError, after what came before it unless `whole`."""
         while True:
             if self._error is not None and (whole or not self._pending):
                 raise self._error
-            if self._ended == self.choices or (self._pending and not whole):
+            if not self.unfinished or (self._pending and not whole):
                 batch, self._pending = self._pending, {}
                 return batch
             self._news.clear()
@@ -74,8 +69,7 @@ class Submission:
 
     async def collect(self) -> list[TextDelta]:
         """The whole output, one delta a choice. Raises RequestError."""
-        whole = await self.next_batch(whole=True)
-        return [whole[i] for i in range(self.choices)]
+        return [delta for _, delta in sorted((await self.next_batch(whole=True)).items())]
 
     def __enter__(self) -> Submission:
         return self
@@ -90,8 +84,7 @@ class Submission:
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """What is kept of one rid until its last choice has ended. Choice c of this request is number `offset + c` of the
-    submission."""
+    """What is kept of a request until its last choice has ended. Its choice c is `offset + c` of the submission."""
 
     rid: str
     submission: Submission
@@ -131,13 +124,12 @@ class TokenizerManager:
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
-        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer")
 
     # State of the engine ------------------------------------------------------------------
 
     def set_ready(self, info: Mapping[str, Any]) -> None:
-        """The engine takes requests. Of `info`: `max_total_num_tokens` is the size of its KV cache
-        and `max_context` the longest sequence."""
+        """The engine takes requests. Of `info`: `max_total_num_tokens` is the size of its KV cache and `max_context`
+        the longest sequence."""
         self.engine_info = dict(info)
         self.limits.max_total_tokens = info.get("max_total_num_tokens")
         self.limits.context_length = info.get("max_context", self.limits.context_length)
@@ -151,10 +143,6 @@ class TokenizerManager:
         for reply in self._controls.values():
             if not reply.done():
                 reply.set_exception(error)
-        self._controls.clear()
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def num_open(self) -> int:
@@ -169,9 +157,6 @@ class TokenizerManager:
 
     # Text to ids --------------------------------------------------------------------------
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model_name, self.args.model_path, "default"):
             raise RequestError(404, "model_not_found", f"the model is {self.model_name}", param="model")
@@ -179,8 +164,8 @@ class TokenizerManager:
     async def encode(
         self, prompt: str | Sequence[Any], param: str, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is too long whatever its
-        tokens are is refused unread. Raises RequestError."""
+        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is too long whatever its tokens are is refused
+        unread. Raises RequestError."""
         prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         kinds = {type(item) for item in prompts}
         if len(kinds) > 1:
@@ -199,7 +184,7 @@ class TokenizerManager:
         if kinds != {str}:
             return prompts
         encode = self.tokenizer.encode
-        return await self.in_thread(lambda: [encode(text, add_special_tokens) for text in prompts])
+        return await asyncio.to_thread(lambda: [encode(text, add_special_tokens) for text in prompts])
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of the messages as the chat template, with its `options`, renders them."""
@@ -209,7 +194,7 @@ class TokenizerManager:
             self._check_bytes(text, "messages")
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return await self.in_thread(render)
+        return await asyncio.to_thread(render)
 
     def _check_bytes(self, text: str, param: str) -> None:
         longest = self.tokenizer.max_token_bytes * (4 if self.tokenizer.changes_length else 1)
@@ -218,9 +203,10 @@ class TokenizerManager:
     # Requests -----------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Generate], *, name: str, started: float | None = None) -> Submission:
-        """Sends admitted requests, all or none; those without a rid get one from `name`. The caller
-        must read the submission to its end or close it. Raises RequestError."""
-        self.require_ready()
+        """Sends admitted requests, all or none; those without a rid get one from `name`. The caller must read the
+        submission to its end or close it. Raises RequestError."""
+        if self.dead is not None:
+            raise self.dead
         timeout = self.args.request_timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         for i, request in enumerate(requests):
@@ -234,17 +220,24 @@ class TokenizerManager:
             for request in requests:
                 self._link.send(request)
                 n = request.sampling.n
-                self._open[request.rid] = OpenRequest(request.rid, submission, submission.choices, n)
-                submission.choices += n
+                self._open[request.rid] = OpenRequest(request.rid, submission, submission.unfinished, n)
+                submission.unfinished += n
                 self.counts.accepted += 1
         except BaseException:
             submission.close()
             raise
         return submission
 
+    async def one_token(self) -> None:
+        """Generates it, also before the server is ready. Raises RequestError if none comes."""
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+        request = Generate("", pack_ids([self.tokenizer.bos_token_id or 0]), sampling)
+        with self.submit([request], name=new_id("health-")) as submission:
+            await submission.collect()
+
     def abort(self, rid: str) -> int:
-        """Asks the engine to end `rid` (a request or a whole HTTP call); its client gets
-        finish_reason "abort". Returns how many open requests that concerns."""
+        """Asks the engine to end `rid` (a request or a whole HTTP call); its client gets finish_reason "abort". Returns
+        how many open requests that concerns."""
         found = [r for r in self._open.values() if rid in (r.rid, r.submission.name)]
         for request in found:
             self._link.send(Abort(request.rid))
@@ -262,7 +255,7 @@ class TokenizerManager:
         try:
             self._link.send(Control(number, op))
             return await asyncio.wait_for(reply, timeout)
-        except (asyncio.TimeoutError, TimeoutError):
+        except asyncio.TimeoutError:
             raise RequestError(503, "engine_timeout", "the engine does not answer") from None
         finally:
             self._controls.pop(number, None)
@@ -270,24 +263,22 @@ class TokenizerManager:
     # From the engine ----------------------------------------------------------------------
 
     def handle(self, message: Message) -> None:
-        """Takes what the detokenizer and the scheduler send. Messages of requests that are no
-        longer open are what was under way when they were closed."""
-        if isinstance(message, TextBatch):
-            now = time.perf_counter()
-            for delta in message.deltas:
-                if (request := self._open.get(delta.rid)) is not None:
-                    self._take(request, delta, now)
-        elif isinstance(message, RequestFailed):
-            if (request := self._open.get(message.rid)) is not None:
-                text, wait = message.message[:300], message.retry_after
-                error = RequestError(message.status, message.code, text, param=message.param, retry_after=wait)
-                self._fail(request, error)
-        elif isinstance(message, ControlReply):
-            reply = self._controls.get(message.id)
-            if reply is not None and not reply.done():
-                reply.set_result(message)
-        else:
-            raise TypeError(f"the API cannot handle {type(message).__name__}")
+        """Takes what the detokenizer and the scheduler send. Messages of requests that are no longer open are what was
+        under way when they were closed."""
+        match message:
+            case TextBatch(deltas):
+                now = time.perf_counter()
+                for delta in deltas:
+                    if request := self._open.get(delta.rid):
+                        self._take(request, delta, now)
+            case RequestFailed(rid, status, code, text, param, wait):
+                if request := self._open.get(rid):
+                    self._fail(request, RequestError(status, code, text[:300], param=param, retry_after=wait))
+            case ControlReply(number):
+                if (reply := self._controls.get(number)) and not reply.done():
+                    reply.set_result(message)
+            case _:
+                raise TypeError(f"the API cannot handle {type(message).__name__}")
 
     def _take(self, request: OpenRequest, delta: TextDelta, now: float) -> None:
         if count := len(delta.ids) // 4:
