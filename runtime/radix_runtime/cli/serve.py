@@ -9,8 +9,7 @@ import logging
 from .. import hf
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..server.processes import bind_port
-from ..server.supervisor import Supervisor
+from ..server.supervisor import Supervisor, bind_port
 from .flags import add_model_argument, add_server_flags, explain, server_args
 
 log = logging.getLogger(__name__)
