@@ -1,0 +1,67 @@
+// Paged decode, the host side: what it serves, its space, its launches. See decode.h.
+#include "cuda/attention/decode.h"
+
+#include <algorithm>
+
+namespace radix::attention {
+namespace {
+
+using namespace decode;
+
+constexpr int kMostQueries = 16;
+
+int groups_of(const Shape& s) {
+  return std::max(1, kMaxBlocks / s.kv_heads);
+}
+
+// Of the tree over the chunks of the longest row that the page table can hold.
+int levels_of(const Shape& s) {
+  const int64_t chunks = (s.max_pages * s.page_size + kChunk - 1) / kChunk;
+  int levels = 1;
+  while ((int64_t{1} << (levels - 1)) < chunks) levels++;
+  return levels;
+}
+
+int tile_rows(const Shape& s) {
+  return s.max_seqlen_q * s.group() > 16 && s.head_dim <= 128 ? 32 : 16;
+}
+
+// As decode_kernel.h rounds it: FP8 values take at least 128 dimensions.
+int vec_dim(const Shape& s) {
+  return s.head_dim <= 128 ? 128 : 256;
+}
+
+}  // namespace
+
+bool decode_serves(const Shape& s) {
+  return s.page_size > 0 && s.max_pages > 0 && s.max_seqlen_q <= kMostQueries && s.head_dim <= kMaxVecDim;
+}
+
+int64_t decode_workspace_size(const Shape& s) {
+  if (!decode_serves(s)) return 0;
+  const int64_t node = int64_t{tile_rows(s)} * vec_dim(s) * 6;  // float4 and float2 for each 4 dimensions
+  return int64_t{groups_of(s)} * s.kv_heads * nodes_of_block(levels_of(s)) * node;
+}
+
+void run_decode(const Params& params, rk_stream stream) {
+  Args a;
+  a.p = params;
+  a.group = params.group();
+  a.groups = groups_of(params);
+  a.levels = levels_of(params);
+  if ((params.page_size & (params.page_size - 1)) == 0) a.page_shift = __builtin_ctz(params.page_size);
+  a.nodes = static_cast<char*>(params.workspace);
+  for (int64_t row = 0; row < params.batch; row += kMaxRows) {
+    a.first_row = static_cast<int>(row);
+    a.rows = static_cast<int>(std::min<int64_t>(kMaxRows, params.batch - row));
+    if (params.kv_dtype == DType::f8e4m3) {
+      launch_fp8(a, stream);
+    } else if (params.dtype == DType::bf16) {
+      launch_bf16(a, stream);
+    } else {
+      launch_f16(a, stream);
+    }
+  }
+}
+
+}  // namespace radix::attention

@@ -1,0 +1,14 @@
+// Paged decode over an e4m3 cache.
+#include "cuda/attention/decode_kernel.h"
+
+namespace radix::attention::decode {
+
+void launch_fp8(const Args& args, rk_stream stream) {
+  if (args.p.dtype == DType::bf16) {
+    launch_type<bf16, e4m3>(args, stream);
+  } else {
+    launch_type<f16, e4m3>(args, stream);
+  }
+}
+
+}  // namespace radix::attention::decode
