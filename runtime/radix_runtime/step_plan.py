@@ -99,8 +99,6 @@ class StepResult:
 class StepHandle(Protocol):
     """A launched step."""
 
-    def done(self) -> bool: ...
-
     def result(self) -> StepResult:
         """Waits for the step. Raises EngineDeadError when the engine cannot go on."""
         ...

@@ -17,9 +17,11 @@ from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device
 from radix_runtime.distributed import Communicator
+from radix_runtime.layers.base import BuildContext
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.loader import load_model
+from radix_runtime.quantization.registry import linear_methods
 from radix_runtime.step_plan import FROM_PROMPT, StepPlan
 
 CPU = Device.resolve("cpu")
@@ -130,14 +132,11 @@ class Driver:
         )
         for cache in (*self.pool.k, *self.pool.v):
             cache[:-1].fill_(float("nan"))  # what was never stored must never be read
-        self.model = load_model(
-            self.config,
-            args or ServerArgs(model_path=str(folder)),
-            communicator=comm,
-            backend=create_attention_backend(backend, self.config, CPU, dtype, page_size),
-            device=CPU,
-            dtype=dtype,
-        )
+        attention = create_attention_backend(backend, self.config, CPU, dtype, page_size)
+        args = args or ServerArgs(model_path=str(folder))
+        method = linear_methods.get(args.quantization or "dense")()
+        ctx = BuildContext(comm, attention, method, dtype, CPU.torch_device, self.config.max_context)
+        self.model = load_model(self.config, args, ctx)
         self.batch = ForwardBatch(
             CPU, self.pool, max_tokens=300, max_batch=max_rows, max_rows=max_rows, max_context=self.config.max_context
         )

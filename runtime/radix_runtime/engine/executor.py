@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -28,13 +27,13 @@ from .step_ring import RingHandle, StepRing
 
 logger = logging.getLogger(__name__)
 
-OnDeath = Callable[[str], None]
-
 _EXIT_SECONDS = 5.0
 _NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that broke it
 
 
-def create_executor(args: ServerArgs, config: ModelConfig, on_death: OnDeath = lambda reason: None) -> Executor:
+def create_executor(
+    args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
+) -> Executor:
     """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once, on another thread,
     when a rank dies; what is in flight then raises EngineDeadError, and so does every later launch. Raises ConfigError
     for what cannot work."""
@@ -74,13 +73,10 @@ class LocalExecutor:
         self.max_context = self.runner.max_context
         self.vocab_size = config.vocab_size
 
-    def launch(self, plan: StepPlan) -> _Handle:
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
         if self.failure is not None:
             raise EngineDeadError(self.failure)
-        try:
-            return _Handle(self._stream.submit(self._run, plan), self)
-        except Exception as error:
-            raise self.died_of(error) from error
+        return self._stream.submit(self._run, plan)
 
     def _run(self, plan: StepPlan) -> StepResult:
         if self.failure is not None:  # the state that this step builds on is not what it expects
@@ -88,36 +84,20 @@ class LocalExecutor:
         try:
             return self.runner.run(plan)
         except BaseException as error:
-            self.died_of(error)
+            dead = self._died_of(error)
             self._communicator.abort()
+            if isinstance(error, Exception):
+                raise dead from error
             raise
 
-    def died_of(self, error: BaseException) -> EngineDeadError:
-        if self.failure is None:
-            self.failure = f"a step failed: {type(error).__name__}: {error}"
+    def _died_of(self, error: BaseException) -> EngineDeadError:
+        self.failure = self.failure or f"a step failed: {type(error).__name__}: {error}"
         return EngineDeadError(self.failure)
 
     def close(self) -> None:
         """Waits for the launched steps. Idempotent."""
         self._stream.shutdown()
         self._communicator.close()
-
-
-@dataclass(slots=True)
-class _Handle:
-    """A step in flight. Whatever fails in it, the engine is dead."""
-
-    future: Future[StepResult]
-    executor: LocalExecutor
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def result(self) -> StepResult:
-        try:
-            return self.future.result()
-        except Exception as error:
-            raise self.executor.died_of(error) from error
 
 
 class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,7 +116,7 @@ class TPExecutor(LocalExecutor):
     """Rank 0 in this process, the others as its children. Every launch reaches them through the step ring before rank 0
     runs it. Each holds the read end of a pipe whose other end dies with this process."""
 
-    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: OnDeath) -> None:
+    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None]) -> None:
         if not Device.resolve(args.device).is_cpu:
             raise ConfigError("--tp-size above 1 needs --device cpu")
         self._on_death = on_death
@@ -196,19 +176,19 @@ class TPExecutor(LocalExecutor):
         communicator.abort()
         self._ring.close()
 
-    def launch(self, plan: StepPlan) -> _Handle:
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
         if self.failure is None:
             try:
                 self._ring.publish(encode_plan(plan))
-            except EngineDeadError as error:  # a closed ring is the echo of a death that has a better name
-                raise self.died_of(error) from error
+            except EngineDeadError as error:
+                raise self._died_of(error) from error
         return super().launch(plan)
 
-    def died_of(self, error: BaseException) -> EngineDeadError:
-        # A broken exchange is mostly the echo of a death: give its news a moment to arrive.
+    def _died_of(self, error: BaseException) -> EngineDeadError:
+        # A closed ring or a broken exchange is mostly the echo of a death: give its news a moment to arrive.
         if self.failure is None and isinstance(error, RuntimeError):
             self._news.wait(_NEWS_SECONDS)
-        return super().died_of(error)
+        return super()._died_of(error)
 
     def close(self) -> None:
         """Ends the workers after the last launched step; kills what does not end. Idempotent."""

@@ -14,23 +14,19 @@ _MIB = 1 << 20
 
 
 def kv_pages(
-    args: ServerArgs, device: Device, *, page_bytes: int, ranks_here: int, full_pages: int, before: Memory
+    args: ServerArgs, device: Device, page_bytes: int, *, ranks_here: int, full_pages: int, before: Memory
 ) -> int:
-    """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or
-    what the memory gives, but no more than can be used. Raises ConfigError with the numbers.
-
-    `page_bytes` of this rank; `ranks_here` share the memory; `full_pages`: every running request
-    at its longest, more is of no use; `before`: memory before any weights were loaded.
-    """
+    """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or what the memory
+    gives, but no more than can be used. Raises ConfigError with the numbers. `page_bytes` of this rank; `ranks_here`
+    share the memory; `full_pages`: every running request at its longest; `before`: memory before any weights were
+    loaded."""
     memory = device.memory()
     room = memory.available // ranks_here
     if args.max_total_tokens is not None:
         pages = -(-args.max_total_tokens // args.page_size)
         if pages * page_bytes > room:
-            raise ConfigError(
-                f"--max-total-tokens {args.max_total_tokens} needs "
-                f"{pages * page_bytes // _MIB} MiB, {room // _MIB} MiB are available"
-            )
+            needs = f"needs {pages * page_bytes // _MIB} MiB, {room // _MIB} MiB are available"
+            raise ConfigError(f"--max-total-tokens {args.max_total_tokens} {needs}")
         return pages
     fraction = args.mem_fraction_static
     if not device.is_cpu:

@@ -18,10 +18,12 @@ from ..config import ServerArgs
 from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
+from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
 from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
+from ..quantization.registry import linear_methods
 from ..step_plan import FROM_PROMPT, StepPlan, StepResult
 from .kv_budget import kv_pages
 from .sampler import Sampled, Sampler, score_in_blocks
@@ -49,30 +51,16 @@ class ModelRunner:
         kv_dtype = dtype if args.kv_cache_dtype == "auto" else getattr(torch, args.kv_cache_dtype)
         self.backend = create_attention_backend(args.attention_backend, config, device, kv_dtype, args.page_size)
         communicator.barrier(_LOAD_TIMEOUT)  # no rank has loaded yet
-        before = device.memory()
+        before, where = device.memory(), device.torch_device
         communicator.barrier(_LOAD_TIMEOUT)
-        self.model = load_model(
-            config,
-            args,
-            communicator=communicator,
-            backend=self.backend,
-            device=device,
-            dtype=dtype,
-            max_positions=self.max_context,
-        )
+        method = linear_methods.get(args.quantization or "dense")()
+        ctx = BuildContext(communicator, self.backend, method, dtype, where, self.max_context)
+        self.model = load_model(config, args, ctx)
         self.kv_pool = self._make_pool(args, kv_dtype, before)
-        self.batch = ForwardBatch(
-            device,
-            self.kv_pool,
-            max_tokens=max_tokens,
-            max_batch=args.max_running_requests,
-            max_rows=self.max_rows,
-            max_context=self.max_context,
-        )
-        self._next_token = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=device.torch_device)
-        self._sampler = None
-        if communicator.rank == 0:
-            self._sampler = Sampler(self.max_rows, config.vocab_size, device.torch_device)
+        limits = {"max_tokens": max_tokens, "max_rows": self.max_rows, "max_context": self.max_context}
+        self.batch = ForwardBatch(device, self.kv_pool, max_batch=args.max_running_requests, **limits)
+        self._next_token = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=where)
+        self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
         self._warm_up(min(args.page_size, self.max_context, max_tokens))
 
     def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> KVPool:
@@ -80,14 +68,9 @@ class ModelRunner:
         shape = (config.num_layers, args.page_size, config.kv_heads_per_rank(world), config.head_dim)
         page_bytes = KVPool.page_bytes(*shape, dtype)
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
-        pages = kv_pages(
-            args,
-            self.device,
-            page_bytes=page_bytes,
-            ranks_here=world if self.device.is_cpu else 1,
-            full_pages=args.max_running_requests * -(-self.max_context // args.page_size),
-            before=before,
-        )
+        full = args.max_running_requests * -(-self.max_context // args.page_size)
+        sharers = world if self.device.is_cpu else 1
+        pages = kv_pages(args, self.device, page_bytes, ranks_here=sharers, full_pages=full, before=before)
         mine = torch.tensor([pages], device=self.device.torch_device)
         num_pages = int(self._comm.all_gather(mine).min())
         logger.debug("KV cache: %d pages, %.1f MiB", num_pages, num_pages * page_bytes / 2**20)

@@ -21,7 +21,6 @@ import time
 from contextlib import suppress
 
 import msgspec
-import numpy as np
 
 from ..errors import EngineDeadError
 
@@ -52,8 +51,8 @@ class _Ring:
         if os.fstat(handle.memory_fd).st_size < size:
             os.ftruncate(handle.memory_fd, size)
         self._memory = mmap.mmap(handle.memory_fd, size)
-        self._words = np.frombuffer(self._memory, np.uint64, words)
-        self._data = np.frombuffer(self._memory, np.uint8, offset=8 * words)
+        memory = memoryview(self._memory)
+        self._words, self._data = memory[: 8 * words].cast("q"), memory[8 * words :]
         self._acks, self._beats = self._words[_LINE * 2 :: 2 * _LINE], self._words[_LINE * 3 :: 2 * _LINE]
 
     @property
@@ -72,8 +71,8 @@ class StepRing(_Ring):
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
         """Hands `frame` to every consumer. Raises EngineDeadError when the ring is closed, or when it stays full for
         `timeout` seconds (the text names the slow consumers)."""
-        rest = np.frombuffer(len(frame).to_bytes(8, "little") + frame, np.uint8)
-        while len(rest):
+        rest = memoryview(len(frame).to_bytes(8, "little") + frame)
+        while rest:
             room, start = self._room(timeout), self._published % self.handle.capacity
             part = rest[: min(room, self.handle.capacity - start)]
             self._data[start : start + len(part)] = part
@@ -98,7 +97,7 @@ class StepRing(_Ring):
 
     def silence(self, consumer: int) -> float:
         """Seconds since the last sign of life of a consumer; infinite before the first."""
-        beat = int(self._beats[consumer])
+        beat = self._beats[consumer]
         return (time.monotonic_ns() - beat) / 1e9 if beat else float("inf")
 
     def close(self) -> None:
@@ -112,7 +111,8 @@ class StepRing(_Ring):
 
     def release(self) -> None:
         """Gives the memory and the descriptors back, after the consumers have gone; the ring can do nothing then."""
-        del self._words, self._data, self._acks, self._beats
+        for view in (self._acks, self._beats, self._words, self._data):
+            view.release()
         self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector
         for fd in self.handle.fds:
             os.close(fd)
@@ -124,7 +124,7 @@ class StepRingReader(_Ring):
     def __init__(self, handle: RingHandle, index: int) -> None:
         super().__init__(handle)
         self._index = index
-        self._taken = int(self._acks[index])
+        self._taken = self._acks[index]
         self._poll = select.poll()
         self._poll.register(handle.event_fds[index], select.POLLIN)
 
@@ -141,7 +141,7 @@ class StepRingReader(_Ring):
             if not available:
                 return None
             start = self._taken % self.handle.capacity
-            part = self._data[start : start + min(available, count - len(taken))].tobytes()
+            part = self._data[start : start + min(available, count - len(taken))]
             taken += part
             self._taken += len(part)
             self._acks[self._index] = self._taken
@@ -152,7 +152,7 @@ class StepRingReader(_Ring):
         spin_until = time.monotonic() + _SPIN_SECONDS
         while not self.closed:
             self._beats[self._index] = time.monotonic_ns()
-            if available := int(self._words[0]) - self._taken:
+            if available := self._words[0] - self._taken:
                 return available
             if time.monotonic() > spin_until and self._poll.poll(wake_every * 1000):
                 with suppress(BlockingIOError):  # drained for earlier bytes

@@ -17,7 +17,8 @@ Part = str | int | None
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Passed down the constructors of a model. `max_positions`: tokens that RoPE must reach."""
+    """Passed down the constructors of a model; rank and world size are the communicator's. `max_positions`: tokens that
+    RoPE must reach."""
 
     communicator: Communicator
     backend: AttentionBackend

@@ -19,53 +19,33 @@ from torch import nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .. import ops
-from ..attention.base import AttentionBackend
 from ..config import ServerArgs
-from ..device import Device
-from ..distributed import Communicator
 from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, Part, TensorSource
 from ..model_config import ModelConfig
-from ..quantization.registry import linear_methods
 from .base import CausalLM
 from .registry import models
 
 _DUMMY_STD = 0.02
 
 
-def load_model(
-    config: ModelConfig,
-    args: ServerArgs,
-    *,
-    communicator: Communicator,
-    backend: AttentionBackend,
-    device: Device,
-    dtype: torch.dtype,
-    max_positions: int | None = None,
-) -> CausalLM:
-    """The model of `config` with this rank's weights on `device`, ready to run.
-
-    `args.model_path` is a local directory; with `load_format` dummy only its config was needed. `max_positions`
-    (default: the model's context) bounds the RoPE table. Raises ConfigError.
-    """
+def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
+    """The model of `config` with this rank's weights on `ctx.device`, ready to run. `args.model_path` is a local
+    directory; with `load_format` dummy only its config was needed. Raises ConfigError."""
     ops.use_native()
-    method = linear_methods.get(args.quantization or "dense")()
-    positions = max_positions or config.max_context
-    ctx = BuildContext(communicator, backend, method, dtype, device.torch_device, positions)
     model = models.get(config.architecture)(ctx, config)
     params = {
-        f"{prefix}.{name}": _Parameter(cast(Layer, module), name, device.torch_device)
+        f"{prefix}.{name}": _Parameter(cast(Layer, module), name, ctx.device)
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     }
     if args.load_format == "dummy":
-        _fill_random(params, f"{args.random_seed}/{communicator.rank}")
-    else:
-        tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
-        total = sum(len(param.missing) for param in params.values())
-        # disable=None: where stderr is no terminal
-        progress = tqdm(tensors, "loading weights", total, disable=True if communicator.rank else None)
-        _fill(params, model.stacked, progress)
+        _fill_random(params, f"{args.random_seed}/{ctx.communicator.rank}")
+        return model
+    tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
+    total = sum(len(param.missing) for param in params.values())
+    hide = True if ctx.communicator.rank else None  # None: where stderr is no terminal
+    _fill(params, model.stacked, tqdm(tensors, "loading weights", total, disable=hide))
     return model
 
 
