@@ -16,9 +16,9 @@ import torch
 from radix_runtime import ops
 from radix_runtime.attention import registry
 from radix_runtime.attention.base import AttentionBackend, AttentionSpec
+from radix_runtime.attention.radix import TritonAttention
 from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.attention.torch_native import TorchNativeAttention
-from radix_runtime.attention.triton import TritonAttention
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError

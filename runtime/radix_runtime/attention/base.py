@@ -26,13 +26,11 @@ class AttentionSpec:
 
 
 class AttentionBackend(ABC):
-    """A backend only reads the KV cache; the attention layer has stored the step's keys and values
-    before. One instance serves all layers of a rank. The methods with a body have nothing to do
-    unless a backend keeps state of its own."""
+    """A backend only reads the KV cache; the attention layer has stored the step's keys and values before. One instance
+    serves all layers of a rank. The methods with a body have nothing to do unless a backend keeps state of its own."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
-        self.config = config
-        self.device = device
+        self.config, self.device = config, device
 
     @classmethod
     @abstractmethod
@@ -44,8 +42,8 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
-        same shape (rows past num_tokens: anything finite). Returns `out`; does not synchronise."""
+        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the same shape (rows past
+        num_tokens: anything finite). Returns `out`; does not synchronise."""
 
     def graph_buffers(self, max_rows: int) -> None:  # noqa: B027
         """Allocates what `plan` writes for a captured decode graph of up to `max_rows` rows."""

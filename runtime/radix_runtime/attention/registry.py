@@ -9,23 +9,19 @@ from ..errors import ConfigError
 from ..model_config import ModelConfig
 from ..registry import Registry
 from .base import AttentionBackend
-from .radix import RadixAttention
+from .radix import RadixAttention, TritonAttention
 from .torch_native import TorchNativeAttention
-from .triton import TritonAttention
 
-_OURS: dict[str, type[AttentionBackend]] = {  # the first that supports the model is the default
-    "radix": RadixAttention,
-    "triton": TritonAttention,
-    "torch_native": TorchNativeAttention,
-}
-attention_backends = Registry("attention backend", "radix.attention_backends", _OURS)
+# The first that supports the model is the default.
+_OURS = {"radix": RadixAttention, "triton": TritonAttention, "torch_native": TorchNativeAttention}
+attention_backends: Registry[type[AttentionBackend]] = Registry("attention backend", "radix.attention_backends", _OURS)
 
 
 def create_attention_backend(
     name: str | None, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
 ) -> AttentionBackend:
-    """The backend called `name`, or the best for None. Raises ConfigError when it is unknown or
-    does not support the model on this device."""
+    """The backend called `name`, or the best for None. Raises ConfigError when it is unknown or does not support the
+    model on this device."""
     candidates = [name] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)

@@ -22,13 +22,10 @@ class TorchNativeAttention(AttentionBackend):
         lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens_host.tolist(), strict=True)
         for entry, (query_len, kv_len) in enumerate(lengths):
             pages = batch.page_table[entry, : -(-kv_len // pool.page_size)]
-            k, v = (
-                cache.index_select(0, pages).flatten(0, 1)[:kv_len]
-                for cache in (pool.k[layer.layer_id], pool.v[layer.layer_id])
-            )
-            stop = start + query_len
-            out[start:stop] = _attend(q[start:stop], k, v, layer)
-            start = stop
+            caches = (pool.k[layer.layer_id], pool.v[layer.layer_id])
+            k, v = (cache.index_select(0, pages).flatten(0, 1)[:kv_len] for cache in caches)
+            start, rows = start + query_len, slice(start, start + query_len)
+            out[rows] = _attend(q[rows], k, v, layer)
         return out
 
 
