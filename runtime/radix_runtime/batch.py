@@ -8,8 +8,7 @@ elements. One packed int32 upload carries a StepPlan:
     [2, D]: page deltas: entry of the page table, page
 
 The first part sits at a fixed place and is used where it arrives; the rest is input of the few device operations that
-fill input_ids, positions, slot_mapping and page_table.
-"""
+fill input_ids, positions, slot_mapping and page_table."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class ForwardBatch:
     `metadata` belongs to the attention backend.
 
     Owns the device page table [max_rows + 1, max_pages]; row `max_rows` is all dummy pages. Used on the engine stream
-    only.
-    """
+    only."""
 
     def __init__(
         self, device: Device, kv_pool: KVPool, *, max_tokens: int, max_batch: int, max_rows: int, max_context: int
@@ -63,8 +61,7 @@ class ForwardBatch:
 
         `next_token` int32 [max_rows + 1]: the last sampled token of each table row (-1, a failed draw, is read as id
         0). `padded_batch` > B pads a decode step with dummy rows. Copies from host memory of its own, so `plan` may be
-        reused at once. Does not synchronise.
-        """
+        reused at once. Does not synchronise."""
         self.metadata = None
         fixed, tokens = self._layout(plan, max(0, padded_batch - plan.batch_size))
         # Of an entry that is named twice the last page: a device scatter promises no order.

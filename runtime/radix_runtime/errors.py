@@ -14,8 +14,7 @@ class RequestError(Exception):
     """A request that is refused or failed; becomes the HTTP error object as it stands.
 
     `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the dotted path of the
-    offending field or None, `type` the OpenAI error type, `retry_after` seconds for 503.
-    """
+    offending field or None, `type` the OpenAI error type, `retry_after` seconds for 503."""
 
     def __init__(
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after: int | None = None

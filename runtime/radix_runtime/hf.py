@@ -1,14 +1,13 @@
 """Model directories in the Hugging Face layout: tokenizer, chat template, generation_config.
 
 Imports no torch: the API and detokenizer processes live on this file. A tokenizer is a `tokenizer.json`; transformers
-is asked only for models that have none.
-"""
+is asked only for models that have none."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -118,15 +117,15 @@ class ChatTemplate:
     """A Jinja template of the operator's, rendered in the immutable sandbox."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        env = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
-        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-        environment.globals.update(special_tokens, tools=None, documents=None, raise_exception=_raise_exception)
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        env.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        env.globals.update(special_tokens, tools=None, documents=None, raise_exception=_raise_exception)
+        env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            self._template = env.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(env.parse(source)))
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
 
@@ -146,18 +145,15 @@ def _raise_exception(message: str) -> None:
 
 
 class Tokenizer:
-    """Text to ids and back over one `tokenizers.Tokenizer`. Thread-safe after construction.
-
-    `vocab_size` counts added tokens; the model may have more embedding rows than that.
-    """
+    """Text to ids and back over one `tokenizers.Tokenizer`. Thread-safe after construction. `vocab_size` counts added
+    tokens; the model may have more embedding rows than that."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None
     ) -> None:
-        config = config or {}
+        config, self._backend = config or {}, backend
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         special = _special_tokens(config)
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
@@ -231,19 +227,12 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _byte_style(definition: Mapping[str, Any]) -> str:
-    kinds = set(_types(definition.get("decoder"))) or set(_types(definition.get("pre_tokenizer")))
+    steps = definition.get("decoder") or definition.get("pre_tokenizer")
+    kinds = set(re.findall(r'"type": "(\w+)"', json.dumps(steps)))  # also those of a sequence
     if "ByteLevel" in kinds:
         return "byte_level"
     is_piece = kinds & {"ByteFallback", "Metaspace"} or definition["model"].get("byte_fallback")
     return "sentencepiece" if is_piece else "plain"
-
-
-def _types(node: Mapping[str, Any] | None) -> Iterator[str]:
-    """Types of a decoder or pre-tokenizer and of what it is a sequence of."""
-    if node is not None:
-        yield str(node.get("type"))
-        for part in (*node.get("decoders", ()), *node.get("pretokenizers", ())):
-            yield from _types(part)
 
 
 def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
@@ -258,20 +247,15 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
         if definition.is_file():
             backend = tokenizers.Tokenizer.from_file(str(definition))
         else:
-            backend = _convert_with_transformers(directory)
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+            if not hasattr(tokenizer, "backend_tokenizer"):
+                raise ValueError("it has no fast form (tokenizer.json)")
+            backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # both libraries raise bare Exception
         raise ConfigError(f"cannot load the tokenizer of {directory}: {error}") from error
     return Tokenizer(backend, config, _template_source(directory, config, chat_template))
-
-
-def _convert_with_transformers(directory: Path) -> tokenizers.Tokenizer:
-    from transformers import AutoTokenizer
-
-    fast = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-    backend = getattr(fast, "backend_tokenizer", None)
-    if backend is None:
-        raise ValueError("it has no fast form (tokenizer.json)")
-    return tokenizers.Tokenizer.from_str(backend.to_str())
 
 
 def _template_source(directory: Path, config: Mapping[str, Any], override: str | None) -> str | None:

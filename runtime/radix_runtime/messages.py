@@ -6,9 +6,8 @@ detokenizer -> scheduler:    TextStop
 detokenizer -> API:          TextBatch
 scheduler -> API:            ControlReply, RequestFailed
 
-`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ.
-Ids travel as raw little-endian int32 bytes.
-"""
+`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ. Ids travel as raw
+little-endian int32 bytes."""
 
 from __future__ import annotations
 

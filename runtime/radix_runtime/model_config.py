@@ -18,8 +18,8 @@ _ROPE_KEYS = {  # what each type of rope scaling must say
     "llama3": ("factor", _ORIGINAL_CONTEXT, "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", _ORIGINAL_CONTEXT),
 }
-_GELU_TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh")
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", **_GELU_TANH}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS["gelu_new"] = "gelu_tanh"
 _DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ARCHITECTURES = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
@@ -73,11 +73,9 @@ class RopeConfig(NamedTuple):
 
 
 class ModelConfig(_Common, frozen=True):
-    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank.
-
-    `layer_windows[i]`: number of tokens (itself included) that a token of layer i sees, None for all. `hidden_act` is
-    silu, gelu or gelu_tanh; `dtype` the type the checkpoint names.
-    """
+    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank. `layer_windows[i]`: number
+    of tokens (itself included) that a token of layer i sees, None for all. `hidden_act` is silu, gelu or gelu_tanh;
+    `dtype` the type the checkpoint names."""
 
     architecture: str
     num_kv_heads: int

@@ -24,8 +24,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature, top_k, top_p on the
     renormalised rest, min_p against the largest kept. `temperature` 0 is greedy. Without a `seed` the scheduler draws
-    one at admission; choice i of n uses `splitmix64(seed + i)`.
-    """
+    one at admission; choice i of n uses `splitmix64(seed + i)`."""
 
     n: int = 1
     max_new_tokens: int | None = 128

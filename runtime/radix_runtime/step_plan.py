@@ -7,8 +7,7 @@ is exact.
     batch index      0 .. num_decode-1        num_decode .. B-1
     query_len        1                        length of the chunk
     source[t]        row (>= 0): token is     -1: token comes from `input_ids`
-                     next_token[row]
-"""
+                     next_token[row]"""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from ..model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a backend must know of one attention layer; head counts are this rank's.
-    `window`: tokens that a token sees, itself included; None for all."""
+    """What a backend must know of one attention layer; head counts are this rank's. `window`: tokens that a token sees,
+    itself included; None for all."""
 
     layer_id: int
     num_heads: int

@@ -1,8 +1,7 @@
 """ModelRunner: one rank's model, KV pool and sampler; runs one StepPlan at a time.
 
 Everything here happens on the engine's stream, in the order of the plans: a step reads the token that the one before
-has written to `next_token`, and the host sees results only through copies.
-"""
+has written to `next_token`, and the host sees results only through copies."""
 
 from __future__ import annotations
 

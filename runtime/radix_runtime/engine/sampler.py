@@ -5,8 +5,7 @@ min-p, draw. Log-probabilities come from the logits as the model gave them. The 
 absolute position of the token), so it depends on neither batch nor rank.
 
 State is kept by request-table row and replaced when the row is (re)admitted; what a batch needs of it is gathered once
-and kept while the batch stays the same, as it mostly does in decode.
-"""
+and kept while the batch stays the same, as it mostly does in decode."""
 
 from __future__ import annotations
 

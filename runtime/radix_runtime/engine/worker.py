@@ -1,8 +1,7 @@
 """A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
 
 Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays open as long as rank
-0 lives. It decides nothing and samples nothing.
-"""
+0 lives. It decides nothing and samples nothing."""
 
 from __future__ import annotations
 

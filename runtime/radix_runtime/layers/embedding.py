@@ -13,8 +13,7 @@ class VocabParallel(Layer):
     """A [vocab, hidden] matrix, as embedding, as output head or (tied) as both from one copy.
 
     Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero. It is packed for matrix
-    products only when it is a head.
-    """
+    products only when it is a head."""
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool) -> None:
         super().__init__()

@@ -3,8 +3,7 @@
 ReplicatedLinear       every rank has all of it
 ColumnParallelLinear   outputs are split; several checkpoint tensors may be merged in one
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
-RowParallelLinear      inputs are split; the partial sums are reduced over the ranks
-"""
+RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
 
 from __future__ import annotations
 

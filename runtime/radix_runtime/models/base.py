@@ -13,8 +13,8 @@ from ..layers.base import Part
 
 
 class CausalLM(nn.Module, ABC):
-    """Built on the meta device from (ctx, config); its parameters carry the checkpoint's names.
-    All of them belong to modules of class `Layer`."""
+    """Built on the meta device from (ctx, config); its parameters carry the checkpoint's names. All of them belong to
+    modules of class `Layer`."""
 
     # checkpoint module -> the merged module that holds it, and the part it is there
     stacked: ClassVar[dict[str, tuple[str, Part]]] = {}
@@ -25,5 +25,5 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0;
-        None on the other ranks, which must call it too."""
+        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0; None on the other
+        ranks, which must call it too."""

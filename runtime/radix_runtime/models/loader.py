@@ -2,8 +2,7 @@
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is filled twice are errors.
 A rank reads only its slices. As soon as all parts of a parameter are there it is finalized (packed) and its source
-freed, so no second copy of the weights ever exists.
-"""
+freed, so no second copy of the weights ever exists."""
 
 from __future__ import annotations
 

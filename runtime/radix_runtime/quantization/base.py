@@ -9,8 +9,8 @@ import torch
 
 
 class LinearMethod(ABC):
-    """The layer (an nn.Module) slices checkpoints for its rank and merges parts; the method owns
-    the parameters other than the bias: what they are before and after loading."""
+    """The layer (an nn.Module) slices checkpoints for its rank and merges parts; the method owns the parameters other
+    than the bias: what they are before and after loading."""
 
     @abstractmethod
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:

@@ -14,8 +14,8 @@ Weight = ops.PackedWeight | torch.Tensor
 
 
 class DenseMethod(LinearMethod):
-    """`layer.weight` is a [out, in] parameter until finalize; on the CPU it is dropped there and
-    `layer.packed` takes its place."""
+    """`layer.weight` is a [out, in] parameter until finalize; on the CPU it is dropped there and `layer.packed` takes
+    its place."""
 
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         shape = (out_features, in_features)
