@@ -1,7 +1,5 @@
 """KVPool: the device memory of the KV cache."""
 
-from __future__ import annotations
-
 import torch
 
 from ..device import Device
@@ -12,21 +10,14 @@ class KVPool:
 
         k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
 
-    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned nor written:
-    padding rows of a batch read it. `num_kv_heads` is this rank's share.
+    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned nor written: padding rows of a
+    batch read it. `num_kv_heads` is this rank's share.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        num_pages: int,
-        dtype: torch.dtype,
-        device: Device,
-    ) -> None:
+        self, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, *,
+        num_pages: int, dtype: torch.dtype, device: Device,
+    ) -> None:  # fmt: skip
         self.dtype = dtype
         self.num_pages = self.dummy_page = num_pages
         self.page_size = page_size

@@ -1,7 +1,5 @@
 """The free list of KV pages. All accounting is in pages, never in tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..errors import InvariantViolation

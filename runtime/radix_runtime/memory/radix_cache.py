@@ -137,8 +137,7 @@ class RadixCache:
 
     def insert(self, ids: np.ndarray, pages: np.ndarray, extra_key: str | None = None) -> tuple[Match, np.ndarray]:
         """Gives `pages` (KV of the whole pages of `ids`) to the tree, less those it has already. Returns what is
-        cached now and the duplicates, which stay with the caller: it points its row at the cached pages, then frees
-        them."""
+        cached now, for the caller to point its row at, and the duplicates, for it to free then."""
         if not self.enabled:
             return Match(0, _NONE, self.root), _NONE
         if len(ids) != len(pages) * self.page_size:
@@ -182,12 +181,10 @@ class RadixCache:
         while freed < num_pages and self._heap:
             priority, _, node = heapq.heappop(self._heap)
             node.queued = False
-            if not self._is_evictable(node):
-                continue  # it is queued again when it becomes an unlocked leaf
             if priority != self._priority(node):
                 self._queue(node)  # used since it was queued
-                continue
-            freed += self._cut(node, num_pages - freed)
+            elif self._is_evictable(node):  # or it is queued again when it becomes an unlocked leaf
+                freed += self._cut(node, num_pages - freed)
         self.evicted_pages_total += freed
         return freed
 
@@ -249,30 +246,22 @@ class RadixCache:
 
     def check(self) -> None:
         """Recounts everything that is kept as a counter or an invariant (I3). O(pages)."""
-        nodes, queued = list(self.nodes()), [node for _, _, node in self._heap]
+        nodes = set(self.nodes())
         for node in nodes:
-            self._check_node(node)
-        pages = {node: len(node.pages) for node in nodes}
-        evictable = sum(n for node, n in pages.items() if node.lock_count == 0)
-        require(sum(pages.values()) == self.total_pages, "I3", "count of pages is off")
-        require(evictable == self.evictable_pages, "I3", "count of evictable pages is off")
-        require(len(nodes) == self.num_nodes, "I3", "count of nodes is off")
-        require(len(queued) == len(set(queued)), "I3", "a node is in the heap twice")
+            parent, pages = node.parent, len(node.pages)
+            assert parent is not None
+            require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
+            require(0 < pages * self.page_size == len(node.key), "I3", "key and pages differ in length")
+            extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
+            require(self.edge(parent, node.key, 0, extra_key) == node.edge, "I3", "edge is not the first page")
+            locked = parent is self.root or parent.lock_count >= node.lock_count
+            require(locked, "I3", "a child is locked more than its parent")
+            require(node.queued or not self._is_evictable(node), "I3", "an unlocked leaf is missing from the heap")
+        counts = sum(len(n.pages) for n in nodes), sum(len(n.pages) for n in nodes if not n.lock_count), len(nodes)
+        require(counts == (self.total_pages, self.evictable_pages, self.num_nodes), "I3", f"counters are not {counts}")
+        queued = [node for _, _, node in self._heap]
         marked = {node for node in nodes if node.queued}
-        require(marked == pages.keys() & set(queued), "I3", "leaf heap and its marks differ")
-        require(marked >= set(filter(self._is_evictable, nodes)), "I3", "an unlocked leaf is missing from the heap")
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
-        edge = self.edge(parent, node.key, 0, extra_key)
-        require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
-        require(len(node.pages) > 0, "I3", "a node without pages")
-        require(len(node.key) == len(node.pages) * self.page_size, "I3", "key and pages differ in length")
-        require(edge == node.edge, "I3", "edge is not the first page")
-        locks = node.lock_count if parent is self.root else parent.lock_count
-        require(locks >= node.lock_count, "I3", "a child is locked more than its parent")
+        require(len(queued) == len(set(queued)) and marked == nodes & set(queued), "I3", "heap and its marks differ")
 
 
 def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:

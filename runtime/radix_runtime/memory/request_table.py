@@ -4,8 +4,6 @@ A row is taken at admission and given back when the last step that contains the 
 changes in a row is also recorded, and the next StepPlan carries it to the ranks.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """From a Decision to the StepPlan, taking rows and pages on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,9 +46,9 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
     input_ids = np.concatenate([np.zeros(0, np.int32), *prompts])
     page_rows, page_index, page_ids = life.table.take_changes()
     plan = StepPlan(
-        step_id=step_id,
-        num_decode=num_decode,
-        rows=rows,
+        step_id,
+        num_decode,
+        rows,
         query_len=np.array([e.end - e.start for e in entries], np.int32),
         kv_len=np.array([e.end for e in entries], np.int32),
         input_ids=input_ids,

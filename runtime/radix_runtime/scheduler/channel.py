@@ -1,7 +1,5 @@
 """How messages reach and leave the scheduler and the detokenizer, whatever carries them."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from typing import Protocol

@@ -4,8 +4,6 @@ A request that is let in can always be served to its end by the pool alone; what
 numbers. The API has checked the same things before; this check guards the engine whoever calls it.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from itertools import count

@@ -6,8 +6,6 @@ back when the last step that contains it has completed. The same holds for dupli
 reads: they are pending until then.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

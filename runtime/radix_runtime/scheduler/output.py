@@ -1,7 +1,5 @@
 """What clients get: tokens become deltas, deltas become one TokenBatch a step."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..messages import FinishReason, TokenBatch, TokenDelta, pack_ids

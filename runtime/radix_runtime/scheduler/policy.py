@@ -6,8 +6,6 @@ the running ones are *expected* to need are there; how much of `max_new_tokens` 
 Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

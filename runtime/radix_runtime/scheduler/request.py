@@ -11,8 +11,6 @@ The next step always computes tokens from `computed_len` on: all that is missing
 the one token sampled last (decode).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, auto
 

@@ -5,14 +5,13 @@ just launched keeps running while the host finishes its predecessor and plans it
 finished as soon as it is launched. That is the only difference: how many steps may be in flight when an iteration ends.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from .. import messages as msg
 from ..config import ServerArgs
@@ -59,15 +58,9 @@ class Scheduler:
     """`step()` is the whole machine; `run()` repeats it and sleeps when there is nothing to do."""
 
     def __init__(
-        self,
-        args: ServerArgs,
-        executor: Executor,
-        inbox: Inbox,
-        outbox: Outbox,
-        *,
-        eos_ids: Sequence[int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, args: ServerArgs, executor: Executor, inbox: Inbox, outbox: Outbox, *,
+        eos_ids: Sequence[int], clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.args = args
         self.executor = executor
         self.inbox = inbox
@@ -77,8 +70,8 @@ class Scheduler:
         self.intake = Intake(executor, eos_ids, args.max_choices)
         allocator = PageAllocator(executor.num_pages, executor.page_size)
         cache = RadixCache(allocator, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache)
-        longest = min(executor.max_context, executor.num_pages * executor.page_size)
-        self.life = Lifecycle(allocator, cache, RequestTable(executor.max_rows, allocator.pages_for(longest)))
+        row_pages = min(allocator.pages_for(executor.max_context), executor.num_pages)
+        self.life = Lifecycle(allocator, cache, RequestTable(executor.max_rows, row_pages))
         self.output = Output(outbox)
         self.counters = Counters()
         self.ratio = OutputRatio(args.schedule_conservativeness)
@@ -202,9 +195,8 @@ class Scheduler:
 
     def _send_error(self, rid: str, error: RequestError) -> None:
         self.output.flush()  # what came before the error leaves before it
-        self.outbox.send(
-            msg.RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
-        )
+        detail = error.message, error.param, error.retry_after
+        self.outbox.send(msg.RequestFailed(rid, error.status, error.code, *detail))
 
     def _fail(self, rid: str, error: RequestError) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
@@ -239,9 +231,15 @@ class Scheduler:
     # Steps --------------------------------------------------------------------------------
 
     def _launch(self) -> bool:
-        decision, life = self._decide(), self.life
+        # What is in flight may give pages back by itself, so it is waited for before anyone is retracted.
+        while (decision := self._plan()).shortage:
+            if self.in_flight:
+                self._drain()
+            else:
+                self.retract_youngest()
         if not decision:
             return False
+        life = self.life
         plan, entries = build_step(decision, self.counters.steps_total, life)
         self._count(decision)
         page_sets = []
@@ -250,23 +248,12 @@ class Scheduler:
         self.in_flight.append(Step(plan, entries, page_sets, self.clock(), self.executor.launch(plan)))
         return True
 
-    def _decide(self) -> Decision:
-        """The next step; makes room first where pages are short. What is in flight may give pages back by itself, so
-        it is waited for before anyone is retracted."""
-        while True:
-            life = self.life
-            rows = min(len(life.table.free_rows), self.max_running - len(life.running))
-            decision = plan_step(life, self._order, rows, self.token_budget, self.ratio.value)
-            if not decision.shortage:
-                return decision
-            if self.in_flight:
-                self._drain()
-            else:
-                self.retract_youngest()
-
-    def _order(self) -> Iterable[Request]:
+    def _plan(self) -> Decision:
+        life = self.life
+        rows = min(len(life.table.free_rows), self.max_running - len(life.running))
         context = QueueContext(self.clock(), self.args.schedule_age_bound, self._prefix_length)
-        return self.policy(self.life.waiting, context)
+        queue = partial(self.policy, life.waiting, context)
+        return plan_step(life, queue, rows, self.token_budget, self.ratio.value)
 
     def _prefix_length(self, request: Request) -> int:
         cache = self.life.cache
