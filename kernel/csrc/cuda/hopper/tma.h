@@ -101,10 +101,24 @@ __device__ inline void tma_multicast_2d(void* shared, const TensorMap* map, uint
       : "memory");
 }
 
+__device__ inline void tma_multicast_3d(void* shared, const TensorMap* map, uint64_t* barrier, uint16_t blocks, int x,
+                                        int y, int z, L2Keep keep = L2Keep::normal) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3, %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z), "l"(static_cast<uint64_t>(keep))
+      : "memory");
+}
+
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.
 __device__ inline void tma_store_2d(const TensorMap* map, const void* shared, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(shared_address(shared)), "r"(x), "r"(y)
+               : "memory");
+}
+__device__ inline void tma_store_3d(const TensorMap* map, const void* shared, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 __device__ inline void tma_store_commit() {
@@ -114,6 +128,11 @@ __device__ inline void tma_store_commit() {
 template <int kLeft>
 __device__ inline void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+
+// Until the committed stores are complete: others may read what they wrote.
+__device__ inline void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 }  // namespace radix::hopper
