@@ -9,14 +9,6 @@ import msgspec
 
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
-_RANGES = (  # field, whether the lowest value is inside, lowest, highest
-    ("temperature", "[", 0.0, 1e6),
-    ("top_p", "(", 0.0, 1.0),
-    ("min_p", "[", 0.0, 1.0),
-    ("frequency_penalty", "[", -2.0, 2.0),
-    ("presence_penalty", "[", -2.0, 2.0),
-    ("repetition_penalty", "(", 0.0, 2.0),
-)
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,12 +41,14 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return next(self._violations(vocab_size, min(max_n, MAX_CHOICES)), None)
 
     def _violations(self, vocab_size: int, max_n: int) -> Iterator[tuple[str, str]]:
-        for name, bracket, low, high in _RANGES:
-            value = getattr(self, name)
-            if not (low < value <= high or (bracket == "[" and value == low)):  # NaN is outside too
-                yield name, f"{name} must be in {bracket}{low:g}, {high:g}], got {value}"
         longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
-        for name, fits, rule in (
+        for name, fits, rule in (  # NaN fits nowhere
+            ("temperature", 0 <= self.temperature <= 1e6, "be in [0, 1e+06]"),
+            ("top_p", 0 < self.top_p <= 1, "be in (0, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "be in [0, 1]"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "be in [-2, 2]"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "be in [-2, 2]"),
+            ("repetition_penalty", 0 < self.repetition_penalty <= 2, "be in (0, 2]"),
             ("n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"),
             ("max_new_tokens", longest >= 0, "not be negative"),
             ("min_new_tokens", 0 <= self.min_new_tokens <= longest, "be in [0, max_new_tokens]"),

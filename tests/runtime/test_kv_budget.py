@@ -6,7 +6,7 @@ import pytest
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Memory
-from radix_runtime.engine.kv_budget import kv_pages
+from radix_runtime.engine.model_runner import kv_pages
 from radix_runtime.errors import ConfigError
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -17,6 +17,7 @@ from ..config import ServerArgs
 from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
+from ..hf import DEMO_MODEL_DIR, resolve_model_path
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
 from ..messages import unpack_ids
@@ -24,12 +25,15 @@ from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
 from ..step_plan import FROM_PROMPT, StepPlan, StepResult
-from .kv_budget import kv_pages
 from .sampler import Sampled, Sampler, score_in_blocks
 
 logger = logging.getLogger(__name__)
 
+_CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
+_GPU_FRACTION = 0.88
+_DEMO_LIMIT = 512 << 20
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
+_MIB = 1 << 20
 
 
 class ModelRunner:
@@ -122,3 +126,37 @@ class ModelRunner:
         self.run(StepPlan(-1, 0, zero, kv_len, kv_len, prompt, source, sample_index=zero))
         self.run(StepPlan(-1, 1, zero, zero + 1, kv_len, prompt[:0], zero, sample_index=zero))
         self.device.synchronize()
+
+
+def kv_pages(
+    args: ServerArgs, device: Device, page_bytes: int, *, ranks_here: int, full_pages: int, before: Memory
+) -> int:
+    """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or what the memory
+    gives, but no more than can be used. Raises ConfigError with the numbers. `page_bytes` of this rank; `ranks_here`
+    share the memory; `full_pages`: every running request at its longest; `before`: memory before any weights were
+    loaded."""
+    memory = device.memory()
+    room = memory.available // ranks_here
+    if args.max_total_tokens is not None:
+        pages = -(-args.max_total_tokens // args.page_size)
+        if pages * page_bytes > room:
+            needs = f"needs {pages * page_bytes // _MIB} MiB, {room // _MIB} MiB are available"
+            raise ConfigError(f"--max-total-tokens {args.max_total_tokens} {needs}")
+        return pages
+    fraction = args.mem_fraction_static
+    if not device.is_cpu:
+        used = memory.total - memory.available
+        budget = int(memory.total * (fraction or _GPU_FRACTION)) - used
+    elif fraction is not None:
+        budget = int(before.available * fraction) - (before.available - memory.available)
+    else:
+        budget = int(memory.available * _CPU_SHARE)
+        if resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
+            budget = min(budget, _DEMO_LIMIT)
+    budget = min(room, budget // ranks_here)
+    if budget < page_bytes:
+        raise ConfigError(
+            f"no memory for a KV cache: {budget // _MIB} MiB are left after the weights, a page "
+            f"takes {page_bytes / _MIB:.1f} MiB; see --mem-fraction-static and --page-size"
+        )
+    return min(full_pages, budget // page_bytes)
