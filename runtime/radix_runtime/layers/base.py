@@ -54,10 +54,6 @@ class Layer(nn.Module):
         """All parts of parameter `name` are loaded."""
 
 
-def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
-
-
 def check_shape(source: TensorSource, expected: tuple[int, ...]) -> None:
     found = tuple(source.get_shape())
     if found != expected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import ops
-from ..quantization.dense import DenseMethod, weight_of
+from ..quantization.dense import DenseMethod
 from .base import BuildContext, Layer, Part, TensorSource, check_shape
 
 
@@ -38,15 +38,13 @@ class VocabParallel(Layer):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int32 [T] -> [T, hidden], the same on every rank."""
         if self._communicator.world_size == 1:
-            return ops.embedding(ids, weight_of(self))
+            return ops.embedding(ids, self.weight)
         local = ids - self._first
         elsewhere = (local < 0) | (local >= self._size)
-        out = ops.embedding(local.masked_fill_(elsewhere, 0), weight_of(self))
+        out = ops.embedding(local.masked_fill_(elsewhere, 0), self.weight)
         return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
         parts = self._communicator.gather(self._method.apply(self, hidden, None))
-        if parts is None:
-            return None
-        return parts.movedim(0, 1).flatten(1)[:, : self.vocab_size].float()
+        return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size].float()

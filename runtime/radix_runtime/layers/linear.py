@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from .base import BuildContext, Layer, Part, TensorSource, check_shape, meta_parameter
+from ..quantization.base import meta_parameter
+from .base import BuildContext, Layer, Part, TensorSource, check_shape
 
 
 class _Block(NamedTuple):

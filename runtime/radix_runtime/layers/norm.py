@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import ops
-from .base import BuildContext, Layer, meta_parameter
+from ..quantization.base import meta_parameter
+from .base import BuildContext, Layer
 
 
 class RMSNorm(Layer):

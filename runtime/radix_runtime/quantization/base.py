@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class LinearMethod(ABC):
@@ -23,3 +24,8 @@ class LinearMethod(ABC):
     @abstractmethod
     def finalize(self, layer: Any, name: str) -> None:
         """Called once when every part of parameter `name` is loaded: repack it, free the source."""
+
+
+def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter without memory; the loader gives it some."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
