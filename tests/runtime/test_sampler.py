@@ -74,6 +74,7 @@ CASES = [
     SamplingParams(temperature=0.8, repetition_penalty=0.8, logit_bias={3: 4.0, 9: -100.0}),
     SamplingParams(temperature=0, logit_bias={0: 100.0}, frequency_penalty=2.0),
     SamplingParams(temperature=1.0, top_p=0.3, presence_penalty=-1.5, min_p=0.1),
+    SamplingParams(temperature=0.7, top_k=2**40),  # more than there are ids
 ]
 
 

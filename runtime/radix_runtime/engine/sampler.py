@@ -9,7 +9,7 @@ and kept while the batch stays the same, as it mostly does in decode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from .. import ops
 from ..device import upload
 from ..messages import unpack_ids
+from ..sampling_params import SamplingParams
 from ..step_plan import RowSampling
 
 PROMPT_LOGPROB_ROWS = 1024  # logits of so many positions exist at once
@@ -36,19 +37,13 @@ class Sampled(NamedTuple):
     top_logprobs: torch.Tensor | None = None
 
 
-# One record a row, in the order in which `admit` fills it. `slot` -1: no penalty counts.
-_DRAW = {"temperature": "f4", "top_k": "i4", "top_p": "f4", "min_p": "f4", "seed": "i8"}
-_PENALTIES = {"slot": "i4", "repetition": "f4", "frequency": "f4", "presence": "f4"}
-_ROW = np.dtype([*(_DRAW | _PENALTIES | {"min_end": "i8", "scored": "?", "top_n": "i4"}).items()])
-
-
 @dataclass(slots=True)
 class _Batch:
     """State of the rows of one batch; tensors are on the device, None where no row needs them."""
 
     rows: bytes
-    draw: list[torch.Tensor]  # in the order of _DRAW
-    penalties: list[torch.Tensor] | None  # in the order of _PENALTIES
+    draw: list[torch.Tensor]  # temperature, top_k, top_p, min_p, seed
+    penalties: list[torch.Tensor] | None  # row of the counts or -1, repetition, frequency, presence
     bias: list[torch.Tensor] | None  # batch index, id, value
     stops: np.ndarray  # int64 [3, n]: batch index, id, position before which it is masked
     scored: torch.Tensor | None  # batch indices that want logprobs
@@ -59,28 +54,19 @@ class Sampler:
     """Sampling state of `max_rows` rows. Used by one thread, on the engine's stream."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._rows = np.zeros(max_rows, _ROW)
-        self._rows["slot"] = -1
-        self._stop_ids: list[list[int]] = [[] for _ in range(max_rows)]
-        self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
+        self._vocab_size, self._device = vocab_size, device
+        self._rows = [RowSampling(0, 0, SamplingParams(temperature=0))] * max_rows
+        self._slots = np.full(max_rows, -1, np.int32)  # the row's row of the counts
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
         self._batch: _Batch | None = None
 
     def admit(self, state: RowSampling) -> None:
         """Replaces all state of `state.row`."""
-        row, p = state.row, state.params
-        if (slot := int(self._rows["slot"][row])) >= 0:
+        if (slot := int(self._slots[state.row])) >= 0:
             self._free_slots.append(slot)
-        slot = self._fill_counts(state) if p.has_penalties else -1
-        draw = (p.temperature, p.top_k, p.top_p, p.min_p, state.seed)
-        penalties = (slot, p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
-        top_n = state.top_logprobs if state.return_logprob else 0
-        self._rows[row] = (*draw, *penalties, state.min_end, state.return_logprob, top_n)
-        self._stop_ids[row] = state.stop_ids
-        self._bias[row] = p.logit_bias
+        self._slots[state.row] = self._fill_counts(state) if state.params.has_penalties else -1
+        self._rows[state.row] = state
         self._batch = None
 
     def _fill_counts(self, state: RowSampling) -> int:
@@ -136,20 +122,28 @@ class Sampler:
         key = rows.tobytes()
         if self._batch is not None and self._batch.rows == key:
             return self._batch
-        state = self._rows[rows]
-        entries = list(enumerate(zip(rows.tolist(), state["min_end"].tolist(), strict=True)))
-        bias = [(i, token, value) for i, (row, _) in entries for token, value in self._bias[row].items()]
-        stops = [(i, token, end) for i, (row, end) in entries if end for token in self._stop_ids[row]]
-        scored = np.flatnonzero(state["scored"])
-        bias_columns = zip(zip(*bias, strict=True), (np.int64, np.int64, np.float32), strict=True)
+        states, slots = [self._rows[row] for row in rows.tolist()], self._slots[rows]
+        bias = [(i, token, value) for i, s in enumerate(states) for token, value in s.params.logit_bias.items()]
+        stops = [(i, token, s.min_end) for i, s in enumerate(states) if s.min_end for token in s.stop_ids]
+        scored = [i for i, s in enumerate(states) if s.return_logprob]
+
+        def column(values: Iterable[float], dtype: type = np.float32) -> torch.Tensor:
+            return self._upload(np.array([*values], dtype))
+
+        def floats(*names: str) -> list[torch.Tensor]:
+            return [column(getattr(s.params, name) for s in states) for name in names]
+
+        temperature, top_p, min_p = floats("temperature", "top_p", "min_p")
+        top_k = column((min(s.params.top_k, self._vocab_size) for s in states), np.int32)
+        factors = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         self._batch = _Batch(
-            key,
-            [self._upload(state[name].copy()) for name in _DRAW],
-            [self._upload(state[name].copy()) for name in _PENALTIES] if (state["slot"] >= 0).any() else None,
-            [self._upload(np.array(*column)) for column in bias_columns] if bias else None,
-            np.array(stops, np.int64).reshape(-1, 3).T,
-            self._upload(scored) if len(scored) else None,
-            int(state["top_n"].max(initial=0)),
+            rows=key,
+            draw=[temperature, top_k, top_p, min_p, column((s.seed for s in states), np.int64)],
+            penalties=[self._upload(slots), *floats(*factors)] if (slots >= 0).any() else None,
+            bias=[*map(column, zip(*bias, strict=True), (np.int64, np.int64, np.float32))] if bias else None,
+            stops=np.array(stops, np.int64).reshape(-1, 3).T,
+            scored=column(scored, np.int64) if scored else None,
+            top_n=max((s.top_logprobs for s in states if s.return_logprob), default=0),
         )
         return self._batch
 
