@@ -62,7 +62,7 @@ def test_planning_changes_nothing() -> None:
     before = host.life.allocator.num_free, host.life.cache.evictable_pages, len(host.life.waiting)
     states = [(r.state, r.computed_len, r.num_pages) for r in host.life.running]
     first, second = host.plan(), host.plan()
-    assert [c.length for c in first.chunks] == [c.length for c in second.chunks]
+    assert [c.end - c.start for c in first.chunks] == [c.end - c.start for c in second.chunks]
     after = host.life.allocator.num_free, host.life.cache.evictable_pages, len(host.life.waiting)
     assert before == after
     assert states == [(r.state, r.computed_len, r.num_pages) for r in host.life.running]
@@ -78,11 +78,11 @@ def test_streams_first_then_chunks_fill_the_budget() -> None:
     host.life.waiting.extend([long, longer])
     decision = host.run()
     assert len(decision.decode) == 3
-    assert [(c.request, c.length) for c in decision.chunks] == [(long, 13)]
+    assert [(c.request, c.end - c.start) for c in decision.chunks] == [(long, 13)]
     decision = host.run()
-    assert [(c.request, c.length) for c in decision.chunks] == [(long, 7), (longer, 6)]
+    assert [(c.request, c.end - c.start) for c in decision.chunks] == [(long, 7), (longer, 6)]
     decision = host.run()
-    assert len(decision.decode) == 4 and decision.chunks[0].length == 12
+    assert len(decision.decode) == 4 and decision.chunks[0].end - decision.chunks[0].start == 12
 
 
 def test_more_streams_than_budget_all_get_their_token() -> None:
@@ -104,7 +104,7 @@ def test_a_shortage_is_reported_before_anything_is_taken() -> None:
     assert len(decision.chunks) == 1  # one page more than it has now is set aside
     other = host.life.waiting[0]
     host.life.admit(other, host.life.cache.match(other.ids[:0]))
-    step = Decision(chunks=[policy.Chunk(other, 7)])
+    step = Decision(chunks=[policy.chunk(other, 0, 7)])
     build_step(step, host.steps, host.life)
     other.append(5)
     assert host.plan().shortage
@@ -118,7 +118,7 @@ def test_a_starved_chunk_takes_what_is_there_and_admits_nobody() -> None:
     host.life.allocator.alloc(2)  # somebody else's
     host.life.waiting.append(request([70], new=1))
     decision = host.run()
-    assert [(c.request, c.length) for c in decision.chunks] == [(first, 4)]
+    assert [(c.request, c.end - c.start) for c in decision.chunks] == [(first, 4)]
     decision = host.plan()
     assert decision.shortage and not decision
 
@@ -252,9 +252,9 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
             continue
         if not decision:
             continue
-        tokens = len(decision.decode) + sum(c.length for c in decision.chunks)
+        tokens = len(decision.decode) + sum(c.end - c.start for c in decision.chunks)
         assert tokens <= max(host.budget, len(decision.decode))
-        assert all(c.length >= 1 for c in decision.chunks)
+        assert all(c.end - c.start >= 1 for c in decision.chunks)
         host.run()  # raises when pages or rows are missing
         for r in list(host.life.running):
             if r.state is State.DECODE and r.total_len == r.max_total_len:

@@ -1,7 +1,5 @@
 """The command `radix`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`radix bench offline` (an Engine in this process) and `radix bench serve` (a running server)."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -154,7 +152,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    result = _measure_engine(namespace) if namespace.mode == "offline" else asyncio.run(_measure_server(namespace))
+    measured = _measure_engine(namespace) if namespace.mode == "offline" else asyncio.run(_measure_server(namespace))
+    facts, records = measured
+    result = {"mode": namespace.mode, **facts, "machine": machine(), **figures(records)}
+    if errors := sorted({r.error for r in records if r.error is not None})[:3]:
+        result["errors"] = errors
     for name, value in result.items():
         parts = [f"{k} {_short(v)}" for k, v in value.items()] if isinstance(value, dict) else [_short(value)]
         print(f"{name:<27}", *parts)
@@ -172,7 +174,10 @@ def _workload(namespace: argparse.Namespace, vocab_size: int) -> list[Item]:
     return make_workload(namespace.workload, namespace.num_prompts, *lengths, vocab_size, namespace.workload_seed)
 
 
-def _measure_engine(namespace: argparse.Namespace) -> dict[str, Any]:
+Measured = tuple[dict[str, Any], list[Record]]
+
+
+def _measure_engine(namespace: argparse.Namespace) -> Measured:
     # It loads torch, which a benchmark of a server must not: the client would measure itself.
     with import_module("radix_runtime.engine_api").Engine(**engine_args(namespace)) as engine:
         _complete(engine, [Item([1, 2, 3], 4)], 0.0, "warm-up")  # first use of every part
@@ -180,13 +185,8 @@ def _measure_engine(namespace: argparse.Namespace) -> dict[str, Any]:
         items = _workload(namespace, engine.config.vocab_size)
         records = _complete(engine, items, namespace.temperature, "tokens")
         info = engine.get_server_info()
-        return {
-            "mode": "offline",
-            "model": namespace.model or namespace.model_path or "demo",
-            **{name: info[name] for name in ("dtype", "tp_size", "max_total_num_tokens")},
-            "machine": machine(),
-            **figures(records),
-        }
+        facts = {name: info[name] for name in ("dtype", "tp_size", "max_total_num_tokens")}
+        return {"model": namespace.model or namespace.model_path or "demo", **facts}, records
 
 
 def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> list[Record]:
@@ -203,7 +203,7 @@ def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> 
     return records
 
 
-async def _measure_server(namespace: argparse.Namespace) -> dict[str, Any]:
+async def _measure_server(namespace: argparse.Namespace) -> Measured:
     items = _workload(namespace, namespace.vocab_size)
     slots = asyncio.Semaphore(namespace.max_concurrency or len(items))
     async with Client(namespace.url, namespace.api_key) as client:
@@ -218,10 +218,7 @@ async def _measure_server(namespace: argparse.Namespace) -> dict[str, Any]:
         tasks = [asyncio.create_task(one(i, item)) for i, item in enumerate(items)]
         for done in track(asyncio.as_completed(tasks), "requests", len(tasks)):
             await done
-    records = [task.result() for task in tasks]
-    errors = sorted({r.error for r in records if r.error is not None})[:3]
-    result = {"mode": "serve", "model": model, "machine": machine(), **figures(records)}
-    return {**result, "errors": errors} if errors else result
+    return {"model": model}, [task.result() for task in tasks]
 
 
 async def _request(client: Client, model: str, item: Item, temperature: float) -> Record:

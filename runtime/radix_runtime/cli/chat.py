@@ -1,7 +1,5 @@
 """`radix chat`: a conversation in the terminal, with a server or a model in this process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys
@@ -36,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     sampling = sampling_of(namespace)
     with ExitStack() as stack:
-        if namespace.url is not None:
-            reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
-        else:
+        reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
+        if namespace.url is None:
             engine = stack.enter_context(Engine(**engine_args(namespace)))
             if engine.tokenizer is None:
                 raise ConfigError("this model has no tokenizer, so there is no way to talk to it")

@@ -1,7 +1,5 @@
 """A small client of the OpenAI routes, for `chat` and `bench serve`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager

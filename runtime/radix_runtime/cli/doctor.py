@@ -1,13 +1,12 @@
 """`radix doctor`: what is installed and what the machine has; each problem with its remedy."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
-    for section in (_versions, _kernels, _cpu, _memory, _gpu, *([_ops] if namespace.ops else [])):
+    for section in (_packages, _kernels, _cpu, _memory, _gpu, *([_ops] if namespace.ops else [])):
         try:
             for fact in section():
                 if isinstance(fact, Problem):
@@ -56,26 +55,20 @@ def run(namespace: argparse.Namespace) -> int:
     return EXIT_CONFIG if problems else 0
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _versions() -> Facts:
+def _packages() -> Facts:
     yield "radix-runtime", __version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
+    installed = {package.name: package.version for package in metadata.distributions()}
     for name in ("torch", "transformers", "tokenizers", "triton"):
-        yield name, _version(name) or "not installed"
+        yield name, installed.get(name, "not installed")
+    wheels = [f"{name} {installed[name]}" for name in _WHEELS if name in installed]
+    yield "kernel wheel", ", ".join(wheels) or "none"
+    if len(wheels) > 1:
+        remedy = f"pip uninstall {' '.join(_WHEELS)}, then install one of them"
+        yield Problem(f"{len(wheels)} kernel wheels are installed at once", remedy)
 
 
 def _kernels() -> Facts:
-    installed = [f"{name} {version}" for name in _WHEELS if (version := _version(name))]
-    yield "kernel wheel", ", ".join(installed) or "none"
-    if len(installed) > 1:
-        remedy = f"pip uninstall {' '.join(_WHEELS)}, then install one of them"
-        yield Problem(f"{len(installed)} kernel wheels are installed at once", remedy)
     facts = import_module("radix_runtime.ops").capabilities()
     yield "kernel library", f"{facts['version']}, backend {facts['backend']}"
     yield "instruction set", facts["isa"]
@@ -93,17 +86,14 @@ def _ops() -> Facts:
 
 def _cpu() -> Facts:
     cores = len(os.sched_getaffinity(0))
-    text = f"{cores} usable of {os.cpu_count()}"
-    try:  # cgroup v2
+    yield "cpu cores", f"{cores} usable of {os.cpu_count()}"
+    with suppress(OSError, ValueError):  # no cgroup v2, or its limit is "max"
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         quota = int(limit) / int(period)
-    except (OSError, ValueError):  # none, or "max"
-        yield "cpu cores", text
-        return
-    yield "cpu cores", f"{text}, cgroup quota {quota:g}"
-    if quota < cores:
-        what = f"the cgroup allows {quota:g} cores of time on {cores} cores"
-        yield Problem(what, f"start with --num-threads {max(1, int(quota))}")
+        yield "cgroup quota", f"{quota:g} cores"
+        if quota < cores:
+            what = f"the cgroup allows {quota:g} cores of time on {cores} cores"
+            yield Problem(what, f"start with --num-threads {max(1, int(quota))}")
 
 
 def _memory() -> Facts:

@@ -1,7 +1,5 @@
 """Command-line flags, generated from ServerArgs: one definition for help, types and aliases."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys
@@ -48,9 +46,8 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
             continue
         section = parser.add_argument_group(group)
         for field in members:
-            annotation, choices = types[field.name], field.metadata.get("choices")
-            # int of `int | None`
-            kind = next(t for t in typing.get_args(annotation) or (annotation,) if t is not type(None))
+            choices = field.metadata.get("choices")
+            kind, *_ = typing.get_args(types[field.name]) or (types[field.name],)  # int of `int | None`
             options: dict[str, Any] = {"action": "store_true"}
             if kind is not bool:
                 metavar = None if choices else kind.__name__.upper()
@@ -60,13 +57,13 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
             section.add_argument(flag_name(field.name), *field.metadata["aliases"], help=help, **options)
 
 
+_SAMPLING = {"temperature": float, "top_p": float, "max_new_tokens": int}
+
+
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (default: the model's)")
     for name, kind in _SAMPLING.items():
         group.add_argument(flag_name(name), type=kind)
-
-
-_SAMPLING = {"temperature": float, "top_p": float, "max_new_tokens": int}
 
 
 def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -75,8 +72,7 @@ def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
 
 def server_args(namespace: argparse.Namespace) -> ServerArgs:
     """Raises ConfigError. `model`, the positional argument, is another way to say --model-path."""
-    known = {f.name for f in fields(ServerArgs)}
-    args = ServerArgs(**{name: value for name, value in vars(namespace).items() if name in known})
+    args = ServerArgs(**{f.name: getattr(namespace, f.name) for f in fields(ServerArgs) if f.name in namespace})
     model = getattr(namespace, "model", None)
     if model is not None:
         if args.model_path not in (None, model):

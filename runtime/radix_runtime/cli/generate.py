@@ -1,7 +1,5 @@
 """`radix generate`: completes a file of prompts with a model in this process."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

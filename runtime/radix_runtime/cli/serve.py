@@ -1,7 +1,5 @@
 """`radix serve`: checks what can be checked without a model, then runs the supervisor."""
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import logging

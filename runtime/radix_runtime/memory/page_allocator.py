@@ -22,8 +22,7 @@ class PageAllocator:
         return -(-num_tokens // self.page_size)
 
     def alloc(self, n: int) -> np.ndarray:
-        """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) when they are not there:
-        the caller has to make room first."""
+        """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) if nobody has made room."""
         if n > self.num_free:
             raise InvariantViolation("I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
         rest = self.num_free - n

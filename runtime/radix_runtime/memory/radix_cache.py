@@ -82,8 +82,7 @@ class RadixCache:
         return (extra_key, page) if node is self.root else page
 
     def match(self, ids: np.ndarray, extra_key: str | None = None) -> Match:
-        """The longest cached prefix of `ids` (int32), in whole pages. Splits a node in which the match ends; counts
-        as no use until it is locked."""
+        """The longest cached prefix of `ids` (int32), in whole pages. Splits a node in which it ends; is no use yet."""
         node, parts, child = self._walk(ids, extra_key)
         if child is not None:
             node = self._split(child, len(parts[-1]))
@@ -175,8 +174,7 @@ class RadixCache:
     # Giving back --------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:
-        """Frees pages of unlocked leaves until `num_pages` are free or nothing is left to evict; the last leaf only
-        loses its tail. Returns the number freed."""
+        """Frees `num_pages` pages, or all that are not locked, leaf by leaf from the end. Returns the number freed."""
         freed = 0
         while freed < num_pages and self._heap:
             priority, _, node = heapq.heappop(self._heap)
@@ -189,8 +187,7 @@ class RadixCache:
         return freed
 
     def prune(self, node: Node) -> int:
-        """Drops `node` and its ancestors as far as they are unlocked and have no other child: for KV that turned out
-        to be bad. Returns the number of pages freed."""
+        """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns pages freed."""
         freed = 0
         for at in list(node.path()):
             if not self._is_evictable(at):

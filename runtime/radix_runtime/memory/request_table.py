@@ -20,8 +20,7 @@ class RequestTable:
         return self.free_rows.pop()
 
     def free(self, row: int) -> None:
-        """Gives a row back; changes of it that were not sent yet are dropped, so that no plan names an entry
-        twice."""
+        """Gives a row back. Its unsent changes are dropped, so that no plan names an entry twice."""
         if row in self.free_rows:
             raise ValueError(f"row {row} freed twice")
         self._changes = [change for change in self._changes if change[0] != row]

@@ -2,27 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from ..messages import pack_ids
 from ..step_plan import FROM_PROMPT, LogprobSpan, RowSampling, StepHandle, StepPlan
 from .lifecycle import Lifecycle
-from .policy import Decision
+from .policy import Decision, Entry
 from .request import Request, State
 
 LOGPROB_BLOCK = 1024  # rows of prompt logits that are alive at once
-
-
-class Entry(NamedTuple):
-    """One request in a step: its tokens [start, end)."""
-
-    request: Request
-    start: int
-    end: int
-    samples: bool
-    is_chunk: bool
 
 
 @dataclass(slots=True)
@@ -38,8 +27,18 @@ class Step:
 
 def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepPlan, list[Entry]]:
     """Admits, takes pages, and moves every request in `decision` past this step."""
-    entries, new_rows = _entries(decision, life)
-    _take_pages(entries, life)
+    entries = [*decision.decode, *decision.chunks]
+    new_rows: list[RowSampling] = []
+    for request, *_, match in entries:
+        if match is not None:
+            life.admit(request, match)
+            new_rows.append(_row_sampling(request))
+    # One allocation for the whole step: every request holds just the pages of its tokens.
+    needs = [life.allocator.pages_for(e.end) - e.request.num_pages for e in entries]
+    pages, at = life.take_pages(sum(needs)), 0
+    for entry, need in zip(entries, needs, strict=True):
+        life.grow(entry.request, pages[at : at + need])
+        at += need
     num_decode = len(decision.decode)
     rows = np.array([e.request.row for e in entries], np.int32)
     prompts = [e.request.ids[e.start : e.end] for e in entries[num_decode:]]
@@ -68,28 +67,6 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
         if entry.is_chunk and (entry.samples or entry.end == request.max_total_len):
             request.move(State.DECODE)
     return plan, entries
-
-
-def _entries(decision: Decision, life: Lifecycle) -> tuple[list[Entry], list[RowSampling]]:
-    """Decode rows first, then chunks; rows are taken and prefixes locked here."""
-    entries = [Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in decision.decode]
-    new_rows: list[RowSampling] = []
-    for request, length, match in decision.chunks:
-        if match is not None:
-            life.admit(request, match)
-            new_rows.append(_row_sampling(request))
-        start, end = request.computed_len, request.computed_len + length
-        samples = end == request.total_len < request.max_total_len
-        entries.append(Entry(request, start, end, samples, is_chunk=True))
-    return entries, new_rows
-
-
-def _take_pages(entries: list[Entry], life: Lifecycle) -> None:
-    """One allocation for the whole step: every request holds just the pages of its tokens."""
-    needs = [life.allocator.pages_for(e.end) - e.request.num_pages for e in entries]
-    pages = np.split(life.take_pages(sum(needs)), np.cumsum(needs[:-1]))
-    for entry, own in zip(entries, pages, strict=True):
-        life.grow(entry.request, own)
 
 
 def _row_sampling(request: Request) -> RowSampling:

@@ -75,8 +75,6 @@ def page_owners(life: Lifecycle) -> np.ndarray:
 
 
 def check_locks(life: Lifecycle) -> None:
-    for request in resident(life):
-        require(request.node is not None, "I4", f"{request.rid} holds a row but no node")
     expected = Counter(node for r in resident(life) if r.node for node in r.node.path())
     for node in life.cache.nodes():
         want = expected.pop(node, 0)
@@ -121,6 +119,7 @@ def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
     require(request.num_pages == want, "I4", f"{rid}: {request.num_pages} pages, wants {want}")
     prefix = life.table.pages(request.row, request.cached_len // size)
     require(bool((owner[prefix] == TREE).all()), "I4", f"{rid}: prefix page is not the tree's")
+    require(request.node is not None, "I4", f"{rid} holds a row but no node")
     path = [node.pages for node in request.node.path()] if request.node else []
     tree = np.concatenate([prefix[:0], *reversed(path)])
     require(np.array_equal(tree, prefix), "I4", f"{rid}: row and tree path differ")

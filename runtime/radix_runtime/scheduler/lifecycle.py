@@ -55,8 +55,7 @@ class Lifecycle:
     # Sharing ------------------------------------------------------------------------------
 
     def share(self, request: Request, computed: int) -> None:
-        """Full pages of the first `computed` tokens enter the tree. The KV is committed: the steps that wrote it have
-        completed."""
+        """Full pages of the first `computed` tokens, whose steps have completed, enter the tree."""
         count, known = computed // self.page_size, request.cached_len // self.page_size
         if count <= known:
             return
@@ -104,8 +103,7 @@ class Lifecycle:
             request.move(State.DONE)
 
     def retract(self, request: Request) -> None:
-        """PREFILL or DECODE -> WAITING, at the head of the queue. Nothing is in flight, so every sampled id is known
-        and all KV is committed. Ids, seed, what was sent and scored stay."""
+        """To the head of the queue, while nothing is in flight. Ids, seed, what was sent and scored stay."""
         assert request.last_step <= self.completed_step and request.num_ids == request.total_len
         self.running.remove(request)
         self._release(request)

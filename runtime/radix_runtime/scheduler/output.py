@@ -11,8 +11,7 @@ _BLOCK = 64  # tokens that travel together when nobody reads before the end
 
 
 def finish_reason(request: Request, token: int | None) -> FinishReason | None:
-    """Why the request ends with `token`, its newest (None: it asked for none): a stop id once there are more than
-    `min_new_tokens`, or the length. None: it goes on."""
+    """Why the request ends with `token`, its newest; None: it goes on. `token` is None if it asked for none."""
     if token in request.stop_ids and request.num_output > request.params.min_new_tokens:
         return FinishReason("stop", matched=token)
     return FinishReason("length") if request.num_ids >= request.max_total_len else None

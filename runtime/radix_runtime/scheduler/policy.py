@@ -87,20 +87,28 @@ def expected_len(request: Request, ratio: float, page_size: int) -> int:
 # The step -------------------------------------------------------------------------------------
 
 
-class Chunk(NamedTuple):
-    """`length` tokens of prefill; `match` is set when this admits the request."""
+class Entry(NamedTuple):
+    """One request in a step: its tokens [start, end); `match` is set when this admits the request."""
 
     request: Request
-    length: int
+    start: int
+    end: int
+    samples: bool
+    is_chunk: bool
     match: Match | None = None
+
+
+def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
+    end = start + length
+    return Entry(request, start, end, end == request.total_len < request.max_total_len, True, match)
 
 
 @dataclass(slots=True)
 class Decision:
     """`shortage`: pages are missing for a step that has to be made; launch nothing."""
 
-    decode: list[Request] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    decode: list[Entry] = field(default_factory=list)
+    chunks: list[Entry] = field(default_factory=list)
     shortage: bool = False
     dedup_waits: int = 0
 
@@ -114,18 +122,19 @@ Order = Callable[[], Iterable[Request]]  # of the queue; called only when someon
 def plan_step(life: Lifecycle, order: Order, free_rows: int, token_budget: int, ratio: float) -> Decision:
     """Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
-    decision = Decision([r for r in life.running if r.wants_token])
+    going = [r for r in life.running if r.wants_token]
+    decision = Decision([Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in going])
     room = life.allocator.num_free + life.cache.evictable_pages
-    room -= sum(r.computed_len == r.num_pages * size for r in decision.decode)
+    room -= sum(r.computed_len == r.num_pages * size for r in going)
     if room < 0:
         return Decision(shortage=True)
-    budget, starved = token_budget - len(decision.decode), False
+    budget, starved = token_budget - len(going), False
     for request in life.running:
         if request.state is State.PREFILL:
             wanted = min(request.total_len - request.computed_len, budget)
             held = request.num_pages * size - request.computed_len
             if (length := min(wanted, held + room * size)) > 0:
-                decision.chunks.append(Chunk(request, length))
+                decision.chunks.append(chunk(request, request.computed_len, length))
                 budget -= length
                 room -= life.allocator.pages_for(max(0, length - held))
             starved |= length < wanted
@@ -155,7 +164,7 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
         if need > room:
             break  # nobody passes it, or it might never get in
         length = min(request.total_len - match.length, budget)
-        decision.chunks.append(Chunk(request, length, match))
+        decision.chunks.append(chunk(request, match.length, length, match))
         locked.update(path)
         if cache.enabled and page_end <= request.total_len:
             computing.add(key)

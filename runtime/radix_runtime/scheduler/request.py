@@ -153,7 +153,6 @@ class Request:
     @property
     def shareable_len(self) -> int:
         """Tokens whose KV may enter the tree once every step that contains the request is done. The last token's KV
-        never does, whether or not a later step happened to compute it: so the tree is the same with overlap on and
-        off."""
+        never does, even if a later step has computed it: so the tree is the same with overlap on and off."""
         known = self.num_ids if self.keep_len is None else min(self.num_ids, self.keep_len)
         return min(self.computed_len, max(known - 1, 0))

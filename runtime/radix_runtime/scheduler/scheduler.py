@@ -21,12 +21,12 @@ from ..memory.radix_cache import RadixCache
 from ..memory.request_table import RequestTable
 from ..step_plan import Executor, StepResult
 from . import invariants
-from .batch_builder import Entry, Step, build_step
+from .batch_builder import Step, build_step
 from .channel import Inbox, Outbox
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .output import Output, finish_reason, record_logprobs
-from .policy import Decision, OutputRatio, QueueContext, plan_step, schedule_policies
+from .policy import Decision, Entry, OutputRatio, QueueContext, plan_step, schedule_policies
 from .request import Request, State
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
@@ -265,8 +265,8 @@ class Scheduler:
     def _count(self, decision: Decision) -> None:
         self.counters.steps_total += 1
         self.counters.dedup_waits_total += decision.dedup_waits
-        for request, length, match in decision.chunks:
-            self.counters.prefill_tokens_total += length
+        for request, start, end, *_, match in decision.chunks:
+            self.counters.prefill_tokens_total += end - start
             if match is not None:
                 self.life.cache.record_use(match.node)
                 if request.cached_tokens < 0:
