@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -122,16 +121,17 @@ class TPExecutor(LocalExecutor):
         self._on_death = on_death
         self._ring = StepRing(args.tp_size - 1)
         self._memory_fd = os.memfd_create("radix-comm")  # the communicator's file
-        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._news = threading.Event()  # of a death
-        self._closed = False
-        communicator = SharedMemory(f"/proc/self/fd/{self._memory_fd}", 0, args.tp_size)
+        self._lock, self._closed = threading.Lock(), False
+        self._communicator = SharedMemory(f"/proc/self/fd/{self._memory_fd}", 0, args.tp_size)
         self.workers = [self._start(args, rank) for rank in range(1, args.tp_size)]
-        self._watcher = threading.Thread(target=self._watch, args=[communicator], name="radix-workers", daemon=True)
-        self._watcher.start()
+        self._watchers = [threading.Thread(target=self._watch, args=w, daemon=True) for w in enumerate(self.workers, 1)]
+        for watcher in self._watchers:
+            watcher.start()
         try:
-            super().__init__(args, config, communicator)
+            super().__init__(args, config, self._communicator)
         except BaseException as error:
+            self._await_news(error)
             self.close()
             if self.failure and not isinstance(error, ConfigError):
                 raise EngineDeadError(self.failure) from error
@@ -154,26 +154,19 @@ class TPExecutor(LocalExecutor):
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
         return process
 
-    def _watch(self, communicator: Communicator) -> None:
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """A death that nobody asked for aborts the exchange and closes the ring."""
-        ranks = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self.workers, 1)}
-        poll = select.poll()
-        for fd in (self._stop_fd, *ranks):
-            poll.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll()]
-        for fd in ranks:
-            os.close(fd)
-        if self._stop_fd in ready:
-            return
-        process = self.workers[ranks[ready[0]] - 1]
         code = process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        reason = f"tensor-parallel rank {ranks[ready[0]]} (pid {process.pid}) {how}"
-        logger.error("%s", reason)
-        self.failure = self.failure or reason
-        self._on_death(self.failure)
-        self._news.set()
-        communicator.abort()
+        with self._lock:
+            if self._closed or self._news.is_set():  # other deaths are the echo of the first
+                return
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
+            logger.error("%s", reason)
+            self.failure = self.failure or reason
+            self._on_death(self.failure)
+            self._news.set()
+        self._communicator.abort()
         self._ring.close()
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
@@ -184,10 +177,13 @@ class TPExecutor(LocalExecutor):
                 raise self._died_of(error) from error
         return super().launch(plan)
 
-    def _died_of(self, error: BaseException) -> EngineDeadError:
+    def _await_news(self, error: BaseException) -> None:
         # A closed ring or a broken exchange is mostly the echo of a death: give its news a moment to arrive.
         if self.failure is None and isinstance(error, RuntimeError):
             self._news.wait(_NEWS_SECONDS)
+
+    def _died_of(self, error: BaseException) -> EngineDeadError:
+        self._await_news(error)
         return super()._died_of(error)
 
     def close(self) -> None:
@@ -198,8 +194,6 @@ class TPExecutor(LocalExecutor):
         if self.failure is not None:
             self._communicator.abort()
         self._stream.shutdown()
-        os.eventfd_write(self._stop_fd, 1)
-        self._watcher.join()
         self._ring.close()
         for process in self.workers:
             try:
@@ -209,7 +203,8 @@ class TPExecutor(LocalExecutor):
                 process.wait()
             assert process.stdin is not None
             process.stdin.close()
+        for watcher in self._watchers:
+            watcher.join()
         self._ring.release()
         self._communicator.close()
         os.close(self._memory_fd)
-        os.close(self._stop_fd)

@@ -29,15 +29,10 @@ _FULL_SLEEP = 200e-6
 
 
 class RingHandle(msgspec.Struct, forbid_unknown_fields=True):
-    """What a child needs to attach: inherited descriptors and the size."""
+    """What a child needs to attach: the inherited descriptors of the memory and of each consumer's event, the size."""
 
-    memory_fd: int
-    event_fds: list[int]
+    fds: list[int]
     capacity: int
-
-    @property
-    def fds(self) -> list[int]:
-        return [self.memory_fd, *self.event_fds]
 
 
 class _Ring:
@@ -45,11 +40,11 @@ class _Ring:
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
-        words = _LINE * (2 + 2 * len(handle.event_fds))
+        words = _LINE * 2 * len(handle.fds)
         size = 8 * words + handle.capacity
-        if os.fstat(handle.memory_fd).st_size < size:
-            os.ftruncate(handle.memory_fd, size)
-        self._memory = mmap.mmap(handle.memory_fd, size)
+        if os.fstat(handle.fds[0]).st_size < size:
+            os.ftruncate(handle.fds[0], size)
+        self._memory = mmap.mmap(handle.fds[0], size)
         memory = memoryview(self._memory)
         self._words, self._data = memory[: 8 * words].cast("q"), memory[8 * words :]
         self._acks, self._beats = self._words[_LINE * 2 :: 2 * _LINE], self._words[_LINE * 3 :: 2 * _LINE]
@@ -64,7 +59,7 @@ class StepRing(_Ring):
 
     def __init__(self, consumers: int, capacity: int = 1 << 20) -> None:
         events = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(consumers)]
-        super().__init__(RingHandle(os.memfd_create("radix-steps"), events, capacity))
+        super().__init__(RingHandle([os.memfd_create("radix-steps"), *events], capacity))
         self._published = 0
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
@@ -105,7 +100,7 @@ class StepRing(_Ring):
         self._wake()
 
     def _wake(self) -> None:
-        for fd in self.handle.event_fds:
+        for fd in self.handle.fds[1:]:
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
@@ -122,10 +117,10 @@ class StepRingReader(_Ring):
 
     def __init__(self, handle: RingHandle, index: int) -> None:
         super().__init__(handle)
-        self._index = index
+        self._index, self._event_fd = index, handle.fds[1 + index]
         self._taken = self._acks[index]
         self._poll = select.poll()
-        self._poll.register(handle.event_fds[index], select.POLLIN)
+        self._poll.register(self._event_fd, select.POLLIN)
 
     def receive(self, wake_every: float = 1.0) -> bytes | None:
         """The next frame; None when the ring is closed. Blocks without using the processor and writes the heartbeat at
@@ -155,5 +150,5 @@ class StepRingReader(_Ring):
                 return available
             if time.monotonic() > spin_until and self._poll.poll(wake_every * 1000):
                 with suppress(BlockingIOError):  # drained for earlier bytes
-                    os.eventfd_read(self.handle.event_fds[self._index])
+                    os.eventfd_read(self._event_fd)
         return 0
