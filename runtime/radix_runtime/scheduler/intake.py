@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Sequence
 from itertools import count
 
+import numpy as np
+
 from ..errors import refusal
 from ..messages import Generate, unpack_ids
 from ..sampling_params import splitmix64
@@ -25,10 +27,11 @@ class Intake:
 
     def requests(self, message: Generate, now: float) -> list[Request]:
         """One Request a choice. Raises RequestError."""
-        prompt_len, params = self._check(message), message.sampling
+        ids, params = unpack_ids(message.input_ids), message.sampling
+        self._check(message, ids)
         limit = min(self._max_context, self._pool_tokens)
         if params.max_new_tokens is not None:
-            limit = prompt_len + params.max_new_tokens
+            limit = len(ids) + params.max_new_tokens
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         return [
@@ -36,27 +39,22 @@ class Intake:
             for choice in range(params.n)
         ]
 
-    def _check(self, message: Generate) -> int:
-        """The length of the prompt."""
-        ids, params = unpack_ids(message.input_ids), message.sampling
-        if not message.rid:  # an Abort without an id ends everything
-            raise refusal("invalid_value", "the request id is empty", "rid")
-        if len(ids) == 0:
-            raise refusal("empty_input", "the prompt has no tokens", "prompt")
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            raise refusal("invalid_token_id", f"token ids must be in [0, {self._vocab_size})", "input_ids")
-        if violation := params.violation(self._vocab_size, self._max_choices):
-            raise refusal("invalid_value", violation[1], violation[0])
-        for name, low, high in (("logprob_start", -1, len(ids)), ("top_logprobs", 0, self._vocab_size)):
-            if not low <= getattr(message, name) <= high:
-                raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
+    def _check(self, message: Generate, ids: np.ndarray) -> None:
+        params, vocab, context, pool = message.sampling, self._vocab_size, self._max_context, self._pool_tokens
+        field, violation = params.violation(vocab, self._max_choices) or ("", "")
+        start, top = f"logprob_start must be in [-1, {len(ids)}]", f"top_logprobs must be in [0, {vocab}]"
         # Without a limit of its own a request takes what is left, which must be a token at least.
         new = 1 if params.max_new_tokens is None else params.max_new_tokens
-        for limit, code, what in (
-            (self._max_context, "context_length_exceeded", "context"),
-            (self._pool_tokens, "kv_capacity_exceeded", "KV cache"),
+        end, exceed = len(ids) + new, f"{len(ids)} prompt tokens and {new} new tokens exceed the"
+        for wrong, code, text, param in (
+            (not message.rid, "invalid_value", "the request id is empty", "rid"),  # an Abort of "" ends everything
+            (len(ids) == 0, "empty_input", "the prompt has no tokens", "prompt"),
+            (((ids < 0) | (ids >= vocab)).any(), "invalid_token_id", f"token ids must be in [0, {vocab})", "input_ids"),
+            (bool(field), "invalid_value", violation, field),
+            (not -1 <= message.logprob_start <= len(ids), "invalid_value", start, "logprob_start"),
+            (not 0 <= message.top_logprobs <= vocab, "invalid_value", top, "top_logprobs"),
+            (end > context, "context_length_exceeded", f"{exceed} context of {context}", "prompt"),
+            (end > pool, "kv_capacity_exceeded", f"{exceed} KV cache of {pool}", "prompt"),
         ):
-            if len(ids) + new > limit:
-                numbers = f"{len(ids)} prompt tokens and {new} new tokens"
-                raise refusal(code, f"{numbers} exceed the {what} of {limit}", "prompt")
-        return len(ids)
+            if wrong:
+                raise refusal(code, text, param)

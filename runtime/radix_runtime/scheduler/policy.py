@@ -116,10 +116,10 @@ class Decision:
         return bool(self.decode or self.chunks)
 
 
-Order = Callable[[], Iterable[Request]]  # of the queue; called only when someone can get in
+Queue = Callable[[], Iterable[Request]]  # in the policy's order; called only when someone can get in
 
 
-def plan_step(life: Lifecycle, order: Order, free_rows: int, token_budget: int, ratio: float) -> Decision:
+def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, ratio: float) -> Decision:
     """Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
     going = [r for r in life.running if r.wants_token]
@@ -139,7 +139,7 @@ def plan_step(life: Lifecycle, order: Order, free_rows: int, token_budget: int, 
                 room -= life.allocator.pages_for(max(0, length - held))
             starved |= length < wanted
     if life.waiting and free_rows > 0 and budget > 0 and not starved:
-        _admit(life, order(), decision, free_rows, budget, ratio)
+        _admit(life, queue(), decision, free_rows, budget, ratio)
     decision.shortage = starved and not decision
     return decision
 
