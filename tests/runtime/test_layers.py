@@ -90,9 +90,9 @@ def test_column_parallel_merged(size: int) -> None:
     gate_bias, up_bias = torch.randn(6), torch.randn(12)
     outputs = []
     for rank in range(size):
-        layer = ColumnParallelLinear(context(rank, size), 5, {"gate": 6, "up": 12}, bias=True)
-        load(layer, "weight", {"up": up, "gate": gate})
-        load(layer, "bias", {"gate": gate_bias, "up": up_bias})
+        layer = ColumnParallelLinear(context(rank, size), 5, {"gate_proj": 6, "up_proj": 12}, bias=True)
+        load(layer, "weight", {"up_proj": up, "gate_proj": gate})
+        load(layer, "bias", {"gate_proj": gate_bias, "up_proj": up_bias})
         outputs.append(layer(x).split([6 // size, 12 // size], dim=-1))
     assert close(torch.cat([o[0] for o in outputs], -1), x @ gate.T + gate_bias)
     assert close(torch.cat([o[1] for o in outputs], -1), x @ up.T + up_bias)
@@ -103,7 +103,8 @@ def test_column_parallel_merged(size: int) -> None:
 def test_qkv(size: int, kv_heads: int) -> None:
     """Each query head must meet its own KV head on its rank."""
     heads, dim, x = 4, 3, torch.randn(2, 5)
-    weights = {"q": torch.randn(heads * dim, 5)} | {part: torch.randn(kv_heads * dim, 5) for part in ("k", "v")}
+    weights = {part: torch.randn((heads if part == "q_proj" else kv_heads) * dim, 5)
+               for part in ("q_proj", "k_proj", "v_proj")}  # fmt: skip
     whole = {part: (x @ w.T).unflatten(-1, (-1, dim)) for part, w in weights.items()}
     for rank in range(size):
         layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads)
@@ -112,10 +113,10 @@ def test_qkv(size: int, kv_heads: int) -> None:
         assert (q.shape[1], k.shape[1]) == (layer.num_heads, layer.num_kv_heads)
         for local in range(layer.num_heads):
             head = rank * layer.num_heads + local
-            assert close(q[:, local], whole["q"][:, head])
+            assert close(q[:, local], whole["q_proj"][:, head])
             mine, its = local * layer.num_kv_heads // layer.num_heads, head * kv_heads // heads
-            assert close(k[:, mine], whole["k"][:, its])
-            assert close(v[:, mine], whole["v"][:, its])
+            assert close(k[:, mine], whole["k_proj"][:, its])
+            assert close(v[:, mine], whole["v_proj"][:, its])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -136,7 +137,7 @@ def test_shapes_are_checked() -> None:
         layer.weight_loader(torch.empty(4, 3), Source(torch.empty(4, 3)), None)
     qkv = QKVLinear(context(0, 2), 5, 3, 4, 2)
     with pytest.raises(ValueError, match=r"has shape \[12, 5\], expected \[6, 5\]"):
-        qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k")
+        qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k_proj")
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 8, 13])

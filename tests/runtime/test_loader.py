@@ -64,9 +64,9 @@ def test_another_file_beside_the_checkpoint_is_not_read(folder: Path) -> None:
     [
         ("model.norm.weight", r"no tensor for model\.norm\.weight$"),
         ("lm_head.weight", "no tensor for lm_head.weight"),
-        ("model.layers.1.self_attn.k_proj.weight", r"1\.self_attn\.qkv_proj\.weight \(k\)"),
-        ("model.layers.1.self_attn.v_proj.bias", r"1\.self_attn\.qkv_proj\.bias \(v\)"),
-        ("model.layers.2.mlp.up_proj.weight", r"2\.mlp\.gate_up_proj\.weight \(up\)"),
+        ("model.layers.1.self_attn.k_proj.weight", r"no tensor for .*1\.self_attn\.k_proj\.weight$"),
+        ("model.layers.1.self_attn.v_proj.bias", r"no tensor for .*1\.self_attn\.v_proj\.bias$"),
+        ("model.layers.2.mlp.up_proj.weight", r"no tensor for .*2\.mlp\.up_proj\.weight$"),
     ],
 )
 def test_a_missing_tensor(folder: Path, key: str, message: str) -> None:

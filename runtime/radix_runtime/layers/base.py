@@ -12,7 +12,7 @@ from ..attention.base import AttentionBackend
 from ..distributed import Communicator
 from ..quantization.base import LinearMethod
 
-Part = str | int | None
+Part = str | None  # of a merged parameter: the checkpoint's name of the module beside it that the part comes from
 
 
 @dataclass(frozen=True, slots=True)

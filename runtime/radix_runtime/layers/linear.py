@@ -74,7 +74,8 @@ class QKVLinear(_Linear):
         ranks = ctx.communicator.world_size
         self_kv, first_kv = max(1, num_kv_heads // ranks), ctx.communicator.rank * num_kv_heads // ranks
         kv = _Block(num_kv_heads * dim, first_kv * dim, self_kv * dim)
-        super().__init__(ctx, in_features, {"q": _share(ctx, num_heads * dim), "k": kv, "v": kv}, bias)
+        q = _share(ctx, num_heads * dim)
+        super().__init__(ctx, in_features, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias)
         self.num_heads, self.num_kv_heads = num_heads // ranks, self_kv
 
 

@@ -24,7 +24,9 @@ class GatedMLP(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, {"gate": inner, "up": inner}, bias=config.mlp_bias)
+        self.gate_up_proj = ColumnParallelLinear(
+            ctx, hidden, {"gate_proj": inner, "up_proj": inner}, bias=config.mlp_bias
+        )
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
         self._activation = gated_activations[config.hidden_act]
 

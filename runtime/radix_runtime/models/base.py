@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import nn
 
 from ..batch import ForwardBatch
-from ..layers.base import Part
 
 
 class CausalLM(nn.Module, ABC):
     """Built on the meta device from (ctx, config); its parameters carry the checkpoint's names. All of them belong to
     modules of class `Layer`."""
-
-    # checkpoint module -> the merged module that holds it, and the part it is there
-    stacked: ClassVar[dict[str, tuple[str, Part]]] = {}
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

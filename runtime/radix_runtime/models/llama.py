@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
 from ..batch import ForwardBatch
 from ..layers.attention import Attention, rotary_table
-from ..layers.base import BuildContext, Part
+from ..layers.base import BuildContext
 from ..layers.embedding import VocabParallel
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
@@ -57,14 +55,6 @@ class Decoder(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    stacked: ClassVar[dict[str, tuple[str, Part]]] = {
-        "q_proj": ("qkv_proj", "q"),
-        "k_proj": ("qkv_proj", "k"),
-        "v_proj": ("qkv_proj", "v"),
-        "gate_proj": ("gate_up_proj", "gate"),
-        "up_proj": ("gate_up_proj", "up"),
-    }
-
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
         config.check_tp(ctx.communicator.world_size)

@@ -7,7 +7,7 @@ freed, so no second copy of the weights ever exists."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from .. import ops
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..layers.base import BuildContext, Layer, Part, TensorSource
+from ..layers.base import BuildContext, Layer, TensorSource
 from ..model_config import ModelConfig
 from .base import CausalLM
 from .registry import models
@@ -33,28 +33,27 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     directory; with `load_format` dummy only its config was needed. Raises ConfigError."""
     ops.use_native()
     model = models.get(config.architecture)(ctx, config)
-    params = {
-        f"{prefix}.{name}": _Parameter(cast(Layer, module), name, ctx.device)
+    params = [
+        _Parameter(cast(Layer, module), prefix, name, ctx.device)
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
-    }
+    ]
     if args.load_format == "dummy":
         _fill_random(params, f"{args.random_seed}/{ctx.communicator.rank}")
-        return model
-    tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
-    total = sum(len(param.missing) for param in params.values())
-    hide = True if ctx.communicator.rank else None  # None: where stderr is no terminal
-    _fill(params, model.stacked, tqdm(tensors, "loading weights", total, disable=hide))
+    else:
+        tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
+        _fill(params, tensors, quiet=ctx.communicator.rank > 0)
     return model
 
 
 class _Parameter:
-    """A parameter that wants loading, and the parts of it that have not come."""
+    """A parameter that wants loading. `sources`: its tensors' names in a checkpoint, and the part that each is."""
 
-    def __init__(self, layer: Layer, name: str, device: torch.device) -> None:
-        self.layer, self.name, self._device = layer, name, device
-        self.parts = layer.parts(name)
-        self.missing = set(self.parts)
+    def __init__(self, layer: Layer, prefix: str, name: str, device: torch.device) -> None:
+        self.layer, self.name, self.path, self._device = layer, name, f"{prefix}.{name}", device
+        beside = prefix.rpartition(".")[0]
+        modules = {part: prefix if part is None else f"{beside}.{part}" for part in layer.parts(name)}
+        self.sources = {f"{module}.{name}": part for part, module in modules.items()}
 
     def memory(self) -> torch.Tensor:
         param: torch.Tensor = getattr(self.layer, self.name)
@@ -64,39 +63,35 @@ class _Parameter:
         return param.data
 
 
-def _fill(
-    params: dict[str, _Parameter], stacked: dict[str, tuple[str, Part]], tensors: Iterable[tuple[str, TensorSource]]
-) -> None:
-    for key, source in tensors:
-        prefix, _, attribute = key.rpartition(".")
-        path, dot, module = prefix.rpartition(".")
-        merged, part = stacked.get(module, (module, None))
-        param = params.get(f"{path}{dot}{merged}.{attribute}")
-        if param is None or part not in param.parts:
-            raise ConfigError(f"checkpoint: {key} has no place in this model")
-        if part not in param.missing:
-            raise ConfigError(f"checkpoint: {key} is there twice")
+def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]], *, quiet: bool) -> None:
+    places = {key: (param, part) for param in params for key, part in param.sources.items()}
+    missing = set(places)
+    # None: no bar where stderr is no terminal
+    for key, source in tqdm(tensors, "loading weights", len(places), disable=True if quiet else None):
+        if key not in missing:
+            wrong = "is there twice" if key in places else "has no place in this model"
+            raise ConfigError(f"checkpoint: {key} {wrong}")
+        param, part = places[key]
         try:
             param.layer.weight_loader(param.memory(), source, part)
         except (ValueError, SafetensorError) as error:
             raise ConfigError(f"checkpoint: {key} {error}") from None
-        param.missing.remove(part)
-        if not param.missing:
+        missing.remove(key)
+        if missing.isdisjoint(param.sources):
             param.layer.finalize(param.name)
-    names = sorted(f"{n} ({part})" if part else n for n, param in params.items() for part in param.missing)
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise ConfigError(f"checkpoint: no tensor for {', '.join(names[:3])}{more}")
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(missing)[:3])}{more}")
 
 
-def _fill_random(params: dict[str, _Parameter], seed: str) -> None:
+def _fill_random(params: list[_Parameter], seed: str) -> None:
     """Norm weights 1, everything else normal with deviation 0.02; the same for a seed."""
-    for name, param in params.items():
+    for param in params:
         memory = param.memory()
         if memory.dim() == 1 and param.name == "weight":
             memory.fill_(1)
         else:
-            generator = torch.Generator(memory.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+            generator = torch.Generator(memory.device).manual_seed(zlib.crc32(f"{seed}/{param.path}".encode()))
             memory.normal_(0, _DUMMY_STD, generator=generator)
         param.layer.finalize(param.name)
 
