@@ -1,15 +1,40 @@
-// Prefill on Hopper.
+// The host side of prefill: what it serves, and the numbers that its kernels want.
+#include "cuda/attention/prefill.h"
+
 #include "common/error.h"
-#include "cuda/attention/attention.h"
 
 namespace radix::attention {
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kMaxGroup = 128;  // packed rows of a tile
+
+int log2_exact(int n) {
+  return n > 0 && (n & (n - 1)) == 0 ? __builtin_ctz(n) : -1;
+}
+
+}  // namespace
 
 int64_t prefill_workspace_size(const Shape&) {
   return 0;
 }
 
-void run_prefill(const Params&, rk_stream) {
-  fail(RK_UNSUPPORTED, "flash_attn: no prefill kernel");
+void run_prefill(const Params& p, rk_stream stream) {
+  if (p.kv_dtype != p.dtype) fail(RK_UNSUPPORTED, "flash_attn: prefill has no FP8 KV");
+  if (p.group() > kMaxGroup)
+    fail(RK_UNSUPPORTED, "flash_attn: prefill serves up to %d query heads a KV head, got %d", kMaxGroup, p.group());
+  if (!(p.scale > 0)) fail(RK_UNSUPPORTED, "flash_attn: prefill wants softmax_scale above 0, got %g", p.scale);
+  prefill::Args a;
+  a.p = p;
+  a.page_shift = log2_exact(p.page_size);
+  if (p.softcap > 0) {
+    a.cap_in = p.scale / p.softcap;
+    a.cap_out = p.softcap * kLog2E;
+    a.scale_log2 = 1;
+  } else {
+    a.scale_log2 = p.scale * kLog2E;
+  }
+  p.dtype == DType::bf16 ? prefill::launch_bf16(a, stream) : prefill::launch_f16(a, stream);
 }
 
 }  // namespace radix::attention

@@ -1,0 +1,10 @@
+// Prefill kernels over f16.
+#include "cuda/attention/prefill_launch.h"
+
+namespace radix::attention::prefill {
+
+void launch_f16(const Args& args, rk_stream stream) {
+  launch<f16>(args, stream);
+}
+
+}  // namespace radix::attention::prefill

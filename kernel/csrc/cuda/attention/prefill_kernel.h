@@ -1,0 +1,507 @@
+// Prefill on Hopper: a producer warp feeds keys and values by TMA, warpgroups of 64 packed query rows consume them.
+//
+//   producer     K(n)   K(n-1) V(n)   K(n-2) V(n-1)  ...      rings of kStages blocks of kBlockN keys, from the last
+//   block consumer     S(n)   S(n-1) O += P(n) V(n)   ...           down, so that masked blocks come first
+//                       softmax(S(n-1)) while O += P(n) V(n) runs
+//
+// Scores, probabilities and the output stay in registers; probabilities are the A operand of the second product, values
+// are read along their columns. Consumers take turns in starting their products, so that one's softmax runs under the
+// other's products.
+#pragma once
+
+#include "cuda/attention/prefill_gather.h"
+#include "cuda/hopper/pdl.h"
+#include "cuda/hopper/registers.h"
+#include "cuda/hopper/tma.h"
+#include "cuda/hopper/wgmma_registers.h"
+#include "gpu/element.h"
+
+namespace radix::attention::prefill {
+
+using namespace hopper;
+
+// kDim: the head dimension, rounded up to 64 columns. kConsumers: warpgroups of 64 rows.
+template <class T_, int kDim_, int kBlockN_, int kConsumers_ = 2, bool kQueryRegisters_ = false, bool kTurns_ = true,
+          int kStages_ = 2, bool kLazy_ = true>
+struct Config {
+  using T = T_;
+  static constexpr int kDim = kDim_, kBlockN = kBlockN_, kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr bool kQueryRegisters = kQueryRegisters_;  // queries are read from shared memory once a tile
+  static constexpr bool kTurns = kTurns_, kLazy = kLazy_;
+  static constexpr Operand kType = std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
+  static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
+  static constexpr int kColumnBlocks = kDim / 64;  // of 128 bytes
+  static constexpr int kQueryBytes = kBlockM * kDim * 2, kKeyBytes = kBlockN * kDim * 2;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+};
+
+template <class C>
+struct Shared {
+  alignas(1024) char q[C::kQueryBytes];
+  alignas(1024) char k[C::kStages][C::kKeyBytes];
+  alignas(1024) char v[C::kStages][C::kKeyBytes];
+  uint64_t q_full, q_empty, k_full[C::kStages], k_empty[C::kStages], v_full[C::kStages], v_empty[C::kStages];
+  Tile tiles[2];
+};
+
+// ---------------------------------------------------------------- producer
+
+// One warp. Gathering producers take their tiles from it as consumers do.
+template <class C>
+class Producer {
+ public:
+  __device__ Producer(const Args& a, Shared<C>& shared, const TensorMap* q, const TensorMap* k, const TensorMap* v)
+      : a_(a), shared_(shared), q_(q), k_(k), v_(v), lane_(threadIdx.x % 32) {}
+
+  __device__ void run(Gatherer<C, Shared<C>>* gatherer) {
+    Schedule schedule(a_, sizeof(typename C::T));
+    const int total = schedule.total();
+    int at = blockIdx.x;
+    for (int i = 0;; i++) {
+      Tile t{};
+      t.row = -1;
+      if (at < total) t = schedule.template tile<C::kBlockN>(at);
+      barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
+      if (lane_ == 0) send(t, i & 1);
+      if (t.row < 0) break;
+      gatherer ? gatherer->gather(t) : send_keys(t);
+      at = next(i);
+    }
+    pdl_trigger();
+  }
+
+ private:
+  // Handed out as blocks come for more, or dealt there and back, so that no block has the longer one each time.
+  __device__ int next(int i) {
+    if (!a_.next_tile) return (i + 1) * gridDim.x + (i % 2 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    int taken = 0;
+    if (lane_ == 0) taken = atomicAdd(a_.next_tile, 1);
+    return gridDim.x + __shfl_sync(~0u, taken, 0);
+  }
+
+  __device__ void send(const Tile& t, int slot) {
+    shared_.tiles[slot] = t;
+    if (t.n_begin == t.n_end) {
+      barrier_arrive(&shared_.q_full);
+      return;
+    }
+    const int group = a_.p.group();
+    barrier_arrive_expect(&shared_.q_full, C::kColumnBlocks * 128 * group * a_.tokens_per_tile);
+    for (int c = 0; c < C::kColumnBlocks; c++)
+      tma_load_3d(shared_.q + c * C::kBlockM * 128, q_, &shared_.q_full, c * 64, t.kv_head * group, t.q_begin + t.first,
+                  L2Keep::first_out);
+  }
+
+  __device__ void send_keys(const Tile& t) {
+    if (t.n_begin == t.n_end) return;
+    int page = look_up(t, t.n_end - 1);
+    send_block(t, t.n_end - 1, page, k_, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
+    for (int n = t.n_end - 1; n >= t.n_begin; n--) {
+      int ahead = 0;
+      if (n > t.n_begin) {
+        ahead = look_up(t, n - 1);
+        send_block(t, n - 1, ahead, k_, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
+      }
+      send_block(t, n, page, v_, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
+      page = ahead;
+    }
+  }
+
+  // This lane's first token of block n; the lane copies box_tokens tokens, if there are any.
+  __device__ int token(int n) const { return n * C::kBlockN + lane_ * a_.box_tokens; }
+  __device__ bool copies(const Tile& t, int n) const {
+    return lane_ * a_.box_tokens < C::kBlockN && token(n) < t.kv_len;
+  }
+  __device__ int look_up(const Tile& t, int n) const {
+    if (!a_.p.page_table || !copies(t, n)) return 0;
+    return a_.p.page_table[t.row * a_.p.table_row + page_of(token(n))];
+  }
+  __device__ int page_of(int token) const {
+    return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
+  }
+
+  __device__ void send_block(const Tile& t, int n, int page, const TensorMap* map,
+                             char (&stages)[C::kStages][C::kKeyBytes], uint64_t* full, uint64_t* empty,
+                             Ring<C::kStages>& ring) {
+    barrier_wait(&empty[ring.index], ring.parity ^ 1);
+    const int tokens = min(C::kBlockN, t.kv_len - n * C::kBlockN);
+    const int boxes = (tokens + a_.box_tokens - 1) / a_.box_tokens;
+    if (lane_ == 0) barrier_arrive_expect(&full[ring.index], boxes * a_.box_tokens * C::kColumnBlocks * 128);
+    __syncwarp();
+    if (copies(t, n)) {
+      const int at = a_.p.page_table ? token(n) - page_of(token(n)) * a_.p.page_size : t.kv_begin + token(n);
+      char* to = stages[ring.index] + lane_ * a_.box_tokens * 128;
+      for (int c = 0; c < C::kColumnBlocks; c++)
+        tma_load_4d(to + c * C::kBlockN * 128, map, &full[ring.index], c * 64, at, t.kv_head, page, L2Keep::last_out);
+    }
+    __syncwarp();
+    ring.next();
+  }
+
+  const Args& a_;
+  Shared<C>& shared_;
+  const TensorMap *q_, *k_, *v_;
+  int lane_;
+  Ring<C::kStages> k_at_, v_at_;
+};
+
+// The producer warpgroup, for small pages. The first warp chooses the tiles.
+template <class C>
+__device__ void gather_all(const Args& a, Shared<C>& shared, const TensorMap* q) {
+  Gatherer<C, Shared<C>> gatherer(a, shared);
+  if (threadIdx.x < 32) return Producer<C>(a, shared, q, nullptr, nullptr).run(&gatherer);
+  for (int i = 0;; i++) {
+    barrier_wait(&shared.q_full, i & 1);
+    const Tile t = shared.tiles[i & 1];
+    if (t.row < 0) return;
+    gatherer.gather(t);
+  }
+}
+
+// ---------------------------------------------------------------- consumer
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 - 2 / (1 + e^2x): within 2e-7, which tanh.approx is not.
+__device__ inline float tanh_fast(float x) {
+  return 1.f - __fdividef(2.f, 1.f + exp2_fast(x * 2.885390081777927f));
+}
+
+template <class T>
+__device__ inline uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// The online softmax of a thread's two rows; a row is spread over the four threads of a quad.
+struct Softmax {
+  float top[2] = {-INFINITY, -INFINITY};  // largest score so far
+  float sum[2] = {0, 0};                  // of this thread's probabilities
+  float shrink[2];                        // what the last step made of earlier ones
+
+  // s becomes exp2((s - top) * scale).
+  template <int R>
+  __device__ void step(float (&s)[R], float scale) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float most[2] = {s[2 * r], s[2 * r + 1]};
+#pragma unroll
+      for (int i = 4; i < R; i += 4) {
+        most[0] = fmaxf(most[0], s[i + 2 * r]);
+        most[1] = fmaxf(most[1], s[i + 2 * r + 1]);
+      }
+      float t = fmaxf(top[r], fmaxf(most[0], most[1]));
+      t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
+      t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
+      const float base = t == -INFINITY ? 0.f : t * scale;
+      shrink[r] = exp2_fast(top[r] * scale - base);
+      top[r] = t;
+      float part[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < R; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = s[i + 2 * r + e];
+          x = exp2_fast(fmaf(x, scale, -base));
+          part[e] += x;
+        }
+      }
+      sum[r] = fmaf(sum[r], shrink[r], part[0] + part[1]);
+    }
+  }
+};
+
+// One warpgroup.
+template <class C>
+class Consumer {
+  using T = typename C::T;
+
+ public:
+  __device__ Consumer(const Args& a, Shared<C>& shared)
+      : a_(a), shared_(shared), group_(threadIdx.x / 128 - 1), lane_(threadIdx.x % 32) {
+    row_ = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ / 4;
+  }
+
+  __device__ void run() {
+    if (C::kTurns && group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
+    for (int i = 0;; i++) {
+      barrier_wait(&shared_.q_full, i & 1);
+      const Tile t = shared_.tiles[i & 1];
+      if (t.row < 0) return;
+      attend(t);
+    }
+  }
+
+ private:
+  static constexpr int kTurn = 1, kOwn = kTurn + C::kConsumers;  // named barriers
+
+  __device__ void attend(const Tile& t) {
+    Softmax softmax;
+    float o[C::kDim / 2];
+#pragma unroll
+    for (int i = 0; i < C::kDim / 2; i++) o[i] = 0;
+    place(t);
+    if (t.n_begin < t.n_end) {
+      multiply(t, o, softmax);
+    } else {
+      release(&shared_.q_empty);
+    }
+    store(t, o, softmax);
+  }
+
+  // Where this thread's two rows stand: query token, head, and the keys they see.
+  __device__ void place(const Tile& t) {
+    const int group = a_.p.group();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = row_ + 8 * r, token = row / group;
+      head_[r] = row - token * group;
+      token_[r] = t.first + token;
+      if (token >= a_.tokens_per_tile || token_[r] >= t.q_len) token_[r] = -1;
+      const int position = t.kv_len - t.q_len + t.first + token;
+      end_[r] = a_.p.causal ? min(t.kv_len, position + 1) : t.kv_len;
+      begin_[r] = a_.p.window_left >= 0 ? position - a_.p.window_left : 0;
+    }
+    const int first = t.kv_len - t.q_len + t.first, last = first + a_.tokens_per_tile - 1;
+    all_end_ = a_.p.causal ? min(t.kv_len, first + 1) : t.kv_len;
+    all_begin_ = a_.p.window_left >= 0 ? last - a_.p.window_left : 0;
+  }
+
+  __device__ void multiply(const Tile& t, float (&o)[C::kDim / 2], Softmax& softmax) {
+    float s[C::kBlockN / 2];
+    uint32_t p[C::kBlockN / 4];
+    uint32_t q[C::kQueryRegisters ? C::kDim / 4 : 1];
+    if constexpr (C::kQueryRegisters) {
+      load_queries(q);
+      release(&shared_.q_empty);
+    }
+    int n = t.n_end - 1;
+    barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
+    start_scores(s, q);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    release_block(shared_.k_empty, k_at_);
+    adjust(t, n, s);
+    softmax.step(s, a_.scale_log2);
+    if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
+    for (;; n--) {
+      // Here, behind the loop's branch: in one block with the softmax the compiler would wait before it.
+      wgmma_wait<0>();
+      wgmma_hold(o);
+      if (n + 1 < t.n_end) release_block(shared_.v_empty, v_at_);
+      round(s, p);
+      rescale(o, softmax);
+      if (n == t.n_begin) break;
+      barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
+      if (C::kTurns) named_barrier(kTurn + group_, 256);
+      start_scores(s, q);
+      barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+      start_output(o, p);
+      if (C::kTurns) named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
+      wgmma_wait<1>();
+      wgmma_hold(s);
+      release_block(shared_.k_empty, k_at_);
+      adjust(t, n - 1, s);
+      softmax.step(s, a_.scale_log2);
+    }
+    if constexpr (!C::kQueryRegisters) release(&shared_.q_empty);
+    barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+    start_output(o, p);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    release_block(shared_.v_empty, v_at_);
+  }
+
+  __device__ void release(uint64_t* empty) {
+    if (lane_ == 0) barrier_arrive(empty);
+  }
+  __device__ void release_block(uint64_t* empty, Ring<C::kStages>& ring) {
+    release(&empty[ring.index]);
+    ring.next();
+  }
+
+  __device__ void load_queries(uint32_t* q) {
+    const int row = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ % 16;
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; step++) {
+      const int chunk = step % 4 * 2 + lane_ / 16;
+      const uint32_t at =
+          shared_address(shared_.q) + step / 4 * C::kBlockM * 128 + row * 128 + ((chunk ^ row % 8) << 4);
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(q[4 * step]), "=r"(q[4 * step + 1]), "=r"(q[4 * step + 2]), "=r"(q[4 * step + 3])
+                   : "r"(at)
+                   : "memory");
+    }
+  }
+
+  __device__ void start_scores(float (&s)[C::kBlockN / 2], const uint32_t* q) {
+    const uint64_t queries = swizzled_operand(shared_.q + group_ * 64 * 128);
+    const uint64_t keys = swizzled_operand(shared_.k[k_at_.index]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; step++) {
+      const uint64_t b = advanced(keys, step / 4 * C::kBlockN * 128 + step % 4 * 32);
+      if constexpr (C::kQueryRegisters) {
+        WgmmaRegisters<C::kType, C::kBlockN, false>::run(s, q + 4 * step, b, step > 0);
+      } else {
+        const uint64_t a = advanced(queries, step / 4 * C::kBlockM * 128 + step % 4 * 32);
+        Wgmma<C::kType, C::kBlockN>::run(s, a, b, step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ void start_output(float (&o)[C::kDim / 2], const uint32_t* p) {
+    const uint64_t values = transposed_operand(shared_.v[v_at_.index], C::kBlockN * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::kBlockN / 16; step++)
+      WgmmaRegisters<C::kType, C::kDim>::run(o, p + 4 * step, advanced(values, step * 2048), true);
+    wgmma_commit();
+  }
+
+  // Soft cap and mask.
+  __device__ void adjust(const Tile& t, int n, float (&s)[C::kBlockN / 2]) {
+    if (a_.cap_out > 0) {
+#pragma unroll
+      for (int i = 0; i < C::kBlockN / 2; i++) s[i] = a_.cap_out * tanh_fast(s[i] * a_.cap_in);
+    }
+    const int base = n * C::kBlockN;
+    if (base + C::kBlockN <= all_end_ && base >= all_begin_) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int end = end_[r] - base - lane_ % 4 * 2, begin = begin_[r] - base - lane_ % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < C::kBlockN / 2; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (2 * i + e >= end || 2 * i + e < begin) s[i + 2 * r + e] = -INFINITY;
+      }
+    }
+  }
+
+  __device__ static void round(const float (&s)[C::kBlockN / 2], uint32_t (&p)[C::kBlockN / 4]) {
+#pragma unroll
+    for (int i = 0; i < C::kBlockN / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Once the largest scores are found, later steps leave them: mostly there is nothing to do.
+  __device__ static void rescale(float (&o)[C::kDim / 2], const Softmax& softmax) {
+    if (C::kLazy && __all_sync(~0u, softmax.shrink[0] == 1.f && softmax.shrink[1] == 1.f)) return;
+#pragma unroll
+    for (int i = 0; i < C::kDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
+  }
+
+  // Values past the row's end may be NaN, and 0 * NaN is NaN. Both warpgroups write the same zeros.
+  __device__ void clear_values(int first) {
+    barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+    char* v = shared_.v[v_at_.index];
+    const int chunks = (C::kBlockN - first) * 8;
+    for (int c = 0; c < C::kColumnBlocks; c++)
+      for (int i = threadIdx.x % 128; i < chunks; i += 128)
+        *reinterpret_cast<uint4*>(v + (c * C::kBlockN + first) * 128 + i * 16) = uint4{};
+    fence_async_shared();
+    named_barrier(kOwn + group_, 128);
+  }
+
+  __device__ void store(const Tile& t, float (&o)[C::kDim / 2], Softmax& softmax) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float sum = softmax.sum[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int head = t.kv_head * a_.p.group() + head_[r];
+      const bool there = token_[r] >= 0;
+      float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * a_.scale_log2, factor = 1;
+      if (a_.p.sinks && there) {
+        const float sink = a_.p.sinks[head] * 1.4426950408889634f, larger = fmaxf(base, sink);
+        factor = exp2_fast(base - larger);
+        sum = sum * factor + exp2_fast(sink - larger);
+        base = larger;
+      }
+      const float inverse = sum > 0 ? factor / sum : 0.f;
+#pragma unroll
+      for (int i = 0; i < C::kDim / 2; i += 4) o[i + 2 * r] *= inverse, o[i + 2 * r + 1] *= inverse;
+      const int64_t token = t.q_begin + token_[r];
+      if (a_.p.lse && there && lane_ % 4 == 0)
+        a_.p.lse[token * a_.p.lse_token + head * a_.p.lse_head] =
+            sum > 0 ? (base + log2f(sum)) * 0.6931471805599453f : -INFINITY;
+      T* out = static_cast<T*>(const_cast<void*>(a_.p.out)) + token * a_.p.out_token + head * a_.p.out_head;
+      store_row(out, there, o, r);
+    }
+  }
+
+  // A quad turns its pieces of four bytes into 16-byte chunks: lane c gets chunk 4 k + c.
+  __device__ void store_row(T* out, bool there, const float (&o)[C::kDim / 2], int r) {
+    const int c = lane_ % 4;
+#pragma unroll
+    for (int k = 0; k < C::kDim / 32; k++) {
+      uint32_t x[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) x[j] = pack<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
+      exchange(x[0], x[1], 1, c & 1);
+      exchange(x[2], x[3], 1, c & 1);
+      exchange(x[0], x[2], 2, c & 2);
+      exchange(x[1], x[3], 2, c & 2);
+      const int column = (4 * k + c) * 8;
+      if (there && column < a_.p.head_dim) *reinterpret_cast<uint4*>(out + column) = uint4{x[0], x[1], x[2], x[3]};
+    }
+  }
+
+  // The lower lane keeps `low` and gets the other's; the upper keeps `high`.
+  __device__ static void exchange(uint32_t& low, uint32_t& high, int mask, bool upper) {
+    const uint32_t other = __shfl_xor_sync(~0u, upper ? low : high, mask);
+    (upper ? low : high) = other;
+  }
+
+  const Args& a_;
+  Shared<C>& shared_;
+  int group_, lane_, row_;
+  int token_[2], head_[2], begin_[2], end_[2];
+  int all_begin_, all_end_;  // what every row of the tile sees
+  Ring<C::kStages> k_at_, v_at_;
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    prefill_kernel(const __grid_constant__ Args args, const __grid_constant__ TensorMap q_map,
+                   const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
+  extern __shared__ __align__(1024) char memory[];
+  Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
+  const bool gathers = args.box_tokens == 0;
+  if (threadIdx.x == 0) {
+    barrier_init(&shared.q_full, 1);
+    barrier_init(&shared.q_empty, 4 * C::kConsumers);
+    for (int i = 0; i < C::kStages; i++) {
+      barrier_init(&shared.k_full[i], gathers ? 128 : 1);
+      barrier_init(&shared.v_full[i], gathers ? 128 : 1);
+      barrier_init(&shared.k_empty[i], 4 * C::kConsumers);
+      barrier_init(&shared.v_empty[i], 4 * C::kConsumers);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  pdl_wait();
+  if (threadIdx.x < 128) {
+    give_registers<C::kProducerRegisters>();
+    if (gathers) {
+      gather_all<C>(args, shared, &q_map);
+    } else if (threadIdx.x < 32) {
+      Producer<C>(args, shared, &q_map, &k_map, &v_map).run(nullptr);
+    }
+  } else {
+    take_registers<C::kConsumerRegisters>();
+    Consumer<C>(args, shared).run();
+  }
+}
+
+}  // namespace radix::attention::prefill

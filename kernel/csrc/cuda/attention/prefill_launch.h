@@ -1,0 +1,70 @@
+// Launching prefill_kernel: tensor maps, the grid, and the configuration for a head dimension.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <numeric>
+
+#include "cuda/attention/prefill_kernel.h"
+
+namespace radix::attention::prefill {
+
+// Queries as [tokens, heads, dim]; a box is a tile's tokens with one group of heads.
+inline TensorMap query_map(const Args& a, CUtensorMapDataType type) {
+  const Params& p = a.p;
+  const TileShape shape = {
+      3,
+      {static_cast<uint64_t>(p.head_dim), static_cast<uint64_t>(p.heads), static_cast<uint64_t>(p.tokens)},
+      {static_cast<uint64_t>(p.heads > 1 ? p.q_head * 2 : 16),
+       static_cast<uint64_t>(p.tokens > 1 ? p.q_token * 2 : 16)},
+      {64, static_cast<uint32_t>(p.group()), static_cast<uint32_t>(a.tokens_per_tile)}};
+  return make_tensor_map(p.q, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+// Keys or values as [pages, heads, tokens of a page, dim]; contiguous ones are a single page.
+inline TensorMap key_map(const Args& a, CUtensorMapDataType type, const void* data, int64_t page, int64_t token,
+                         int64_t head) {
+  const Params& p = a.p;
+  const int64_t tokens = p.page_table ? p.page_size : p.kv_tokens, pages = p.page_table ? p.kv_pages : 1;
+  const auto stride = [](int64_t size, int64_t step) { return static_cast<uint64_t>(size > 1 ? step * 2 : 16); };
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
+  const TileShape shape = {4,
+                           {size(p.head_dim), size(tokens), size(p.kv_heads), size(pages)},
+                           {stride(tokens, token), stride(p.kv_heads, head), stride(pages, page)},
+                           {64, static_cast<uint32_t>(a.box_tokens), 1, 1}};
+  // Without any keys nothing is copied, but a map needs an address.
+  return make_tensor_map(tokens > 0 && pages > 0 ? data : p.q, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+template <class C>
+void launch_config(Args a, rk_stream stream) {
+  const Params& p = a.p;
+  a.tokens_per_tile = C::kBlockM / p.group();
+  a.box_tokens = p.page_table ? std::gcd(p.page_size, C::kBlockN) : C::kBlockN;
+  const bool gathers = a.box_tokens % 8 != 0;  // swizzled rows are copied eight at a time
+  if (gathers) a.box_tokens = 0;
+  const CUtensorMapDataType type =
+      C::kType == Operand::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  int sms = 0;
+  gpu::check_gpu(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, p.device.id), "multiprocessors");
+  const int64_t tiles = (p.tokens / a.tokens_per_tile + p.batch) * p.kv_heads;
+  if (tiles > INT_MAX) fail(RK_UNSUPPORTED, "flash_attn: prefill cannot count %lld tiles", (long long)tiles);
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(tiles, sms)));
+  shape.threads = C::kThreads;
+  shape.shared_bytes = sizeof(Shared<C>);
+  launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map(a, type),
+                   gathers ? TensorMap{} : key_map(a, type, p.k, p.k_page, p.k_token, p.k_head),
+                   gathers ? TensorMap{} : key_map(a, type, p.v, p.v_page, p.v_token, p.v_head));
+}
+
+template <class T>
+void launch(const Args& a, rk_stream stream) {
+  const int dim = a.p.head_dim;
+  if (dim <= 64) return launch_config<Config<T, 64, 128>>(a, stream);
+  if (dim <= 128) return launch_config<Config<T, 128, 128>>(a, stream);
+  if (dim <= 192) return launch_config<Config<T, 192, 96>>(a, stream);
+  return launch_config<Config<T, 256, 80>>(a, stream);
+}
+
+}  // namespace radix::attention::prefill

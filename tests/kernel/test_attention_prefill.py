@@ -1,0 +1,109 @@
+"""Prompts and chunks behind cached prefixes: sizes around the tiles of the GPU kernels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.attention_cases import Case, make_case, oracle
+from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded
+
+HALVES = (torch.bfloat16, torch.float16)
+# (new tokens, keys): across the borders of 128 keys, a chunk behind a prefix, decode rows, rows with nothing to do.
+ROWS = [(129, 129), (1, 300), (0, 5), (70, 357), (64, 64), (2, 0), (9, 4), (1, 1)]
+OPTIONS = {
+    "plain": {},
+    "not causal": {"causal": False},
+    "window": {"window_size": (100, 0)},
+    "window of one": {"window_size": (0, 0)},
+    "window without causal": {"window_size": (33, -1), "causal": False},
+    "softcap": {"softcap": 5.0},
+    "sinks": {"sinks": True},
+    "all": {"sinks": True, "softcap": 20.0, "window_size": (130, 0), "softmax_scale": 0.2},
+}
+
+
+def run(case: Case, options: dict, rng: torch.Generator) -> None:
+    options = dict(options)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
+    dtype = case.q.dtype
+    expected, expected_lse = oracle(case, **options)
+    hint = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
+    paged, ragged = (guarded(tuple(case.q.shape), dtype, gap=gap) for gap in (8, 0))
+    _, lse = rk.flash_attn_with_kvcache(
+        *case.args, **options, return_softmax_lse=True, max_seqlen_q=hint, out=paged.view
+    )
+    paged.check()
+    assert_close("flash_attn_with_kvcache", paged.view, expected, ATTENTION[dtype])
+    assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
+    lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
+    _, lse = rk.flash_attn_varlen(
+        case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lens.cumsum(0).to(torch.int32),
+        **options, return_softmax_lse=True, max_seqlen_q=hint, out=ragged.view,
+    )  # fmt: skip
+    ragged.check()
+    assert_close("flash_attn_varlen", ragged.view, expected, ATTENTION[dtype])
+    assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_options(options, dtype, rng):
+    run(make_case(ROWS, rng, dim=128, dtype=dtype), options, rng)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 128, 256])
+@pytest.mark.parametrize("hnd", [False, True])
+def test_page_sizes(page_size, hnd, rng):
+    run(make_case(ROWS, rng, dim=128, page_size=page_size, hnd=hnd, gap=16, dtype=torch.bfloat16), {}, rng)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (8, 8), (8, 1), (6, 2), (5, 1), (14, 2), (24, 1)], ids=str)
+def test_head_groups(heads, rng):
+    run(make_case([(40, 170), (1, 40)], rng, heads=heads, dim=64, dtype=torch.bfloat16), {}, rng)
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 144, 192, 256])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_head_dims(dim, page_size, dtype, rng):
+    run(make_case([(33, 140), (1, 90), (130, 130)], rng, dim=dim, page_size=page_size, dtype=dtype), {}, rng)
+
+
+def test_a_nan_stays_in_its_row(rng):
+    """Ragged rows lie next to each other, so a tile of one row's keys holds the next row's."""
+    rows = [(130, 130), (60, 60), (1, 70)]
+    case = make_case(rows, rng, dim=128, dtype=torch.bfloat16)
+    k, v = torch.cat(case.keys), torch.cat(case.values)
+    cu = torch.tensor([0, 130, 190, 260], dtype=torch.int32)
+    clean = rk.flash_attn_varlen(case.q, k, v, case.cu_seqlens_q, cu, max_seqlen_q=130)
+    k[130:190], v[130:190], case.q[130:190] = math.nan, math.nan, math.nan
+    got = rk.flash_attn_varlen(case.q, k, v, case.cu_seqlens_q, cu, max_seqlen_q=130)
+    assert_same_bits(got[:130], clean[:130])
+    assert_same_bits(got[190:], clean[190:])
+
+
+def test_bits_repeat_and_do_not_depend_on_the_batch(rng):
+    if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"] == "reference":
+        pytest.skip("the reference is torch's einsum, which promises nothing about bits")
+    rows = [(200, 700), (1, 300), (90, 90), (1, 33), (140, 141)]
+    case = make_case(rows, rng, heads=(8, 2), dim=128, dtype=torch.bfloat16)
+    whole = rk.flash_attn_with_kvcache(*case.args, max_seqlen_q=200)
+    assert_same_bits(rk.flash_attn_with_kvcache(*case.args, max_seqlen_q=200), whole)
+    for row, (n, _) in enumerate(rows):
+        begin = int(case.cu_seqlens_q[row])
+        if n == 1:  # alone it would be decode's
+            continue
+        alone = rk.flash_attn_with_kvcache(
+            case.q[begin : begin + n],
+            case.k_cache,
+            case.v_cache,
+            case.page_table[row : row + 1],
+            case.kv_lens[row : row + 1],
+            torch.tensor([0, n], dtype=torch.int32),
+        )
+        assert_same_bits(alone, whole[begin : begin + n])
