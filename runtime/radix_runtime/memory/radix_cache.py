@@ -22,7 +22,7 @@ from ..errors import require
 from .page_allocator import PageAllocator
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     parent: Node | None  # None: the root, or cut off
     edge: Hashable  # key in parent.children

@@ -65,7 +65,7 @@ class LogprobBuffer:
         return Logprobs(ids, values, self.top_n, *top)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """Plain state; the transitions that move pages live in `lifecycle.py`."""
 
