@@ -77,7 +77,11 @@ class ForwardBatch:
         cut = (part[:n] for part, n in zip(lists, (b, b + 1, b, s, s), strict=True))
         self.rows, self.cu_seqlens_q, self.kv_lens, self.logit_rows, self.sample_rows = cut
         self._fill_tokens(token_parts, next_token)
-        self._fill_page_table()
+        # On the CPU only as wide as the longest row needs. On a GPU as wide as can be: captured graphs need one shape,
+        # and kernels may cut their work by the width.
+        width = -(-self.max_kv_len // self.kv_pool.page_size) if self.device.is_cpu else self.max_pages
+        view = self._page_table[: b * width].view(b, width)
+        self.page_table = torch.index_select(self._table[:, :width], 0, self.rows, out=view)
 
     def _layout(self, plan: StepPlan, padding: int) -> tuple[np.ndarray, np.ndarray]:
         """The first two parts of the upload; sets the host values."""
@@ -129,10 +133,3 @@ class ForwardBatch:
         page_size, slots = self.kv_pool.page_size, self._slot_mapping[:count]
         self.slot_mapping = torch.add(offsets, pages, alpha=page_size, out=slots)
         self.slot_mapping[self.num_tokens :].fill_(-1)
-
-    def _fill_page_table(self) -> None:
-        """On the CPU only as wide as the longest row needs. On a GPU as wide as can be: captured graphs need one shape,
-        and kernels may cut their work by the width."""
-        width = -(-self.max_kv_len // self.kv_pool.page_size) if self.device.is_cpu else self.max_pages
-        view = self._page_table[: self.padded_batch * width].view(self.padded_batch, width)
-        self.page_table = torch.index_select(self._table[:, :width], 0, self.rows, out=view)

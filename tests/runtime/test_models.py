@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from radix_runtime.errors import ConfigError
-from radix_runtime.models.registry import models
+from radix_runtime.models.loader import models
 from tests.runtime.tiny_models import (
     TINY,
     Driver,

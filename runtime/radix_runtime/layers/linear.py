@@ -61,7 +61,7 @@ class ReplicatedLinear(_Linear):
 
 
 class ColumnParallelLinear(_Linear):
-    def __init__(self, ctx: BuildContext, in_features: int, outputs: dict[Part, int], *, bias: bool = False) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, outputs: dict[str, int], *, bias: bool = False) -> None:
         super().__init__(ctx, in_features, {part: _share(ctx, total) for part, total in outputs.items()}, bias)
 
 

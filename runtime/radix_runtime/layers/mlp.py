@@ -24,9 +24,8 @@ class GatedMLP(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ColumnParallelLinear(
-            ctx, hidden, {"gate_proj": inner, "up_proj": inner}, bias=config.mlp_bias
-        )
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, parts, bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
         self._activation = gated_activations[config.hidden_act]
 

@@ -22,9 +22,13 @@ from ..config import ServerArgs
 from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, TensorSource
 from ..model_config import ModelConfig
+from ..registry import Registry
 from .base import CausalLM
-from .registry import models
+from .llama import LlamaForCausalLM
 
+# By the architecture that config.json names; other packages add theirs.
+_LLAMAS = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
+models: Registry[type[CausalLM]] = Registry("architecture", "radix.models", dict.fromkeys(_LLAMAS, LlamaForCausalLM))
 _DUMMY_STD = 0.02
 
 
