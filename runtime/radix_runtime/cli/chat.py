@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,10 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     sampling = sampling_of(namespace)
-    with ExitStack() as stack:
+    with nullcontext() if namespace.url is not None else Engine(**engine_args(namespace)) as engine:
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
-        if namespace.url is None:
-            engine = stack.enter_context(Engine(**engine_args(namespace)))
+        if engine is not None:
             if engine.tokenizer is None:
                 raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
             reply = partial(_ask_engine, engine, engine.tokenizer.apply_chat_template, sampling)

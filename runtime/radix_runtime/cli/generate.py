@@ -3,13 +3,13 @@
 import argparse
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+from rich.progress import track
 
 from ..engine_api import Engine
 from ..errors import ConfigError
@@ -36,28 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     lines = read_lines(Path(namespace.input))
-    with ExitStack() as stack:
-        engine = stack.enter_context(Engine(**engine_args(namespace)))
+    with Engine(**engine_args(namespace)) as engine:
         prompts = [_ids(engine, line, namespace.chat) for line in lines]
         params = [{**sampling_of(namespace), **line.sampling_params} for line in lines]
-        out = sys.stdout
-        if namespace.output is not None:
-            out = stack.enter_context(open(namespace.output, "w", encoding="utf-8"))
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
-        task = progress.add_task("prompts", total=len(prompts))
         done: dict[int, dict[str, Any]] = {}
         written = 0
-        try:
-            for output in engine.stream(input_ids=prompts, sampling_params=params) if prompts else ():
-                if output["meta_info"]["finish_reason"] is not None:
+        with open(namespace.output, "w", encoding="utf-8") if namespace.output else nullcontext(sys.stdout) as out:
+            try:
+                stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()
+                finished = (output for output in stream if output["meta_info"]["finish_reason"] is not None)
+                for output in track(finished, "prompts", len(prompts), console=Console(stderr=True)):
                     done[output["index"]] = output
-                    progress.advance(task)
-                while written in done:  # in the order of the file, as early as that order allows
-                    out.write(_record(written, done.pop(written)))
-                    written += 1
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+                    while written in done:  # in the order of the file, as early as that order allows
+                        out.write(_record(written, done.pop(written)))
+                        written += 1
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
     return 0
 
 
