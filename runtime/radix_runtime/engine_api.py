@@ -1,8 +1,7 @@
 """Engine: the runtime without a server.
 
 Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
-are done (and advances those of other threads on the way). With tensor parallelism the other ranks are child
-processes."""
+are done (and advances those of other threads on the way). Other tensor-parallel ranks are child processes."""
 
 from __future__ import annotations
 
@@ -27,11 +26,9 @@ from .model_config import ModelConfig
 from .sampling_params import SamplingParams
 from .scheduler.channel import LocalChannel
 from .scheduler.scheduler import Scheduler
-from .server.admission import Limits, admit, sampling_params
 from .server.detokenizer import Detokenizer
-from .server.output import merge, native_output, scored
+from .server.generation import Choices, Limits, native_output, sampling_defaults, scored
 
-Output = dict[str, Any]
 _SHUT_DOWN = "the engine was shut down"
 _IDLE_WAIT = 0.05
 
@@ -58,9 +55,7 @@ class Engine:
         self.args = args = replace(args, model_path=str(folder))
         self.config = ModelConfig.from_dir(folder, args.json_model_override_args)
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
-        self._defaults: dict[str, Any] = {}
-        if args.sampling_defaults == "model":
-            self._defaults = dict(hf.load_generation_config(folder).sampling_defaults())
+        self._defaults = sampling_defaults(args, folder)
         self._lock = threading.Lock()
         self._dead: str | None = None
         self._open: dict[str, _Call] = {}
@@ -69,8 +64,8 @@ class Engine:
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
         self._scheduler = Scheduler(args, self._executor, self._inbox, tokens, eos_ids=eos_ids)
         self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
-        self._pool_tokens = self._executor.num_pages * self._executor.page_size
-        self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, self._pool_tokens)
+        pool = self._executor.num_pages * self._executor.page_size
+        self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, pool)
 
     # Generation ---------------------------------------------------------------------------
 
@@ -95,28 +90,25 @@ class Engine:
         `top_logprobs_num` also output_top_logprobs and input_top_logprobs). A single prompt with n = 1 gives one
         output, else a list, the choices of a prompt side by side. With `stream` see `stream`."""
         ids, single = self._prompt_ids(prompt, input_ids)
-        many = isinstance(sampling_params, (list, tuple))
-        params = sampling_params if many else [sampling_params] * len(ids)
+        params = sampling_params if isinstance(sampling_params, (list, tuple)) else [sampling_params] * len(ids)
         if len(params) != len(ids):
             raise ValueError(f"{len(params)} sampling_params for {len(ids)} prompts")
         if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
             raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
         wanted = (stream, return_logprob, logprob_start_len, top_logprobs_num)
         call = _Call([self._request(i, p, *wanted) for i, p in zip(ids, params, strict=True)])
-        single = single and len(call.choices) == 1
+        single = single and call.unfinished == 1
         grown = self._advance(call)
         if stream:
             return ({**call.output(i), **({} if single else {"index": i})} for i in grown)
         deque(grown, maxlen=0)
-        outputs = [call.output(index) for index in range(len(call.choices))]
+        outputs = [call.output(choice) for choice in sorted(call.pieces)]
         return outputs[0] if single else outputs
 
-    def stream(self, *args: Any, **options: Any) -> Iterator[Output]:
-        """As `generate`, but yields an output whenever a choice has grown: all its text and ids so far, and, with more
-        than one choice, its `index`. `finish_reason` is None until the last one. The work ends when the iterator is
-        closed."""
-        stream: Iterator[Output] = self.generate(*args, **options, stream=True)
-        return stream
+    def stream(self, *args: Any, **options: Any) -> Iterator[dict[str, Any]]:
+        """As `generate`, but yields an output whenever a choice has grown: all of it so far, `finish_reason` None until
+        its last, and, with more than one choice, its `index`. Closing the iterator ends the work."""
+        return self.generate(*args, **options, stream=True)
 
     def score(
         self,
@@ -127,11 +119,9 @@ class Engine:
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> list[list[float]]:
-        """Scores each of `items` against `query`; one list of numbers an item.
-
-        Without labels: the log-probability of each token of the item as continuation of the query. With labels: the
-        probability of each label token after query and item (after item and query with `item_first`), normalised over
-        the labels with `apply_softmax`."""
+        """Scores each of `items` against `query`; one list of numbers an item. Without labels: the log-probability of
+        each token of the item as continuation of the query. With labels: the probability of each label token after
+        query and item (after item and query with `item_first`), normalised over the labels with `apply_softmax`."""
         many: Any = [items] if isinstance(items, str) or _are_ids(items) else items
         if label_token_ids is None:
             if apply_softmax or item_first:
@@ -142,8 +132,7 @@ class Engine:
         table = np.array(flat, np.float64).reshape(len(prefixes), len(label_token_ids))
         if apply_softmax:
             table -= np.logaddexp.reduce(table, axis=1, keepdims=True)
-        scores: list[list[float]] = np.exp(table).tolist()
-        return scores
+        return np.exp(table).tolist()
 
     def _continuations(self, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
         """Log-probabilities of the second part's tokens after the first, by prefill alone."""
@@ -152,7 +141,8 @@ class Engine:
         params = SamplingParams(max_new_tokens=0)
         call = _Call([self._request(p + t, params, False, True, len(p), 0) for p, t in pairs])
         deque(self._advance(call), maxlen=0)
-        return [[entry.logprob or 0.0 for entry in scored(choice.prompt_logprobs)] for choice in call.choices]
+        entries = (scored(piece.prompt_logprobs) for _, piece in sorted(call.pieces.items()))
+        return [[entry.logprob or 0.0 for entry in part] for part in entries]
 
     # Requests -----------------------------------------------------------------------------
 
@@ -177,34 +167,29 @@ class Engine:
             return [self._ids(given)], True
         return [self._ids(one) for one in given], False
 
-    def _request(
-        self, ids: list[int], given: Any, stream: bool, return_logprob: bool, logprob_start: int, top_logprobs: int
-    ) -> Generate:
+    def _request(self, ids: list[int], given: Any, stream: bool, scores: bool, start: int, top: int) -> Generate:
         try:
-            if isinstance(given, SamplingParams):
-                params = admit(ids, given, self._limits, prompt_param="prompt")
-            else:
-                params = sampling_params(given or {}, self._defaults)
-                clip = "max_new_tokens" not in (given or {})
-                params = admit(ids, params, self._limits, prompt_param="prompt", clip=clip)
+            if clip := not isinstance(given, SamplingParams):
+                values = {**self._defaults, **(given or {})}
+                stop = values.get("stop", [])
+                values["stop"] = [stop] if isinstance(stop, str) else stop
+                clip, given = "max_new_tokens" not in values, msgspec.convert(values, SamplingParams, str_keys=True)
+            params = self._limits.admit(ids, given, "prompt", {}, clip)
         except msgspec.ValidationError as error:
             raise ValueError(f"sampling_params: {error}") from None
         except RequestError as error:
             raise ValueError(error.message) from None
-        if not -1 <= logprob_start <= len(ids):
+        if not -1 <= start <= len(ids):
             raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
-        if not 0 <= top_logprobs <= self.config.vocab_size:
+        if not 0 <= top <= self.config.vocab_size:
             raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
-        rid, packed = secrets.token_hex(16), pack_ids(ids)
-        return Generate(rid, packed, params, stream, return_logprob, logprob_start, top_logprobs)
+        return Generate(secrets.token_hex(16), pack_ids(ids), params, stream, scores, start, top)
 
     # The machine --------------------------------------------------------------------------
 
     def _advance(self, call: _Call) -> Iterator[int]:
-        """Works until `call` is done, yielding the choices that have grown. Aborts what has not ended when it is left
-        early."""
+        """Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest."""
         with self._lock:
-            self._check_alive()
             for request in call.requests:
                 self._open[request.rid] = call
                 self._inbox.send(request)
@@ -223,13 +208,10 @@ class Engine:
                 if call.unfinished:
                     self._inbox.send(Abort(request.rid, "the caller has gone"))
 
-    def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-
     def _pump(self) -> None:
         """One iteration of scheduler and detokenizer. The caller holds the lock."""
-        self._check_alive()
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
         try:
             worked = self._scheduler.step()
         except Exception as error:
@@ -265,12 +247,9 @@ class Engine:
         with self._lock:
             self._pump()
             stats = self._scheduler.stats()
-        return {
-            **{name: value for name, value in asdict(self.args).items() if name not in SECRETS},
-            "max_total_num_tokens": self._pool_tokens,
-            "max_context": self._executor.max_context,
-            "internal_states": [stats],
-        }
+        settings = {name: value for name, value in asdict(self.args).items() if name not in SECRETS}
+        sizes = {"max_total_num_tokens": self._limits.max_total_tokens, "max_context": self._executor.max_context}
+        return {**settings, **sizes, "internal_states": [stats]}
 
     def shutdown(self) -> None:
         """Ends the engine and its processes. Idempotent; later calls raise EngineDeadError."""
@@ -286,30 +265,24 @@ class Engine:
         self.shutdown()
 
 
-class _Call:
-    """The requests of one `generate`; written by whichever thread pumps. `choices[i]` is all that has arrived of choice
-    i, merged; `grown` the choices that its caller has not seen yet."""
+class _Call(Choices):
+    """One `generate`; written by whichever thread pumps. `grown`: the choices that its caller has not seen yet."""
 
     def __init__(self, requests: list[Generate]) -> None:
-        self.requests = requests
+        super().__init__(requests)
         self.error: Exception | None = None
-        self._request_of = [r for r in requests for _ in range(r.sampling.n)]
-        self.choices = [TextDelta(r.rid, 0, "", b"") for r in self._request_of]
-        self._first = {r.rid: i for i, r in reversed(list(enumerate(self._request_of)))}
-        self._seconds = [0.0] * len(self.choices)
-        self.unfinished = len(self.choices)
         self.grown: set[int] = set()
+        self._seconds: dict[int, float] = {}
         self._started = time.monotonic()
 
-    def add(self, delta: TextDelta) -> None:
-        index = self._first[delta.rid] + delta.choice
-        merge(self.choices[index], delta)
-        self._seconds[index] = time.monotonic() - self._started
-        self.grown.add(index)
-        self.unfinished -= delta.finish is not None
+    def add(self, delta: TextDelta) -> int:
+        choice = super().add(delta)
+        self._seconds[choice] = time.monotonic() - self._started
+        self.grown.add(choice)
+        return choice
 
-    def output(self, index: int) -> Output:
-        return native_output(self._request_of[index], self.choices[index], self._seconds[index], None)
+    def output(self, choice: int) -> dict[str, Any]:
+        return native_output(self.request_of[choice], self.pieces[choice], self._seconds[choice], None)
 
 
 def _are_ids(value: Any) -> bool:

@@ -111,11 +111,12 @@ class Stack:
     def __enter__(self) -> Stack:
         self._listener = bind_port("127.0.0.1", 0)
         facts = SimpleNamespace(vocab_size=VOCAB, max_context=CONTEXT)
-        self.manager = TokenizerManager(self.args, facts, self.tokenizer, self)
+        self.manager = TokenizerManager(self.args, facts, self.tokenizer, self, {})
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size
             self.manager.set_ready({"max_total_num_tokens": tokens})
-        self.app = create_app(self.args, self.manager, health=lambda: self.dead_reason)
+        self.manager.health = lambda: self.dead_reason
+        self.app = create_app(self.manager)
         config = uvicorn.Config(self.app, **uvicorn_options(self.args))
         self._server = uvicorn.Server(config)
         for thread in self._threads:
@@ -146,7 +147,7 @@ class Stack:
     def check_idle(self) -> None:
         """Nothing is open anywhere, every request has exactly one end, no page is lost."""
         self.wait(self._at_rest)
-        self.wait(lambda: self.manager.num_open == 0 and self.detokenizer.num_choices == 0)
+        self.wait(lambda: len(self.manager._open) == 0 and self.detokenizer.streams == {})
         counts = self.manager.counts
         assert counts.accepted == counts.ok + counts.aborted + counts.failed
         assert not self.manager._open and not self.manager._controls

@@ -255,8 +255,8 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         if stream:
             assert b"200 OK" in connection.recv(4096)
-        slow.wait(lambda: slow.manager.num_open == 1)
-    slow.wait(lambda: slow.manager.num_open == 0 and slow.scheduler.is_idle)
+        slow.wait(lambda: len(slow.manager._open) == 1)
+    slow.wait(lambda: len(slow.manager._open) == 0 and slow.scheduler.is_idle)
     assert len(slow.sent_of(Abort)) == 1 and slow.manager.counts.aborted == 1
     assert len(slow.engine.steps) < 150
 
@@ -264,7 +264,7 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
 def test_abort_request(slow: Stack) -> None:
     body = {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 200}}
     thread, result = in_background(lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20))
-    slow.wait(lambda: slow.manager.num_open == 1)
+    slow.wait(lambda: len(slow.manager._open) == 1)
     for count in (1, 0):
         answer = httpx.post(f"{slow.url}/abort_request", json={"rid": "mine"})
         assert answer.status_code == 200
@@ -282,11 +282,11 @@ def test_abort_all_and_abort_of_a_call(slow: Stack) -> None:
     thread, result = in_background(lambda: httpx.post(
         url, json={**LONG, "prompt": ["a", "b"], "rid": "call"}, timeout=20))  # fmt: skip
     other, kept = in_background(lambda: httpx.post(url, json=LONG, timeout=20))
-    slow.wait(lambda: slow.manager.num_open == 3)
+    slow.wait(lambda: len(slow.manager._open) == 3)
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": "call"}).json() == {"aborting": 2}
     thread.join(10)
     assert [c["finish_reason"] for c in result[0].json()["choices"]] == ["abort", "abort"]
-    assert slow.manager.num_open == 1
+    assert len(slow.manager._open) == 1
     httpx.post(f"{slow.url}/abort_request", json={"abort_all": True})
     other.join(10)
     assert kept[0].json()["choices"][0]["finish_reason"] == "abort"
@@ -295,7 +295,7 @@ def test_abort_all_and_abort_of_a_call(slow: Stack) -> None:
 def test_flush_while_busy(slow: Stack) -> None:
     thread, _ = in_background(lambda: httpx.post(
         f"{slow.url}/v1/completions", json={**LONG, "max_tokens": 100}, timeout=20))  # fmt: skip
-    slow.wait(lambda: slow.manager.num_open == 1)
+    slow.wait(lambda: len(slow.manager._open) == 1)
     error = httpx.post(f"{slow.url}/flush_cache")
     assert (error.status_code, error.json()["error"]["code"]) == (400, "busy")
     assert httpx.post(f"{slow.url}/flush_cache?timeout=20", timeout=30).status_code == 200
@@ -306,7 +306,7 @@ def test_engine_death(slow: Stack) -> None:
     url = f"{slow.url}/v1/completions"
     dead = RequestError(500, "engine_dead", "the engine has died")
     thread, whole = in_background(lambda: httpx.post(url, json=LONG, timeout=20))
-    slow.wait(lambda: slow.manager.num_open == 1)
+    slow.wait(lambda: len(slow.manager._open) == 1)
     lines: list[str] = []
     with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=20) as streamed:
         for line in filter(None, streamed.iter_lines()):
@@ -319,7 +319,7 @@ def test_engine_death(slow: Stack) -> None:
     assert httpx.post(url, json=LONG).json()["error"]["code"] == "engine_dead"
     for probe in ("/health", "/ready", "/health_generate"):
         assert httpx.get(slow.url + probe).status_code == 503
-    assert slow.manager.num_open == 0 and slow.manager.counts.failed == 2
+    assert len(slow.manager._open) == 0 and slow.manager.counts.failed == 2
     slow.send(Abort(""))
 
 
@@ -364,7 +364,7 @@ def test_not_ready_while_loading() -> None:
         thread, result = in_background(
             lambda: httpx.post(stack.url + CHAT, json={**good_request(MODEL), "max_tokens": 20})
         )
-        stack.wait(lambda: stack.manager.num_open == 1)
+        stack.wait(lambda: len(stack.manager._open) == 1)
         thread.join(10)
         assert result[0].status_code == 200
         stack.check_idle()

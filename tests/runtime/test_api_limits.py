@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
-from radix_runtime.server.auth import Access, Auth
+from radix_runtime.server.exchange import Access, Auth
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 

@@ -133,7 +133,7 @@ def run(
             if d.finish is not None:
                 last = d
     assert last is not None and last.finish is not None
-    assert h.detokenizer.num_choices == 0
+    assert h.detokenizer.streams == {}
     return text, ids, last.finish, last.completion_tokens, stops
 
 
@@ -291,7 +291,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     assert unpack_ids(delta.ids).tolist() == ids[:used]
     assert delta.logprobs is not None
     assert len(delta.logprobs.logprobs) == 4 * used and len(delta.logprobs.top_ids) == 8 * used
-    assert h.detokenizer.num_choices == 0
+    assert h.detokenizer.streams == {}
     late = TokenDelta("r", 3, pack_ids([5]), finish=FinishReason("length"))
     assert h.feed(TokenBatch([late])) == []
 
@@ -314,7 +314,7 @@ def test_held_text_is_flushed_on_abort_and_nothing_stays() -> None:
     h.feed(TokenBatch([TokenDelta("r", 0, pack_ids(ids), sampling=sampling)]))
     assert h.text_deltas()[0].text == "foo"
     h.feed(TokenBatch([TokenDelta("r", 0, b"", finish=FinishReason("abort", message="gone"))]))
-    assert h.text_deltas()[0].text == "ST" and h.detokenizer.num_choices == 0
+    assert h.text_deltas()[0].text == "ST" and h.detokenizer.streams == {}
 
 
 def test_failure_follows_the_text_and_forgets_all_choices() -> None:
@@ -324,7 +324,7 @@ def test_failure_follows_the_text_and_forgets_all_choices() -> None:
     failed = RequestFailed("r", 500, "internal_error", "not finite")
     sent = h.feed(TokenBatch(deltas), failed, TokenBatch([TokenDelta("r", 0, pack_ids([71]))]))
     assert [type(m) for m in sent] == [TextBatch, RequestFailed]
-    assert h.detokenizer.num_choices == 0
+    assert h.detokenizer.streams == {}
 
 
 def test_linear_time_on_endless_invalid_bytes() -> None:

@@ -61,8 +61,7 @@ def net() -> Iterator[Net]:
     directory = Path(tempfile.mkdtemp(prefix="radix-test-"))
     net = Net(directory)
     yield net
-    for end in net.open:
-        end.close()
+    zmq.Context.instance().destroy(linger=0)
     shutil.rmtree(directory)
 
 

@@ -31,7 +31,7 @@ USER = [{"role": "user", "content": "x"}]
 def refusal(kind: type[Body], value: Any, *, lenient: bool = False) -> RequestError:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     with pytest.raises(RequestError) as caught:
-        decode_body(kind, data, lenient=lenient)
+        decode_body(kind, data, lenient, {})
     return caught.value
 
 
@@ -56,7 +56,7 @@ def test_null_is_neutral_everywhere(kind: type[Body]) -> None:
     body |= {k: v for k, v in required.items() if k in kind.__struct_encode_fields__}
     body.pop("add_special_tokens", None)
     body.pop("add_generation_prompt", None)
-    decode_body(kind, json.dumps(body).encode(), lenient=False)
+    decode_body(kind, json.dumps(body).encode(), False, {})
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -65,7 +65,7 @@ def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
     base = {"text": "x"} if kind is NativeBody else base
     for name, values in unbuilt(kind).items():
         for value in values:
-            decode_body(kind, json.dumps({**base, name: value}).encode(), lenient=False)
+            decode_body(kind, json.dumps({**base, name: value}).encode(), False, {})
         error = refusal(kind, {**base, name: {"something": "else"}}, lenient=True)
         assert (error.code, error.param) == ("unsupported_parameter", name)
 
@@ -123,7 +123,7 @@ def test_nothing_long_comes_back() -> None:
 
 def test_lenient_reaches_nested_bodies() -> None:
     body = {"messages": [{**USER[0], "colour": 1}], "x": 2}
-    decoded, warnings = decode_body(ChatBody, json.dumps(body).encode(), lenient=True)
+    decoded, warnings = decode_body(ChatBody, json.dumps(body).encode(), True, {})
     assert decoded.messages[0].content == "x"
     assert warnings == [
         "unknown parameter messages[0].colour was ignored", "unknown parameter x was ignored",
@@ -135,7 +135,7 @@ def test_lenient_reaches_nested_bodies() -> None:
 def test_any_bytes_give_a_body_or_a_request_error(data: bytes) -> None:
     for kind in BODIES:
         try:
-            decode_body(kind, data, lenient=False)
+            decode_body(kind, data, False, {})
         except RequestError as error:
             assert error.status == 400
 
@@ -154,7 +154,7 @@ def test_any_json_in_any_field(kind: type[Body], data: st.DataObject) -> None:
     body = data.draw(st.dictionaries(names, JSON, max_size=4))
     for lenient in (False, True):
         try:
-            decode_body(kind, json.dumps(body).encode(), lenient=lenient)
+            decode_body(kind, json.dumps(body).encode(), lenient, {})
         except RequestError as error:
             assert error.status == 400 and error.code in {
                 "invalid_json", "invalid_type", "missing_field", "unsupported_parameter",

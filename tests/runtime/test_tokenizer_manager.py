@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from radix_runtime.messages import (
     pack_ids,
 )
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.server.admission import Limits, admit
+from radix_runtime.server.generation import Limits, sampling_defaults
 from radix_runtime.server.tokenizer_manager import Submission, TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
@@ -56,9 +57,7 @@ class RecordingLink:
 def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
     link = RecordingLink()
     facts = SimpleNamespace(vocab_size=1536, max_context=128)
-    generation = hf.GenerationConfig(temperature=0.3, top_k=40)
-    args = ServerArgs(**settings)
-    manager = TokenizerManager(args, facts, TOKENIZER, link, generation=generation)
+    manager = TokenizerManager(ServerArgs(**settings), facts, TOKENIZER, link, {})
     manager.set_ready({"max_total_num_tokens": 1024})
     return manager, link
 
@@ -125,9 +124,9 @@ def test_leaving_early_aborts_once_and_only_what_runs() -> None:
     async def work() -> None:
         manager, link = build()
         with manager.submit([prompt(), prompt()], name="a") as submission:
-            assert submission.rids == link.rids(Generate) == ["a-0", "a-1"]
+            assert [r.rid for r in submission.requests] == link.rids(Generate) == ["a-0", "a-1"]
             manager.handle(TextBatch([delta("a-0", 0, 1, end="stop")]))
-        submission.close()
+        manager.close(submission)
         assert link.rids(Abort) == ["a-1"]
         assert (manager.counts.ok, manager.counts.aborted) == (1, 1) and is_empty(manager)
         # What was still under way is ignored.
@@ -213,7 +212,7 @@ def test_abort_by_request_and_by_call() -> None:
         assert manager.abort("call-1") == 1 and manager.abort("call") == 2
         assert manager.abort("none") == 0
         assert link.rids(Abort) == ["call-1", "call-0", "call-1"]
-        assert manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
+        assert manager.abort("") == 3 and link.rids(Abort)[-1] == ""
         for rid in ("call-0", "call-1", "other"):
             manager.handle(TextBatch([delta(rid, 0, end="abort")]))
         assert [d.finish.type for d in await both.collect() if d.finish] == ["abort"] * 2
@@ -250,13 +249,17 @@ def test_long_texts_are_refused_unread() -> None:
     run(work)
 
 
-def test_defaults_and_deadline() -> None:
-    assert build()[0].sampling_defaults == {"temperature": 0.3, "top_k": 40}
-    assert build(sampling_defaults="openai")[0].sampling_defaults == {}
+def test_sampling_defaults_are_the_models_if_the_operator_wants(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 40}')
+    assert sampling_defaults(ServerArgs(), tmp_path) == {"temperature": 0.3, "top_k": 40}
+    assert sampling_defaults(ServerArgs(sampling_defaults="openai"), tmp_path) == {}
+
+
+def test_deadline() -> None:
     manager, link = build(request_timeout=5.0)
 
     async def work() -> None:
-        manager.submit([prompt()], name="a").close()
+        manager.close(manager.submit([prompt()], name="a"))
 
     run(work)
     sent = link.sent[0]
@@ -279,7 +282,7 @@ def test_admission_is_exact(length: int, wanted: int | None, context: int, pool:
     lowered = wanted is None or clip
     fits = length + 1 <= room if lowered and wanted != 0 else length + (wanted or 0) <= room
     try:
-        got = admit([1] * length, sampling, limits, prompt_param="prompt", clip=clip)
+        got = limits.admit([1] * length, sampling, "prompt", {}, clip)
     except RequestError as error:
         assert not fits
         exceeded = "context_length_exceeded", "kv_capacity_exceeded"
@@ -304,7 +307,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                 count = random.choice([1, 2])
                 calls.append(manager.submit([prompt() for _ in range(count)], name=f"c{step}"))
             elif action == "c" and calls:
-                random.choice(calls).close()
+                manager.close(random.choice(calls))
             elif open_now:
                 rid = random.choice(open_now)
                 if action in "rR":
@@ -316,9 +319,9 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                     manager.abort(rid)
             counts = manager.counts
             done = counts.ok + counts.aborted + counts.failed
-            assert counts.accepted == done + manager.num_open
+            assert counts.accepted == done + len(manager._open)
         for call in calls:
-            call.close()
+            manager.close(call)
         assert is_empty(manager)
 
     run(work)

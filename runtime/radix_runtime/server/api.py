@@ -1,8 +1,10 @@
-"""The HTTP application: which path is served by whom, and who may call it."""
+"""The HTTP application: which path is served by whom, who may call it, and what operators ask of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -13,44 +15,40 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .. import __version__
-from ..config import ServerArgs
-from ..errors import RequestError
-from . import admin, native, openai, protocol
-from .auth import Access, Auth
-from .exchange import Endpoint, Gate, error_response
+from ..config import SECRETS, ServerArgs, flag_name
+from ..errors import RequestError, refusal
+from . import native, openai, protocol
+from .exchange import Access, Auth, Endpoint, Exchange, Gate, error_response
 from .tokenizer_manager import TokenizerManager
 
+_PROBE_TIMEOUT = 20.0
+_STATS_TIMEOUT = 1.0
+_MAX_FLUSH_WAIT = 600.0
 
-def _endpoints(health: Callable[[], str | None]) -> list[Endpoint]:
-    probes = admin.Probes(health)
+
+def create_app(manager: TokenizerManager) -> FastAPI:
+    """The application over `manager`. Raises ConfigError on an unreadable key file."""
     public, client, operator = Access
     get, post = ("GET",), ("POST",)
-    return [
+    endpoints = [
         Endpoint(("/v1/chat/completions",), post, client, openai.chat, protocol.ChatBody, True),
         Endpoint(("/v1/completions",), post, client, openai.completions, protocol.CompletionBody, True),
-        Endpoint(("/v1/embeddings",), post, client, admin.no_embeddings),
-        Endpoint(("/v1/models",), get, client, admin.models),
-        Endpoint(("/v1/models/{model:path}",), get, client, admin.model),
+        Endpoint(("/v1/embeddings",), post, client, _no_embeddings),
+        Endpoint(("/v1/models",), get, client, _models),
+        Endpoint(("/v1/models/{model:path}",), get, client, _model),
         Endpoint(("/generate",), ("POST", "PUT"), client, native.generate, protocol.NativeBody, True),
         Endpoint(("/tokenize", "/v1/tokenize"), post, client, native.tokenize, protocol.TokenizeBody),
         Endpoint(("/detokenize", "/v1/detokenize"), post, client, native.detokenize, protocol.DetokenizeBody),
         Endpoint(("/abort_request",), post, client, native.abort_request, protocol.AbortBody),
-        Endpoint(("/model_info", "/get_model_info"), get, client, admin.model_info),
-        Endpoint(("/server_info", "/get_server_info"), get, operator, admin.server_info),
-        Endpoint(("/flush_cache",), ("GET", "POST"), operator, admin.flush_cache, None, True),
-        Endpoint(("/metrics",), get, public, admin.metrics),
-        Endpoint(("/health", "/ping"), get, public, probes.health),
-        Endpoint(("/ready",), get, public, probes.ready),
-        Endpoint(("/health_generate",), get, public, probes.generate),
+        Endpoint(("/model_info", "/get_model_info"), get, client, _model_info),
+        Endpoint(("/server_info", "/get_server_info"), get, operator, _server_info),
+        Endpoint(("/flush_cache",), ("GET", "POST"), operator, _flush_cache, None, True),
+        Endpoint(("/metrics",), get, public, _metrics),
+        Endpoint(("/health", "/ping"), get, public, _health),
+        Endpoint(("/ready",), get, public, _ready),
+        Endpoint(("/health_generate",), get, public, _health_generate),
     ]
-
-
-def create_app(
-    args: ServerArgs, manager: TokenizerManager, *, health: Callable[[], str | None] = lambda: None
-) -> FastAPI:
-    """The application over `manager`. `health` tells why the engine is not alive, or None; it is called on every
-    /health and must be cheap. Raises ConfigError on an unreadable key file."""
-    endpoints = _endpoints(health)
+    args = manager.args
     docs_url, openapi_url = ("/docs", "/openapi.json") if args.enable_docs else (None, None)
     app = FastAPI(docs_url=docs_url, openapi_url=openapi_url, redoc_url=None, redirect_slashes=False)
     paths = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
@@ -63,19 +61,10 @@ def create_app(
 
 
 def uvicorn_options(args: ServerArgs) -> dict[str, Any]:
-    """Keyword arguments for uvicorn.Config. Header limits are ours (exchange.py) up to the size at which the parser
-    gives up; h11 because it is the parser that has such a size."""
-    return {
-        "http": "h11",
-        "lifespan": "off",
-        "ws": "none",
-        "access_log": False,
-        "log_config": None,
-        "server_header": False,
-        "timeout_keep_alive": 5,
-        "h11_max_incomplete_event_size": 256 << 10,
-        "log_level": args.log_level,
-    }
+    """For uvicorn.Config. Header limits are ours up to the size at which the parser gives up; only h11 has one."""
+    quiet = {"access_log": False, "log_config": None, "server_header": False, "log_level": args.log_level}
+    limits = {"timeout_keep_alive": 5, "h11_max_incomplete_event_size": 256 << 10}
+    return {"http": "h11", "lifespan": "off", "ws": "none", **quiet, **limits}
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -101,3 +90,127 @@ def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
         operations[path.replace(":path", "")] = {method.lower(): operation for method in endpoint.methods}
     info, schemas = {"title": "Radix", "version": __version__}, {"schemas": components}
     return {"openapi": "3.1.0", "info": info, "paths": operations, "components": schemas}
+
+
+def _check_alive(manager: TokenizerManager) -> None:
+    if manager.dead or manager.health() is not None:
+        raise RequestError(503, "unhealthy", "the engine is not alive")
+
+
+async def _health(exchange: Exchange) -> None:
+    _check_alive(exchange.manager)
+    await exchange.respond(Response(media_type="text/plain"))
+
+
+async def _ready(exchange: Exchange) -> None:
+    _check_alive(exchange.manager)
+    exchange.manager.require_ready()
+    await exchange.respond(Response(media_type="text/plain"))
+
+
+async def _health_generate(exchange: Exchange) -> None:
+    """One real token. Callers that come while one is under way share it."""
+    manager = exchange.manager
+    _check_alive(manager)
+    manager.require_ready()
+    if manager.probe is None or manager.probe.done():
+        manager.probe = asyncio.create_task(manager.one_token())
+    try:
+        await asyncio.wait_for(asyncio.shield(manager.probe), _PROBE_TIMEOUT)
+    except asyncio.TimeoutError:
+        manager.probe.cancel()
+        raise RequestError(503, "unhealthy", "no token within the time limit") from None
+    except RequestError as error:
+        raise RequestError(503, "unhealthy", error.message) from None
+    await exchange.respond(Response(media_type="text/plain"))
+
+
+async def _models(exchange: Exchange) -> None:
+    await exchange.answer({"object": "list", "data": [_card(exchange.manager)]})
+
+
+async def _model(exchange: Exchange) -> None:
+    exchange.manager.check_model(exchange.path_params["model"])
+    await exchange.answer(_card(exchange.manager))
+
+
+def _card(manager: TokenizerManager) -> dict[str, Any]:
+    name, length = manager.model_name, manager.limits.context_length
+    fixed = {"object": "model", "created": manager.created, "owned_by": "radix", "parent": None}
+    return {"id": name, "root": name, **fixed, "max_model_len": length, "sampling_defaults": manager.sampling_defaults}
+
+
+async def _model_info(exchange: Exchange) -> None:
+    manager, args = exchange.manager, exchange.manager.args
+    info = {
+        "model_path": args.model_path or manager.model_name,
+        "served_model_name": manager.model_name,
+        "tokenizer_path": args.tokenizer_path or args.model_path or manager.model_name,
+        "is_generation": True,
+        "weight_version": "default",
+        "max_model_len": manager.limits.context_length,
+        "vocab_size": manager.limits.vocab_size,
+        "dtype": manager.engine_info.get("dtype", args.dtype),
+        "quantization": args.quantization,
+        "has_chat_template": manager.tokenizer.chat_template is not None,
+        "preferred_sampling_params": manager.sampling_defaults or None,
+    }
+    await exchange.answer(info)
+
+
+async def _server_info(exchange: Exchange) -> None:
+    """All settings (a key that is set shows as "***"), the command line that gives them, and the engine's figures."""
+    manager = exchange.manager
+    settings = asdict(manager.args)
+    defaulted = [f.name for f in fields(manager.args) if settings[f.name] == f.default]
+    command = ["radix serve"]
+    for name, value in settings.items():
+        if name not in SECRETS and name not in defaulted:
+            command.append(flag_name(name) if value is True else f"{flag_name(name)} {value}")
+    info = {
+        **settings,
+        **{name: "***" for name in SECRETS if settings[name] is not None},
+        "defaulted": defaulted,
+        "launch_command": " ".join(command),
+        "version": __version__,
+        "served_model_name": manager.model_name,
+        "context_length": manager.limits.context_length,
+        "max_total_num_tokens": manager.limits.max_total_tokens,
+        "engine": manager.engine_info,
+        "internal_states": [await _stats(manager)],
+        "requests": vars(manager.counts),
+    }
+    await exchange.answer(info)
+
+
+async def _stats(manager: TokenizerManager) -> dict[str, float]:
+    """The scheduler's figures; {} when it does not answer (a long step, a start, an end)."""
+    try:
+        return (await manager.control("stats", _STATS_TIMEOUT)).stats
+    except RequestError:
+        return {}
+
+
+async def _metrics(exchange: Exchange) -> None:
+    text = exchange.manager.metrics.render(await _stats(exchange.manager))
+    await exchange.respond(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
+
+
+async def _flush_cache(exchange: Exchange) -> None:
+    """400 `busy` while requests run or wait; `?timeout=s` waits for them."""
+    try:
+        seconds = float(exchange.query_params.get("timeout") or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MAX_FLUSH_WAIT:
+        raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
+    end = time.monotonic() + seconds
+    while not (reply := await exchange.manager.control("flush_cache")).ok:
+        if time.monotonic() >= end:
+            raise refusal("busy", reply.message[:300] or "requests run or wait")
+        await asyncio.sleep(0.05)
+    await exchange.answer({"success": True, "message": reply.message or "the cache is empty"})
+
+
+async def _no_embeddings(exchange: Exchange) -> None:
+    raise refusal("unsupported_task", "this model generates text; it has no embeddings")

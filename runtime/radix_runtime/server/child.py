@@ -1,7 +1,7 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end.
 
 The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
-on stdin means that the supervisor is gone. The child writes `Report`s, one JSON line each, to the status pipe."""
+on stdin means that the supervisor is gone. The child writes reports, a JSON array a line, to the status pipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import contextlib
 import ctypes
 import faulthandler
 import logging
+import mmap
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,16 +24,51 @@ import msgspec
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
-from .heartbeat import Heartbeats
-from .ipc import API, Receiver, Sender
+from .ipc import API, ROLES, SCHEDULER, Receiver, Sender
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
+_STEP = len(ROLES)
 DUMP_SIGNAL = signal.SIGUSR1  # prints the stacks of all threads
 
 Info = dict[str, float | int | str | None]
 
 log = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """One page of shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that the
+    children inherit. Each word of 8 bytes has one writer.
+
+        word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
+        word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0 = idle
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = os.memfd_create("radix-heartbeats")
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+        self.descriptor = descriptor
+        self._words = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("q")
+
+    def beat(self, role: str) -> None:
+        self._words[ROLES.index(role)] = time.monotonic_ns()
+
+    def stale(self, limit: float = 10.0) -> str | None:
+        """The process that has been silent for longest since its first beat, if for more than `limit` seconds."""
+        now = time.monotonic_ns()
+        last = {role: self._words[i] or now for i, role in enumerate(ROLES)}
+        worst = min(ROLES, key=lambda role: last[role])
+        return worst if now - last[worst] > limit * 1e9 else None
+
+    def watch_step(self, since: float | None) -> None:
+        """To be told about once a second: when the engine last completed a step, None if it is idle. The scheduler's
+        loop may wait for a step longer than a heartbeat, so this beats in its stead."""
+        self._words[_STEP] = 0 if since is None else int(1e9 * (time.monotonic() - since))
+        if since is not None:
+            self.beat(SCHEDULER)
+
+    @property
+    def step_seconds(self) -> float:
+        return self._words[_STEP] / 1e9
 
 
 class Launch(msgspec.Struct):
@@ -47,15 +84,6 @@ class Launch(msgspec.Struct):
     listen_fd: int | None = None
 
 
-class Report(msgspec.Struct):
-    """`ready` (info: what the API should know), `serving` (the API only), `config` (message: what the operator must
-    change) or `fatal` (message: why it ends)."""
-
-    event: str
-    message: str = ""
-    info: Info = {}
-
-
 class Child:
     """This process, as a child of the supervisor."""
 
@@ -66,16 +94,17 @@ class Child:
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        message = " ".join(str(error).split())[:1000]
+        """`ready` (info: what the API should know), `serving` (the API only), `config` (what the operator must change)
+        or `fatal` (why it ends)."""
+        report = event, " ".join(str(error).split())[:1000], info or {}
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
-            os.write(self.launch.status_fd, msgspec.json.encode(Report(event, message, info or {})) + b"\n")
+            os.write(self.launch.status_fd, msgspec.json.encode(report) + b"\n")
 
     def beat(self) -> None:
         self.heartbeats.beat(self.launch.role)
 
     def connect(self) -> tuple[Receiver, Sender]:
-        """The links of this process. SIGTERM makes `should_stop` true and ends a wait for messages; the API obeys
-        commands instead."""
+        """The links of this process. But for the API, SIGTERM makes `should_stop` true and ends a wait for messages."""
         wake = on_signals(self._sigterms.append, signal.SIGTERM) if self.launch.role != API else None
         where = Path(self.launch.directory), self.launch.role, self.launch.token
         return Receiver(*where, wake), Sender(*where)
@@ -95,8 +124,7 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
 
 
 def run_child(main: Callable[[Child], None]) -> None:
-    """Body of a child's module: never returns. An operator's mistake becomes exit code 78, all else 70; the supervisor
-    gets one line, the log the traceback."""
+    """Never returns. An operator's mistake is exit code 78, all else 70; the supervisor is told in a line."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
@@ -125,8 +153,8 @@ def run_child(main: Callable[[Child], None]) -> None:
 
 def _harden(launch: Launch) -> None:
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     if os.getppid() != launch.parent:  # it died before the line above
         raise SystemExit(EXIT_INTERNAL)
     os.umask(0o077)

@@ -1,26 +1,15 @@
 """Detokenizer: token deltas in, text deltas out, and the end of a choice by stop string.
 
-It runs as a process of its own under `serve` and in the caller's process under `Engine`. A choice is known from its
-first delta (which carries `sampling`) to its last; a delta of an unknown choice is what the engine had still computed
-after a stop string ended it, and is dropped in `_convert`."""
+It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its first delta (which
+carries `sampling`) to its last; later ones, computed after a stop string ended it, are dropped in `_convert`."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
 
+from .. import messages as m
 from ..hf import Tokenizer
-from ..messages import (
-    FinishReason,
-    Logprobs,
-    RequestFailed,
-    TextBatch,
-    TextDelta,
-    TextStop,
-    TokenBatch,
-    TokenDelta,
-    unpack_ids,
-)
 from ..sampling_params import SamplingParams
 from ..scheduler.channel import Inbox, Outbox
 
@@ -30,17 +19,15 @@ _CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt c
 
 
 class Detokenizer:
-    """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler).
-
-    A RequestFailed is passed on to the API after all text that came before it; its choices are forgotten. `outbox`
-    routes by type. Without a tokenizer all text is empty."""
+    """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler); passes a RequestFailed on after all
+    text that came before it. `outbox` routes by type. Without a tokenizer all text is empty."""
 
     def __init__(self, tokenizer: Tokenizer | None, inbox: Inbox, outbox: Outbox) -> None:
         self._tokenizer = tokenizer
         self._inbox = inbox
         self._outbox = outbox
-        self._streams: dict[tuple[str, int], TextStream] = {}
-        self._batch: list[TextDelta] = []
+        self.streams: dict[tuple[str, int], TextStream] = {}  # of the choices that have begun and not ended
+        self._batch: list[m.TextDelta] = []
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
         """Loops until `should_stop()`; sleeps in the inbox while there is nothing to do."""
@@ -53,12 +40,11 @@ class Detokenizer:
         """Handles all messages that are there. True if there was one."""
         messages = self._inbox.receive()
         for message in messages:
-            if isinstance(message, TokenBatch):
+            if isinstance(message, m.TokenBatch):
                 for delta in message.deltas:
                     self._convert(delta)
-            elif isinstance(message, RequestFailed):
-                for key in [key for key in self._streams if key[0] == message.rid]:
-                    del self._streams[key]
+            elif isinstance(message, m.RequestFailed):
+                self.streams = {key: stream for key, stream in self.streams.items() if key[0] != message.rid}
                 self._flush()
                 self._outbox.send(message)
             else:
@@ -66,26 +52,22 @@ class Detokenizer:
         self._flush()
         return bool(messages)
 
-    @property
-    def num_choices(self) -> int:
-        """Choices that have begun and not ended."""
-        return len(self._streams)
-
     def _flush(self) -> None:
         if self._batch:
             batch, self._batch = self._batch, []
-            self._outbox.send(TextBatch(batch))
+            self._outbox.send(m.TextBatch(batch))
 
-    def _convert(self, delta: TokenDelta) -> None:
+    def _convert(self, delta: m.TokenDelta) -> None:
         key, finish = (delta.rid, delta.choice), delta.finish
         if delta.sampling is not None:
-            context = [] if delta.input_ids is None else unpack_ids(delta.input_ids[-4 * _CONTEXT_TOKENS :]).tolist()
-            self._streams[key] = TextStream(self._tokenizer, delta.sampling, context)
-        if (stream := self._streams.get(key)) is None:
+            context = [] if delta.input_ids is None else m.unpack_ids(delta.input_ids[-4 * _CONTEXT_TOKENS :]).tolist()
+            self.streams[key] = TextStream(self._tokenizer, delta.sampling, context)
+        if (stream := self.streams.get(key)) is None:
             return
-        ids = unpack_ids(delta.ids).tolist()
+        ids = m.unpack_ids(delta.ids).tolist()
         # The token that ended the choice is counted but not shown, unless no_stop_trim asks for it.
-        hides = finish is not None and finish.type == "stop" and not stream.keeps_stop and ids[-1:] == [finish.matched]
+        ended_by = [finish.matched] if finish is not None and finish.type == "stop" else None
+        hides = ids[-1:] == ended_by and not stream.sampling.no_stop_trim
         text, used = "", 0
         while used < len(ids) and stream.matched is None:
             used += 1
@@ -94,27 +76,22 @@ class Detokenizer:
             text += stream.finish()
         if stream.matched is not None:
             if finish is None:
-                self._outbox.send(TextStop(delta.rid, delta.choice, stream.count, stream.matched))
-            finish = FinishReason("stop", stream.matched)
+                self._outbox.send(m.TextStop(delta.rid, delta.choice, stream.count, stream.matched))
+            finish = m.FinishReason("stop", stream.matched)
         if finish is not None:
-            del self._streams[key]
+            del self.streams[key]
         logprobs, prompt = _first(delta.logprobs, used), delta.prompt_logprobs
         sizes = delta.prompt_tokens, delta.cached_tokens, stream.count
-        self._batch.append(TextDelta(*key, text, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt))
+        self._batch.append(m.TextDelta(*key, text, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt))
 
 
-def _first(logprobs: Logprobs | None, n: int) -> Logprobs | None:
+def _first(logprobs: m.Logprobs | None, n: int) -> m.Logprobs | None:
     """The part of `logprobs` that belongs to the first n tokens."""
     if logprobs is None or len(logprobs.ids) == 4 * n:
         return logprobs
-    top = 4 * n * logprobs.top_n
-    return Logprobs(
-        logprobs.ids[: 4 * n],
-        logprobs.logprobs[: 4 * n],
-        logprobs.top_n,
-        logprobs.top_ids[:top],
-        logprobs.top_logprobs[:top],
-    )
+    own, top = slice(4 * n), slice(4 * n * logprobs.top_n)
+    tops = logprobs.top_ids[top], logprobs.top_logprobs[top]
+    return m.Logprobs(logprobs.ids[own], logprobs.logprobs[own], logprobs.top_n, *tops)
 
 
 class TextStream:
@@ -123,24 +100,18 @@ class TextStream:
         token -> bytes -> incremental UTF-8 -> held tail -> text that may be shown
 
     Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string stays in the tail.
-    What is shown is a function of the token sequence alone, never of how the tokens were grouped into messages. Work
-    per token is bounded by the longest stop string.
-
-    After a stop string was found `matched` names it, and nothing may be pushed any more. Of several stop strings the
-    one that is complete first wins, at equal ends the longest. Text of the first `min_new_tokens` tokens never counts
-    towards a stop."""
+    What is shown depends on the tokens alone, never on their grouping into messages. Once `matched` names a stop string
+    nothing may be pushed. The one that is complete first wins, at equal ends the longest; text of the first
+    `min_new_tokens` tokens never counts. Work per token is bounded by the longest stop string."""
 
     def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]) -> None:
         self.count = 0
         self.matched: str | None = None
-        self.keeps_stop = sampling.no_stop_trim
+        self.sampling = sampling
         self._tokenizer = tokenizer
-        self._skips = sampling.skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = sampling.stop
         self._prefixes = {s[:k] for s in sampling.stop for k in range(1, len(s))}
         self._longest = max(map(len, sampling.stop), default=0)
-        self._min_tokens = sampling.min_new_tokens
         self._tail = ""
         for token in context:
             self._utf8.decode(self._bytes(token))
@@ -157,7 +128,7 @@ class TextStream:
         return text if self.matched is not None else text + self._tail
 
     def _bytes(self, token: int) -> bytes:
-        if self._tokenizer is None or (self._skips and token in self._tokenizer.special_ids):
+        if self._tokenizer is None or (self.sampling.skip_special_tokens and token in self._tokenizer.special_ids):
             return b""
         return self._tokenizer.id_to_bytes(token)
 
@@ -166,12 +137,12 @@ class TextStream:
             # Bytes that the prompt left open and the output did not complete belong to the prompt.
             self._cut_prompt = False
             text = text.removeprefix(_REPLACEMENT)
-        if not self._stops or self.count <= self._min_tokens:
+        if not self.sampling.stop or self.count <= self.sampling.min_new_tokens:
             return text
         text = self._tail + text
-        if found := [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]:
+        if found := [(at + len(s), at, s) for s in self.sampling.stop if (at := text.find(s)) >= 0]:
             end, start, self.matched = min(found)
-            return text[: end if self.keeps_stop else start]
+            return text[: end if self.sampling.no_stop_trim else start]
         most = min(len(text), self._longest - 1)
         held = next((k for k in range(most, 0, -1) if text[-k:] in self._prefixes), 0)
         self._tail = text[len(text) - held :]

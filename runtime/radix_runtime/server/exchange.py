@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import RequestError
+from ..config import ServerArgs
+from ..errors import ConfigError, RequestError
 from ..log import get_logger
-from .auth import Access, Auth
-from .protocol import Body, decode_body
+from .protocol import decode_body
 from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_HEADERS = 100
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # one of the client's that is kept
+_SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
+Access = Enum("Access", "PUBLIC CLIENT ADMIN")  # a route that is not listed as public needs a key when one is set
 to_json = msgspec.json.Encoder().encode
 log = get_logger(__name__)
 
@@ -45,18 +47,14 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_response(error: RequestError, **headers: str) -> Response:
-    if error.status == 503:
-        headers["retry-after"] = str(error.retry_after or 1)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if error.status in (408, 413):  # the rest of the body is not read
-        headers["connection"] = "close"
+    close = {"connection": "close"}  # the rest of the body is not read
+    special = {401: {"www-authenticate": "Bearer"}, 408: close, 413: close}
+    headers |= {"retry-after": str(error.retry_after or 1)} if error.status == 503 else special.get(error.status, {})
     return Response(to_json(error_object(error)), error.status, headers, "application/json")
 
 
 class Exchange(Request):
-    """What a handler sees of a call. `started` is of time.perf_counter(); `warnings` go back with the answer; `status`
-    is 0 until one was sent."""
+    """What a handler sees of a call. `started`: time.perf_counter(); `warnings` go back; `status` 0: none was sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager) -> None:
         super().__init__(scope, receive, send)
@@ -66,15 +64,14 @@ class Exchange(Request):
         self.warnings: list[str] = []
         self.route = ""  # its name in metrics; none: it has not come so far
         self.is_admin = False
-        # The client's own x-request-id if it is a plain one.
-        given = (value for name, value in scope["headers"] if name == b"x-request-id" and _REQUEST_ID.fullmatch(value))
-        self.id: bytes = next(given, None) or secrets.token_hex(16).encode()
+        given = self.headers.get("x-request-id", "")
+        self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         self._streaming = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self.id)]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
         await self._send(message)
 
     async def respond(self, response: Response) -> None:
@@ -90,7 +87,7 @@ class Exchange(Request):
         Waits while the client does not read; the caller joins what comes meanwhile."""
         if not self._streaming:
             self._streaming = True
-            await self.send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+            await self.send({"type": "http.response.start", "status": 200, "headers": Headers(_SSE).raw})
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def fail(self, error: RequestError) -> None:
@@ -129,9 +126,48 @@ class Exchange(Request):
         return bytes(body)
 
 
+class Auth:
+    """Keys are kept as digests and compared in constant time, all of them each time."""
+
+    def __init__(self, args: ServerArgs, routes: Mapping[str, Access]) -> None:
+        given = [args.api_key, *_keys_of_file(args.api_key_file)], [args.admin_api_key]
+        self._keys = [[sha256(key.encode()).digest() for key in keys if key is not None] for keys in given]
+        self._routes = dict(routes)
+
+    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether the caller may do what only an admin may. `path`: never of a rebuilt URL. Raises RequestError."""
+        access = self._routes.get(path, Access.CLIENT)
+        if access is Access.PUBLIC:
+            return False
+        clients, admins = self._keys
+        sent = [value for name, value in headers if name == b"authorization"]
+        scheme, _, key = sent[0].partition(b" ") if len(sent) == 1 else (b"", b"", b"")
+        digest = sha256(key).digest() if scheme.lower() == b"bearer" and key else b""
+        # Sums, so that no comparison is left out.
+        is_admin = sum(hmac.compare_digest(digest, key) for key in admins) > 0
+        is_client = sum(hmac.compare_digest(digest, key) for key in clients) > 0 or is_admin
+        for_admins = access is Access.ADMIN and bool(admins)
+        if (clients or for_admins) and not is_client:
+            raise RequestError(401, "invalid_api_key", "a valid API key is needed")
+        if for_admins and not is_admin:
+            raise RequestError(403, "admin_key_required", "this needs the admin key")
+        return is_admin or not admins
+
+
+def _keys_of_file(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {error}") from error
+    if not (keys := [line.strip() for line in lines if line.strip()]):
+        raise ConfigError(f"--api-key-file: {path} holds no key")
+    return keys
+
+
 class Gate:
-    """ASGI middleware around all routes: makes the Exchange, checks headers and key. Whatever goes wrong becomes the
-    error object; details go to the log only."""
+    """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go to the log only."""
 
     def __init__(self, app: ASGIApp, manager: TokenizerManager, auth: Auth) -> None:
         self._app = app
@@ -139,9 +175,6 @@ class Gate:
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # websockets are refused by the server itself
-            await self._app(scope, receive, send)
-            return
         exchange = scope["radix.exchange"] = Exchange(scope, receive, send, self._manager)
         try:
             exchange.check_headers()
@@ -152,44 +185,40 @@ class Gate:
         except RequestError as error:
             await exchange.fail(error)
         except Exception:
-            log.exception("request %s failed", exchange.id.decode())
+            log.exception("request %s failed", exchange.id)
             await exchange.fail(RequestError(500, "internal_error", "internal error"))
         finally:
             if exchange.route:
-                self._count(exchange)
-
-    def _count(self, exchange: Exchange) -> None:
-        status, milliseconds = exchange.status, 1000 * (time.perf_counter() - exchange.started)
-        self._manager.metrics.http.labels(exchange.route, str(status)).inc()
-        if self._manager.args.log_requests:
-            what = exchange.id.decode(), exchange.method, exchange.route
-            log.info("%s %s %s %d %.0f ms", *what, status, milliseconds)
+                self._manager.metrics.http.labels(exchange.route, str(exchange.status)).inc()
+            if exchange.route and self._manager.args.log_requests:
+                what = exchange.id, exchange.method, exchange.route, exchange.status
+                log.info("%s %s %s %d %.0f ms", *what, 1000 * (time.perf_counter() - exchange.started))
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A route and its ASGI application. `paths`: the first is the name in metrics. `handler` takes the exchange and, if
-    the route has one, its `body`. `watch`: it is cancelled when the client goes away."""
+    """A route; the first of `paths` is its name in metrics. `watch`: cancelled when the client goes away."""
 
     paths: tuple[str, ...]
     methods: tuple[str, ...]
     access: Access
     handler: Callable[..., Coroutine[Any, Any, None]]
-    body: type[Body] | None = None
+    body: type[msgspec.Struct] | None = None
     watch: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["radix.exchange"]
         exchange.route, manager = self.paths[0], exchange.manager
-        given: list[Body] = []
-        if self.body is not None:
+        if self.body is None:
+            work = self.handler(exchange)
+        else:
             data = await exchange.read_body()
             if self.watch:  # what runs long needs the engine
                 manager.require_ready()
-            body, exchange.warnings = decode_body(self.body, data, lenient=manager.args.allow_unknown_fields)
+            lenient, defaults = manager.args.allow_unknown_fields, manager.sampling_defaults
+            body, exchange.warnings = decode_body(self.body, data, lenient, defaults)
             manager.check_model(getattr(body, "model", None))
-            given.append(body)
-        work = self.handler(exchange, *given)
+            work = self.handler(exchange, body)
         await (_while_connected(receive, work) if self.watch else work)
 
 

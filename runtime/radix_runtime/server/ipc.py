@@ -1,11 +1,8 @@
 """Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory.
 
-Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is
-
-    session token (32 bytes) | sender (u8) | sequence number (u64, little-endian) | msgpack
-
-A frame without the session's token is counted and ignored. With it, a gap in the numbers or a body that is no Message
-means that something was lost: LinkError, and the process ends."""
+Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32 bytes), the sender
+(u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
+in the numbers or a body that is no Message means that something was lost: LinkError, and the process ends."""
 
 from __future__ import annotations
 
@@ -76,11 +73,8 @@ class Receiver:
     def receive(self) -> list[Message]:
         """Messages that are there (at most a batch of them); never blocks. Raises LinkError."""
         found: list[Message] = []
-        for _ in range(_MAX_BATCH):
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        while len(found) < _MAX_BATCH and self._socket.poll(0):
+            frame = self._socket.recv()
             if len(frame) >= _HEADER.size and hmac.compare_digest(frame[:TOKEN_BYTES], self._token):
                 found.append(self._open(frame))
             else:
@@ -106,23 +100,15 @@ class Receiver:
 
     async def readable(self) -> None:
         """Returns when `receive` may find something."""
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # to ask also re-arms the descriptor
+        if self._socket.poll(0):  # to ask also re-arms the descriptor
             return
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         descriptor = int(self._socket.getsockopt(zmq.FD))
-
-        def note() -> None:
-            loop.remove_reader(descriptor)  # it stays readable until the socket is looked at again
-            arrived.set()
-
-        loop.add_reader(descriptor, note)
+        loop.add_reader(descriptor, arrived.set)
         try:
             await arrived.wait()
         finally:
             loop.remove_reader(descriptor)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class Sender:
@@ -157,15 +143,11 @@ class Sender:
         self._sequence[target] += 1
         return True
 
-    def wait_connected(self, timeout: float) -> None:
+    def wait_connected(self, timeout: float = 60.0) -> None:
         """Returns when every receiver is there. Raises LinkError."""
         for target, link in self._sockets.items():
             if not link.poll(int(timeout * 1000), zmq.POLLOUT):
                 raise LinkError(f"no connection to {target} within {timeout:g} s")
-
-    def close(self) -> None:
-        for link in self._sockets.values():
-            link.close()
 
 
 class AsyncLink:
@@ -177,14 +159,13 @@ class AsyncLink:
         self._unsent: deque[Message] = deque()
 
     def send(self, message: Message) -> None:
-        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent as soon as there is
-        room."""
+        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent later."""
         if self._unsent or not self._sender.try_send(message):
             if not isinstance(message, m.Abort):
                 raise RequestError(503, "engine_overloaded", "too many requests", retry_after=1)
             self._unsent.append(message)
             if len(self._unsent) == 1:
-                asyncio.get_running_loop().call_later(_RETRY, self._send_again)
+                self._send_again()
 
     def _send_again(self) -> None:
         while self._unsent and self._sender.try_send(self._unsent[0]):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
-from .answer import Answer, new_request
-from .exchange import Exchange, event
-from .openai import template_messages, template_options
-from .output import merge, native_output
+from .exchange import Exchange
+from .generation import merge, native_output
+from .openai import Answer, new_request, template_messages, template_options
 from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody
 from .tokenizer_manager import Batch, new_id
 
-_DEFAULT_MAX_NEW_TOKENS = 128
 _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
 
@@ -28,10 +27,9 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
     columns = [_spread(getattr(body, name), len(all_ids), name) for name in names]
     # One name is that of the whole call.
     columns.append(_spread(body.rid if isinstance(body.rid, list) else "", len(all_ids), "rid"))
-    requests = []
+    requests, defaults = [], exchange.manager.sampling_defaults
     for ids, sampling, wanted, start, top, rid in zip(all_ids, *columns, strict=True):
-        sampling = sampling or NativeSampling()
-        request = new_request(exchange, sampling, ids, param, _NAMES, _DEFAULT_MAX_NEW_TOKENS)
+        request = new_request(exchange, sampling or NativeSampling(**defaults), ids, param, _NAMES)
         request.rid = rid
         if wanted:
             if start is not None and not -1 <= start <= len(ids):
@@ -62,31 +60,27 @@ def _spread(value: Any, count: int, param: str) -> list[Any]:
 
 
 class _NativeAnswer(Answer):
-    """A stream repeats all text so far unless the client asked for pieces; with several prompts or choices every event
-    has its `index`."""
+    """A stream repeats all text so far unless the client asked for pieces."""
 
     def __init__(self, exchange: Exchange, body: NativeBody, requests: list[Generate]) -> None:
         super().__init__(exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id(""))
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, TextDelta] = {}
-        self._listed = len(self.request_of) > 1 or any(
-            isinstance(value, list) and not isinstance(value[0], int) for value in (body.text, body.input_ids)
-        )
+        prompts = body.input_ids if body.text is None else body.text
+        is_one = isinstance(prompts, str) or (prompts is not None and isinstance(prompts[0], int))
+        self._listed = not is_one or len(self.request_of) > 1
         self._tokenizer = exchange.manager.tokenizer if body.return_text_in_logprobs else None
 
     def whole(self, deltas: list[TextDelta]) -> Any:
         results = [self._result(i, delta) for i, delta in enumerate(deltas)]
         return results if self._listed else results[0]
 
-    def frames(self, batch: Batch) -> bytes:
-        frames = b""
+    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
         for choice, delta in batch.items():
             shown = delta if self._pieces else self._so_far.setdefault(choice, delta)
             if shown is not delta:
                 merge(shown, delta)
-            result = self._result(choice, shown)
-            frames += event({"index": choice, **result} if self._listed else result)
-        return frames
+            yield {**({"index": choice} if self._listed else {}), **self._result(choice, shown)}
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
         seconds = time.perf_counter() - self.exchange.started
@@ -99,11 +93,11 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
     manager = exchange.manager
     _one_of(body, "prompt", "messages")
     if body.messages is not None:
-        options = template_options(manager, body.chat_template_kwargs)
+        options = template_options(manager, body.chat_template_kwargs, None)
         options["add_generation_prompt"] = body.add_generation_prompt
         lists = [await manager.encode_chat(template_messages(body.messages), **options)]
     else:
-        lists = await manager.encode(body.prompt or [], "prompt", add_special_tokens=body.add_special_tokens)
+        lists = await manager.encode(body.prompt or [], "prompt", body.add_special_tokens)
     counts: list[Any] = [len(ids) for ids in lists]
     listed = isinstance(body.prompt, list)
     tokens, count = (lists, counts) if listed else (lists[0], counts[0])
@@ -123,7 +117,7 @@ async def abort_request(exchange: Exchange, body: AbortBody) -> None:
     if body.abort_all:
         if not exchange.is_admin:
             raise RequestError(403, "admin_key_required", "abort_all needs the admin key")
-        count = exchange.manager.abort_all()
+        count = exchange.manager.abort("")
     elif body.rid:
         count = exchange.manager.abort(body.rid)
     else:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import RequestError, refusal
+from ..sampling_params import SamplingParams
 
 MAX_DEPTH = 32
 _MAX_WARNINGS = 10
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Positive = Annotated[int, Meta(ge=1)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -84,24 +84,13 @@ class TemplateOptions(Body, kw_only=True):
     reasoning_effort: str | None = None
 
 
-class Sampling(Body, kw_only=True):
-    """Fields of SamplingParams that every route calls the same; null leaves the default."""
+class Sampling(SamplingParams, kw_only=True):
+    """SamplingParams as clients give them. What they leave out comes from the model; `default_length`: max_new_tokens
+    then, lowered to what fits (None: to the end of the context)."""
 
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    logit_bias: dict[int, float] | None = None
+    default_length: ClassVar[int | None] = None
+    max_new_tokens: int | None = None
+    stop: str | list[str] = []  # type: ignore[assignment]
 
 
 OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -111,7 +100,7 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
     """What chat and completions share."""
 
     max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
+    min_new_tokens: int = 0
     model: str | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
@@ -121,7 +110,7 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
     extra_key: Name | None = None
 
     def __post_init__(self) -> None:
-        self.no_stop_trim = self.no_stop_trim or self.include_stop_str_in_output
+        self.no_stop_trim |= bool(self.include_stop_str_in_output)
         if self.stream_options is not None and not self.stream:
             raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
         lowest = 0 if getattr(self, "echo", None) else 1
@@ -131,7 +120,7 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
 
 class ChatBody(OpenAIBody, kw_only=True):
     messages: Messages
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     reasoning_effort: str | None = None
@@ -148,6 +137,7 @@ class ChatBody(OpenAIBody, kw_only=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
+    default_length = 16
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
@@ -156,8 +146,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
 class NativeSampling(Sampling, kw_only=True):
     """`sampling_params` of /generate; the names are SGLang's."""
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
+    default_length = 128
     sampling_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -200,25 +189,25 @@ class AbortBody(Body, kw_only=True):
 
 
 # Fields that hold bodies themselves (one, or a list of them).
-_NESTED: dict[str, type[Body]] = {
+_NESTED: dict[str, type[msgspec.Struct]] = {
     "stream_options": StreamOptions,
     "messages": ChatMessage,
     "chat_template_kwargs": TemplateOptions,
     "sampling_params": NativeSampling,
 }
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-def decode_body(kind: type[B], data: bytes, *, lenient: bool) -> tuple[B, list[str]]:
-    """The body and its warnings (`lenient`: unknown fields warn). Raises RequestError 400."""
+def decode_body(kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]) -> tuple[B, list[str]]:
+    """The body and its warnings (`lenient`: unknown fields warn). `defaults`: of sampling. Raises RequestError 400."""
     raw = parse_json(data)
-    warnings: list[str] = []
+    warnings: list[str] | None = [] if lenient else None
     if not isinstance(raw, dict):
         raise refusal("invalid_type", "the body must be a JSON object")
     try:
-        kept = _sift(kind, raw, "", lenient, warnings)
-        return msgspec.convert(kept, kind, str_keys=True), warnings
+        kept = _sift(kind, raw, "", defaults, warnings)
+        return msgspec.convert(kept, kind, str_keys=True), warnings or []
     except msgspec.ValidationError as error:
         raise _explain_type(str(error)) from None
 
@@ -236,31 +225,28 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-def _sift(kind: type[Body], raw: Any, path: str, lenient: bool, warnings: list[str]) -> Any:
-    """`raw` less what is harmless, neutral or (lenient) unknown; what is no object, or list of them, stays for msgspec
-    to refuse."""
+def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
+    """`raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse."""
     if isinstance(raw, list):
-        return [_sift(kind, x, f"{path}[{i}]", lenient, warnings) for i, x in enumerate(raw)]
+        return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
     if not isinstance(raw, dict):
         return raw
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = dict(defaults) if issubclass(kind, SamplingParams) else {}
     for name, value in raw.items():
         where = f"{path}.{name[:64]}" if path else name[:64]
-        if name in kind.__struct_encode_fields__:
-            kept[name] = _sift(_NESTED[name], value, where, lenient, warnings) if name in _NESTED else value
+        if name in kind.__struct_encode_fields__:  # type: ignore[attr-defined]
+            if value is not None:
+                kept[name] = _sift(_NESTED[name], value, where, defaults, warnings) if name in _NESTED else value
         elif name in UNBUILT:
-            if value is not None and not any(_same(value, neutral) for neutral in UNBUILT[name]):
+            neutral = [(n, type(n) is bool) for n in (None, *UNBUILT[name])]  # True is not 1
+            if (value, type(value) is bool) not in neutral:
                 raise refusal("unsupported_parameter", f"{where} is not supported", where)
         elif name not in HARMLESS:
-            if not lenient:
+            if warnings is None:
                 raise refusal("unknown_parameter", f"unknown parameter {where}", where)
             if len(warnings) < _MAX_WARNINGS:
                 warnings.append(f"unknown parameter {where} was ignored")
     return kept
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)

@@ -17,7 +17,7 @@ from ..scheduler.scheduler import Scheduler
 from .child import Child, run_child
 
 _LOG_SECONDS = 5.0  # between two lines about the load
-_CONNECT_SECONDS = 60.0  # the other processes start in far less
+_COUNTED = ("prefill", "cached", "generation")
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +30,13 @@ def log_load(stats: Callable[[], dict[str, float]]) -> Iterator[None]:
         if (seconds := time.monotonic() - start) < _LOG_SECONDS:
             continue
         new, start = stats(), time.monotonic()
-        prompt, cached, output = (
-            new[name] - last[name]
-            for name in ("prefill_tokens_total", "cached_tokens_total", "generation_tokens_total")
-        )
+        prompt, cached, output = (new[f"{name}_tokens_total"] - last[f"{name}_tokens_total"] for name in _COUNTED)
         last = new
         if prompt + output >= seconds:  # less is next to nothing, as a health probe
             log.info(
                 "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
-                new["num_running_reqs"],
-                new["num_queue_reqs"],
-                prompt / seconds,
-                output / seconds,
-                100 * cached / max(1, prompt + cached),
-                100 * new["token_usage"],
+                *(new["num_running_reqs"], new["num_queue_reqs"], prompt / seconds, output / seconds),
+                *(100 * cached / max(1, prompt + cached), 100 * new["token_usage"]),
             )
 
 
@@ -69,14 +62,13 @@ def main(child: Child) -> None:
             next(load)
 
         def watch() -> None:
-            """Stands still when the process does (SIGSTOP, a held GIL)."""
-            while True:
+            while True:  # it stands still when the process does (SIGSTOP, a held GIL)
                 time.sleep(1.0)
                 child.heartbeats.watch_step(scheduler.step_in_flight_since)
 
         scheduler.heartbeat = heartbeat
         threading.Thread(target=watch, name="heartbeat", daemon=True).start()
-        outbox.wait_connected(_CONNECT_SECONDS)
+        outbox.wait_connected()
         tokens = executor.num_pages * executor.page_size
         log.info("KV cache: %d tokens in pages of %d", tokens, executor.page_size)
         sizes = {"max_context": executor.max_context, "page_size": executor.page_size}

@@ -1,14 +1,10 @@
 """TokenizerManager: the only way from HTTP to the engine and back.
 
-    prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission
-
-It knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps are empty when
-nothing is open. All methods belong to the event loop's thread."""
+prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,52 +13,44 @@ from typing import Any, Literal
 
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
-from ..hf import DEMO_MODEL_NAME, GenerationConfig, Tokenizer
+from ..hf import DEMO_MODEL_NAME, Tokenizer
 from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta, pack_ids
 from ..model_config import ModelConfig
 from ..sampling_params import SamplingParams
 from ..scheduler.channel import Outbox
-from .admission import MAX_PROMPTS, Limits
+from .generation import MAX_PROMPTS, Choices, Limits
 from .metrics import Metrics
-from .output import merge
 
 Batch = dict[int, TextDelta]
 
 
-class Submission:
-    """The open requests of one HTTP call and the mailbox that their deltas fall into, merged while nobody reads: what a
-    lagging client gets is one longer delta a choice. Choices are numbered through all requests. Use it in a `with`
-    block: leaving that aborts what still runs. `started` is of time.perf_counter()."""
+class Submission(Choices):
+    """The open requests of one HTTP call and the mailbox that their output falls into: a lagging client gets one longer
+    delta a choice. Leaving its `with` block aborts what still runs. `started` is of time.perf_counter()."""
 
-    def __init__(self, name: str, rids: list[str], close: Callable[[Submission], None], started: float) -> None:
+    def __init__(self, manager: TokenizerManager, name: str, requests: Sequence[Generate], started: float) -> None:
+        super().__init__(requests)
         self.name = name
-        self.rids = rids
         self.started = started
-        self.unfinished = 0  # choices
-        self._close = close
-        self._pending: Batch = {}
+        self._manager = manager
         self._error: RequestError | None = None
         self._news = asyncio.Event()
 
-    def push(self, choice: int, delta: TextDelta) -> None:
-        """Takes ownership of `delta`."""
-        if (waiting := self._pending.setdefault(choice, delta)) is not delta:
-            merge(waiting, delta)
-        self.unfinished -= delta.finish is not None
+    def add(self, delta: TextDelta) -> int:
         self._news.set()
+        return super().add(delta)
 
     def fail(self, error: RequestError) -> None:
         self._error = self._error or error
         self._news.set()
 
     async def next_batch(self, *, whole: bool = False) -> Batch:
-        """New deltas by choice number, {} when every choice has ended; `whole`: all of every choice, at its end. Raises
-        RequestError, after what came before it unless `whole`."""
+        """New pieces by choice, {} when all have ended; `whole`: all, at the end. Raises RequestError, last."""
         while True:
-            if self._error is not None and (whole or not self._pending):
+            if self._error is not None and (whole or not self.pieces):
                 raise self._error
-            if not self.unfinished or (self._pending and not whole):
-                batch, self._pending = self._pending, {}
+            if not self.unfinished or (self.pieces and not whole):
+                batch, self.pieces = self.pieces, {}
                 return batch
             self._news.clear()
             await self._news.wait()
@@ -75,61 +63,48 @@ class Submission:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Aborts what still runs; may be called again."""
-        self._close(self)
+        self._manager.close(self)
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """What is kept of a request until its last choice has ended. Its choice c is `offset + c` of the submission."""
+    """What is kept of a request until its last choice has ended."""
 
     rid: str
     submission: Submission
-    offset: int
     choices_left: int
     aborted: bool = False
     last_token: dict[int, float] = field(default_factory=dict)  # when it came, by choice
 
 
 class TokenizerManager:
-    """`link.send` never blocks; it raises RequestError when the scheduler takes no more."""
+    """Knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps are empty when
+    nothing is open. Belongs to the event loop's thread. `link.send` never blocks; RequestError: it is full."""
 
     def __init__(
-        self,
-        args: ServerArgs,
-        model_config: ModelConfig,
-        tokenizer: Tokenizer,
-        link: Outbox,
-        *,
-        generation: GenerationConfig | None = None,
+        self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer, link: Outbox, defaults: dict[str, Any]
     ) -> None:
         self.args = args
         self.tokenizer = tokenizer
-        context = args.context_length or model_config.max_context
-        self.limits = Limits(context, model_config.vocab_size, args.max_choices)
-        self.sampling_defaults: dict[str, Any] = {}
-        if generation is not None and args.sampling_defaults == "model":
-            self.sampling_defaults = generation.sampling_defaults()
+        self.limits = Limits(args.context_length or model.max_context, model.vocab_size, args.max_choices)
+        self.sampling_defaults = defaults
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.metrics = Metrics(lambda: self.num_open)
+        self.metrics = Metrics()
         self.counts = self.metrics.counts
         self._link = link
         self._ready = False
         self.dead: RequestError | None = None  # why, once the engine is gone for good
+        self.health: Callable[[], str | None] = lambda: None  # what tells why the engine is not alive; cheap
+        self.probe: asyncio.Task[None] | None = None  # of /health_generate
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
-        self._control_ids = itertools.count(1)
 
     # State of the engine ------------------------------------------------------------------
 
     def set_ready(self, info: Mapping[str, Any]) -> None:
-        """The engine takes requests. Of `info`: `max_total_num_tokens` is the size of its KV cache and `max_context`
-        the longest sequence."""
+        """The engine takes requests. `info`: `max_total_num_tokens` (of its KV cache), `max_context` and more."""
         self.engine_info = dict(info)
         self.limits.max_total_tokens = info.get("max_total_num_tokens")
         self.limits.context_length = info.get("max_context", self.limits.context_length)
@@ -144,10 +119,6 @@ class TokenizerManager:
             if not reply.done():
                 reply.set_exception(error)
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
     def require_ready(self) -> None:
         """Raises RequestError unless a request would be taken now."""
         if self.dead is not None:
@@ -161,11 +132,8 @@ class TokenizerManager:
         if name not in (None, self.model_name, self.args.model_path, "default"):
             raise RequestError(404, "model_not_found", f"the model is {self.model_name}", param="model")
 
-    async def encode(
-        self, prompt: str | Sequence[Any], param: str, *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is too long whatever its tokens are is refused
-        unread. Raises RequestError."""
+    async def encode(self, prompt: str | Sequence[Any], param: str, special_tokens: bool = True) -> list[list[int]]:
+        """Ids of each prompt: str, [str], [int] or [[int]]. Far too long a text is not read. Raises RequestError."""
         prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         kinds = {type(item) for item in prompts}
         if len(kinds) > 1:
@@ -176,15 +144,14 @@ class TokenizerManager:
             raise refusal("empty_input", f"{param} is empty", param)
         if len(prompts) > MAX_PROMPTS:
             raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
-        for one in prompts:
-            if isinstance(one, str):
-                self._check_bytes(one, param)
-            else:
-                self.limits.check_ids(one, param)
-        if kinds != {str}:
-            return prompts
-        encode = self.tokenizer.encode
-        return await asyncio.to_thread(lambda: [encode(text, add_special_tokens) for text in prompts])
+        if kinds == {str}:
+            for text in prompts:
+                self._check_bytes(text, param)
+            encode = self.tokenizer.encode
+            return await asyncio.to_thread(lambda: [encode(text, special_tokens) for text in prompts])
+        for ids in prompts:
+            self.limits.check_ids(ids, param)
+        return prompts
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of the messages as the chat template, with its `options`, renders them."""
@@ -203,28 +170,24 @@ class TokenizerManager:
     # Requests -----------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Generate], *, name: str, started: float | None = None) -> Submission:
-        """Sends admitted requests, all or none; those without a rid get one from `name`. The caller must read the
-        submission to its end or close it. Raises RequestError."""
+        """Sends admitted requests, all or none; those without a rid get one from `name`. Raises RequestError."""
         if self.dead is not None:
             raise self.dead
-        timeout = self.args.request_timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = self.args.request_timeout and time.monotonic() + self.args.request_timeout
         for i, request in enumerate(requests):
             request.rid = request.rid or (name if len(requests) == 1 else f"{name}-{i}")
             request.deadline = deadline
         rids = [request.rid for request in requests]
         if len(set(rids)) < len(rids) or not self._open.keys().isdisjoint(rids):
             raise refusal("invalid_value", "this rid is in use", "rid")
-        submission = Submission(name, rids, self._close_submission, started or time.perf_counter())
+        submission = Submission(self, name, requests, started or time.perf_counter())
         try:
             for request in requests:
                 self._link.send(request)
-                n = request.sampling.n
-                self._open[request.rid] = OpenRequest(request.rid, submission, submission.unfinished, n)
-                submission.unfinished += n
+                self._open[request.rid] = OpenRequest(request.rid, submission, request.sampling.n)
                 self.counts.accepted += 1
         except BaseException:
-            submission.close()
+            self.close(submission)
             raise
         return submission
 
@@ -236,21 +199,16 @@ class TokenizerManager:
             await submission.collect()
 
     def abort(self, rid: str) -> int:
-        """Asks the engine to end `rid` (a request or a whole HTTP call); its client gets finish_reason "abort". Returns
-        how many open requests that concerns."""
-        found = [r for r in self._open.values() if rid in (r.rid, r.submission.name)]
-        for request in found:
-            self._link.send(Abort(request.rid))
+        """Asks the engine to end `rid` (a request or an HTTP call; "": all). How many open requests that concerns."""
+        found = [r.rid for r in self._open.values() if rid in ("", r.rid, r.submission.name)]
+        for each in found if rid else [""]:
+            self._link.send(Abort(each))
         return len(found)
-
-    def abort_all(self) -> int:
-        self._link.send(Abort(""))
-        return len(self._open)
 
     async def control(self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0) -> ControlReply:
         """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
         self.require_ready()
-        number = next(self._control_ids)
+        number = secrets.randbits(48)
         reply = self._controls[number] = asyncio.get_running_loop().create_future()
         try:
             self._link.send(Control(number, op))
@@ -263,8 +221,7 @@ class TokenizerManager:
     # From the engine ----------------------------------------------------------------------
 
     def handle(self, message: Message) -> None:
-        """Takes what the detokenizer and the scheduler send. Messages of requests that are no longer open are what was
-        under way when they were closed."""
+        """Takes what detokenizer and scheduler send. What was under way when a request was closed comes for none."""
         match message:
             case TextBatch(deltas):
                 now = time.perf_counter()
@@ -292,7 +249,7 @@ class TokenizerManager:
             request.aborted |= delta.finish.type == "abort"
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
-        request.submission.push(request.offset + delta.choice, delta)
+        request.submission.add(delta)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         self._end(request, "failed", time.perf_counter())
@@ -303,9 +260,9 @@ class TokenizerManager:
         setattr(self.counts, how, getattr(self.counts, how) + 1)
         self.metrics.whole.observe(now - request.submission.started)
 
-    def _close_submission(self, submission: Submission) -> None:
-        """The client has gone, or one of its requests has failed: the rest is aborted."""
-        for rid in submission.rids:
+    def close(self, submission: Submission) -> None:
+        """The client has gone, or one of its requests has failed: the rest is aborted. May be called again."""
+        for rid in (request.rid for request in submission.requests):
             request = self._open.get(rid)
             if request is not None and request.submission is submission:
                 self._end(request, "aborted", time.perf_counter())

@@ -1,0 +1,164 @@
+"""A generation as the server and `Engine` share it: what may go in, with the numbers, and what has come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..config import ServerArgs
+from ..errors import refusal
+from ..hf import Tokenizer, load_generation_config
+from ..messages import FinishReason, Generate, Logprobs, TextDelta, unpack_ids
+from ..sampling_params import SamplingParams
+
+MAX_PROMPTS = 256
+FLOOR = -9999.0
+
+
+@dataclass(slots=True)
+class Limits:
+    """Sizes in tokens. `max_total_tokens` is the KV cache; None until the engine has told it."""
+
+    context_length: int
+    vocab_size: int
+    max_choices: int = 16
+    max_total_tokens: int | None = None
+
+    def check_length(self, prompt: int, param: str, new: int = 0, known: str = "") -> None:
+        """Raises RequestError unless prompt and new tokens fit. `known` qualifies the numbers."""
+        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
+        context, pool = self.context_length, self.max_total_tokens
+        if prompt + new > context:
+            raise refusal("context_length_exceeded", f"{numbers}; the context is {context} tokens", param)
+        if pool and prompt + new > pool:
+            raise refusal("kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises RequestError `empty_input`, `invalid_token_id`, or that not even the prompt fits."""
+        if not ids:
+            raise refusal("empty_input", "the prompt is empty", param)
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            at = next(i for i, token in enumerate(ids) if not 0 <= token < self.vocab_size)
+            raise refusal("invalid_token_id", f"the id at position {at} is outside [0, {self.vocab_size})", param)
+        self.check_length(len(ids), param)
+
+    def admit(
+        self, ids: Sequence[int], sampling: SamplingParams, param: str, names: Mapping[str, str], clip: bool
+    ) -> SamplingParams:
+        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it may be lowered.
+        `names` translates fields of SamplingParams to what the route calls them. Raises RequestError."""
+        if violation := sampling.violation(self.vocab_size, self.max_choices):
+            field, message = violation
+            for ours, theirs in names.items():
+                message = message.replace(ours, theirs.rpartition(".")[2])
+            raise refusal("invalid_value", message[:300], names.get(field, field))
+        self.check_ids(ids, param)
+        limit = sampling.max_new_tokens
+        free = min(self.context_length, self.max_total_tokens or self.context_length) - len(ids)
+        if limit is None or (clip and limit > free):
+            limit = max(free, 1)
+        self.check_length(len(ids), param, limit)
+        if sampling.min_new_tokens > limit:
+            message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
+            raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
+        # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
+        return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size))
+
+
+def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
+    """What the operator lets the model's generation_config.json say."""
+    return dict(load_generation_config(model_dir).sampling_defaults()) if args.sampling_defaults == "model" else {}
+
+
+class Choices:
+    """What has come of some requests: pieces, merged by choice. Choices are numbered through all requests."""
+
+    def __init__(self, requests: Sequence[Generate]) -> None:
+        self.requests = requests
+        self.request_of = [r for r in requests for _ in range(r.sampling.n)]
+        self._first = {r.rid: i for i, r in reversed([*enumerate(self.request_of)])}
+        self.unfinished = len(self.request_of)
+        self.pieces: dict[int, TextDelta] = {}
+
+    def add(self, delta: TextDelta) -> int:
+        """Takes ownership of `delta`; the number of its choice."""
+        choice = self._first[delta.rid] + delta.choice
+        if (piece := self.pieces.setdefault(choice, delta)) is not delta:
+            merge(piece, delta)
+        self.unfinished -= delta.finish is not None
+        return choice
+
+
+def merge(into: TextDelta, new: TextDelta) -> None:
+    """Appends `new`, the next delta of the same choice, to `into`."""
+    into.text += new.text
+    into.ids += new.ids
+    into.finish, into.completion_tokens = new.finish, new.completion_tokens
+    into.prompt_tokens = into.prompt_tokens or new.prompt_tokens
+    into.cached_tokens = into.cached_tokens or new.cached_tokens
+    into.logprobs = _joined(into.logprobs, new.logprobs)
+    into.prompt_logprobs = _joined(into.prompt_logprobs, new.prompt_logprobs)
+
+
+def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
+    if a is None or b is None:
+        return a or b
+    tops = a.top_ids + b.top_ids, a.top_logprobs + b.top_logprobs
+    return Logprobs(a.ids + b.ids, a.logprobs + b.logprobs, a.top_n, *tops)
+
+
+class Scored(NamedTuple):
+    """A token, its logprob (at least FLOOR; None: the first token of a prompt has none) and the likeliest."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+def scored(logprobs: Logprobs | None) -> list[Scored]:
+    if logprobs is None:
+        return []
+    ids, top_ids = unpack_ids(logprobs.ids).tolist(), unpack_ids(logprobs.top_ids).tolist()
+    packed, n = (logprobs.logprobs, logprobs.top_logprobs), logprobs.top_n
+    values, top_values = (np.maximum(np.frombuffer(part, "<f4"), FLOOR).tolist() for part in packed)
+    tops = [list(zip(top_ids[i : i + n], top_values[i : i + n], strict=True)) for i in range(0, n * len(ids), n or 1)]
+    rows = zip(ids, values, tops or [[]] * len(ids), strict=True)
+    return [Scored(*row) if row[1] == row[1] else Scored(row[0], None, []) for row in rows]  # not NaN
+
+
+def native_output(request: Generate, delta: TextDelta, seconds: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The choice as far as `delta` has it, in SGLang's shape. `tokenizer`: logprobs also give the text of tokens."""
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": delta.finish and _finish_reason(delta, delta.finish),
+        "prompt_tokens": len(request.input_ids) // 4,
+        "completion_tokens": delta.completion_tokens,
+        "cached_tokens": delta.cached_tokens,
+        "e2e_latency": seconds,
+        "weight_version": "default",
+    }
+
+    def items(tokens: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
+        return [[value, token, tokenizer and tokenizer.id_to_text(token)] for token, value in tokens]
+
+    if request.return_logprob:
+        for side, logprobs in (("input", delta.prompt_logprobs), ("output", delta.logprobs)):
+            entries = scored(logprobs)
+            meta[f"{side}_token_logprobs"] = items(entry[:2] for entry in entries)
+            if request.top_logprobs:
+                meta[f"{side}_top_logprobs"] = [None if e.logprob is None else items(e.top) for e in entries]
+    return {"text": delta.text, "output_ids": unpack_ids(delta.ids).tolist(), "meta_info": meta}
+
+
+def _finish_reason(delta: TextDelta, finish: FinishReason) -> dict[str, Any]:
+    details: dict[str, dict[str, Any]] = {
+        "stop": {"matched": finish.matched},
+        "length": {"length": delta.completion_tokens},
+        "abort": {"message": finish.message or "", "status_code": finish.status},
+    }
+    return {"type": finish.type, **details[finish.type]}
