@@ -103,8 +103,8 @@ class Exchange(Request):
         size = sum(len(name) + len(value) for name, value in headers)
         size += len(self.scope["path"]) + len(self.scope.get("query_string", b""))
         if size > _MAX_HEADER_BYTES or len(headers) > _MAX_HEADERS:
-            limits = f"at most {_MAX_HEADERS} headers with {_MAX_HEADER_BYTES} bytes together"
-            raise RequestError(431, "headers_too_large", limits)
+            text = f"at most {_MAX_HEADERS} headers with {_MAX_HEADER_BYTES} bytes together"
+            raise RequestError(431, "headers_too_large", text)
 
     async def read_body(self) -> bytes:
         """Raises RequestError 413, 415 or 408, ClientDisconnect."""

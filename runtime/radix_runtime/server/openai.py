@@ -83,12 +83,12 @@ def template_messages(messages: Sequence[protocol.ChatMessage]) -> list[dict[str
             raise refusal(code, f"role must be one of {', '.join(_ROLES)}", f"messages[{i}].role")
         role = "system" if message.role == "developer" else message.role
         optional = {"name": message.name, "reasoning_content": message.reasoning_content}
-        entry = {"role": role, "content": _content(message.content, f"messages[{i}].content"), **optional}
+        entry = {"role": role, "content": _text_of(message.content, f"messages[{i}].content"), **optional}
         result.append({name: value for name, value in entry.items() if value is not None})
     return result
 
 
-def _content(content: str | list[dict[str, Any]] | None, where: str) -> str:
+def _text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
     if content is None:
         raise refusal("missing_field", f"{where} is required", where)
     if isinstance(content, str):
@@ -243,8 +243,11 @@ class _OpenAIAnswer(Answer):
         """The sampled token is always there; of tokens with the same text the likeliest is."""
         if entry.logprob is None:
             return None
-        ranked = sorted([*entry.top, (entry.token, entry.logprob)], key=lambda scored_token: scored_token[1])
-        return {self._tokenizer.id_to_text(token): value for token, value in ranked}
+        top: dict[str, float] = {}
+        for token, value in [*entry.top, (entry.token, entry.logprob)]:
+            text = self._tokenizer.id_to_text(token)
+            top[text] = max(value, top.get(text, FLOOR))
+        return top
 
 
 def _chat_chunks(content: dict[str, Any], finish: FinishReason | None, first: bool) -> Iterator[dict[str, Any]]:

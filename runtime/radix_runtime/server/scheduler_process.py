@@ -22,10 +22,11 @@ _COUNTED = ("prefill", "cached", "generation")
 log = logging.getLogger(__name__)
 
 
-def log_load(stats: Callable[[], dict[str, float]]) -> Iterator[None]:
-    """To be resumed often: a line every few seconds while tokens flow."""
+def heartbeats(child: Child, stats: Callable[[], dict[str, float]]) -> Iterator[None]:
+    """To be resumed often: beats, and logs a line every few seconds while tokens flow."""
     last, start = stats(), time.monotonic()
     while True:
+        child.beat()
         yield
         if (seconds := time.monotonic() - start) < _LOG_SECONDS:
             continue
@@ -55,18 +56,13 @@ def main(child: Child) -> None:
     executor = create_executor(args, config, rank_died)
     try:
         scheduler = Scheduler(args, executor, inbox, outbox, eos_ids=eos_ids)
-        load = log_load(scheduler.stats)
-
-        def heartbeat() -> None:
-            child.beat()
-            next(load)
+        scheduler.heartbeat = heartbeats(child, scheduler.stats).__next__
 
         def watch() -> None:
             while True:  # it stands still when the process does (SIGSTOP, a held GIL)
                 time.sleep(1.0)
                 child.heartbeats.watch_step(scheduler.step_in_flight_since)
 
-        scheduler.heartbeat = heartbeat
         threading.Thread(target=watch, name="heartbeat", daemon=True).start()
         outbox.wait_connected()
         tokens = executor.num_pages * executor.page_size
