@@ -100,7 +100,8 @@ class Entry(NamedTuple):
 
 def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
     end = start + length
-    return Entry(request, start, end, end == request.total_len < request.max_total_len, True, match)
+    samples = end == request.total_len < request.max_total_len
+    return Entry(request, start, end, samples, is_chunk=True, match=match)
 
 
 @dataclass(slots=True)
