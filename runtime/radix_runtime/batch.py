@@ -132,4 +132,5 @@ class ForwardBatch:
         pages = self._table.view(-1).index_select(0, entries)
         page_size, slots = self.kv_pool.page_size, self._slot_mapping[:count]
         self.slot_mapping = torch.add(offsets, pages, alpha=page_size, out=slots)
-        self.slot_mapping[self.num_tokens :].fill_(-1)
+        if count > self.num_tokens:
+            self.slot_mapping[self.num_tokens :].fill_(-1)
