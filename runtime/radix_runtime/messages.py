@@ -93,10 +93,8 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
     top_logprobs: bytes = b""
 
 
-class TokenDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """New tokens of one choice; after `finish` nothing follows for (rid, choice). Only the first delta of a choice has
-    `sampling`, where the detokenizer takes its stop strings and flags from, and `input_ids`, the context that decoding
-    starts from."""
+class _Delta(msgspec.Struct, forbid_unknown_fields=True):
+    """News of one choice; after `finish` nothing follows for (rid, choice), and `completion_tokens` is final."""
 
     rid: str
     choice: int
@@ -107,6 +105,12 @@ class TokenDelta(msgspec.Struct, forbid_unknown_fields=True):
     completion_tokens: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+
+
+class TokenDelta(_Delta):
+    """Only the first delta of a choice has `sampling`, where the detokenizer takes its stop strings and flags from, and
+    `input_ids`, the context that decoding starts from."""
+
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
 
@@ -126,19 +130,10 @@ class TextStop(_Message):
     matched: str
 
 
-class TextDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """New text and tokens of one choice, as the client may see them; `completion_tokens` is final with `finish`."""
+class TextDelta(_Delta):
+    """As the client may see it."""
 
-    rid: str
-    choice: int
-    text: str
-    ids: bytes
-    finish: FinishReason | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
+    text: str = ""
 
 
 class TextBatch(_Message):

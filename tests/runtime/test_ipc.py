@@ -99,7 +99,7 @@ def test_routes_by_type(net: Net) -> None:
     scheduler.send(ControlReply(1, True))
     assert take(at_detokenizer, 2) == [TokenBatch([]), failed]
     assert take(at_api, 1) == [ControlReply(1, True)]
-    detokenizer.send(TextBatch([TextDelta("r", 0, "x", b"")]))
+    detokenizer.send(TextBatch([TextDelta("r", 0, b"", text="x")]))
     detokenizer.send(failed)
     assert take(at_api, 2)[1] == failed
     with pytest.raises(KeyError):
@@ -197,7 +197,7 @@ def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def flood() -> None:
         for i in range(count):
-            detokenizer.send(TextBatch([TextDelta(str(i), 0, "x", b"")]))
+            detokenizer.send(TextBatch([TextDelta(str(i), 0, b"", text="x")]))
             if i % 500 == 0:
                 time.sleep(0.02)
 

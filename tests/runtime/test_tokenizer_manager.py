@@ -64,7 +64,7 @@ def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
 
 def delta(rid: str, choice: int, *ids: int, end: str | None = None, text: str = "x") -> TextDelta:
     finish = None if end is None else FinishReason(end)  # type: ignore[arg-type]
-    return TextDelta(rid, choice, text, pack_ids(ids), finish, completion_tokens=len(ids))
+    return TextDelta(rid, choice, pack_ids(ids), finish, completion_tokens=len(ids), text=text)
 
 
 def prompt(n: int = 1) -> Generate:

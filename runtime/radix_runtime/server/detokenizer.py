@@ -82,7 +82,7 @@ class Detokenizer:
             del self.streams[key]
         logprobs, prompt = _first(delta.logprobs, used), delta.prompt_logprobs
         sizes = delta.prompt_tokens, delta.cached_tokens, stream.count
-        self._batch.append(m.TextDelta(*key, text, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt))
+        self._batch.append(m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text))
 
 
 def _first(logprobs: m.Logprobs | None, n: int) -> m.Logprobs | None:
