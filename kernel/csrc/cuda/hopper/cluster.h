@@ -22,6 +22,12 @@ __device__ inline void cluster_sync() {
   cluster_wait();
 }
 
+// Only the meeting: orders no memory, and so does not wait for stores on their way.
+__device__ inline void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  cluster_wait();
+}
+
 // The address, in block `rank`, of what `shared` is in this one.
 __device__ inline uint32_t remote_address(const void* shared, int rank) {
   uint32_t address;
@@ -30,8 +36,7 @@ __device__ inline uint32_t remote_address(const void* shared, int rank) {
 }
 // Arrives at the barrier that block `rank` has where this block has `barrier`.
 __device__ inline void barrier_arrive_remote(const uint64_t* barrier, int rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
 }
 __device__ inline float4 load_remote(uint32_t address) {
   float4 v;

@@ -46,6 +46,15 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
+// One float from device to shared memory, without a register in between.
+__device__ inline void copy_async_4(float* shared, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(from) : "memory");
+}
+// Arrives once this thread's copies so far are there; the barrier counts the thread among its arrivals.
+__device__ inline void copy_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // The place in a ring of stages: index, and the parity that its barrier's wait takes.
 template <int kStages>
 struct Ring {
