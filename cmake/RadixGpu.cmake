@@ -3,7 +3,7 @@
 set(RADIX_ONLY "" CACHE STRING "development: build only these families")
 set(_files_sampling logprobs)
 set(RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/backend.cu)
-foreach(_name norm rope activation kv_cache sampling)
+foreach(_name norm rope fused_rope activation kv_cache sampling)
   if(NOT RADIX_ONLY OR _name IN_LIST RADIX_ONLY)
     radix_family(${_name})
     foreach(_file ${_name} ${_files_${_name}})

@@ -26,11 +26,15 @@ __device__ inline float to_float(f16 x) {
 __device__ inline void from_float(float x, float& out) {
   out = x;
 }
-// Round to nearest even, NaN stays NaN. Written out: the vendors' headers differ in what they do with NaN.
+// Round to nearest even, NaN stays NaN (CUDA's instruction makes it 0x7fff).
 __device__ inline void from_float(float x, bf16& out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+#else
   const uint32_t u = __float_as_uint(x);
   const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
   out.bits = static_cast<uint16_t>(nan ? (u >> 16 | 0x40u) : (u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+#endif
 }
 __device__ inline void from_float(float x, f16& out) {
 #if defined(__HIP__)
@@ -53,9 +57,31 @@ template <int N, class T>
 __device__ inline Pack<T, N> load_pack(const T* p) {
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
+// N elements, kStep an access.
+template <int kStep, int N, class T>
+__device__ inline void load_wide(const T* p, T (&out)[N]) {
+  static_assert(N % kStep == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += kStep) {
+    const auto pack = load_pack<kStep>(p + i);
+#pragma unroll
+    for (int j = 0; j < kStep; j++) out[i + j] = pack.at[j];
+  }
+}
 template <int N, class T>
 __device__ inline void store_pack(T* p, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+template <int kStep, int N, class T>
+__device__ inline void store_wide(T* p, const T (&values)[N]) {
+  static_assert(N % kStep == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += kStep) {
+    Pack<T, kStep> pack;
+#pragma unroll
+    for (int j = 0; j < kStep; j++) pack.at[j] = values[i + j];
+    store_pack<kStep>(p + i, pack);
+  }
 }
 
 }  // namespace radix::gpu

@@ -32,17 +32,56 @@ class DeviceScope {
 };
 
 template <class... Params, class... Args>
-void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid, int threads,
+void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid, dim3 block,
             Args... args) {
   static_assert(sizeof...(Params) == sizeof...(Args));
   const DeviceScope scope(device);
   // The launch's own status: GetLastError may hold somebody else's.
   const auto call = [&](Params... params) {
     void* pointers[] = {static_cast<void*>(&params)...};
-    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), pointers, 0,
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, 0,
                             reinterpret_cast<cudaStream_t>(stream));
   };
   check_gpu(call(args...), op);
+}
+
+// The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
+// them in the stream still runs (programmatic dependent launch), which hides the time of a launch.
+template <class... Params, class... Args>
+void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid,
+                      dim3 block, Args... args) {
+#if defined(__HIP__)
+  launch(op, device, stream, kernel, grid, block, args...);
+#else
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  const DeviceScope scope(device);
+  int major = 0;
+  check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  const auto call = [&](Params... params) {
+    void* pointers[] = {static_cast<void*>(&params)...};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
+  };
+  check_gpu(call(args...), op);
+#endif
+}
+
+// Every thread of a kernel for launch_dependent() calls it before it reads or writes what other kernels touch; what
+// nothing in flight writes (weights) may be read before. The next kernel's blocks may take their places from here on:
+// their own call waits for this whole grid.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Enough blocks for n items, at most `most`: kernels stride over the rest.

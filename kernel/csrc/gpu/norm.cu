@@ -1,4 +1,7 @@
-// RMSNorm on the GPU, a block a row. Bound by bytes: the row comes from memory once; the second pass finds it in L1/L2.
+// RMSNorm on the GPU. Bound by bytes: a row is read once and stays in registers between the two passes.
+//
+// Short rows (up to 4 packs of 16 bytes a lane) belong to a warp, longer ones to a block; what is longer still, or
+// cannot be read 16 bytes at a time, is read twice, the second time from L1 or L2.
 #include "api/norm.h"
 #include "gpu/element.h"
 #include "gpu/launch.h"
@@ -12,75 +15,158 @@ using namespace gpu;
 
 constexpr int kThreads = 256;
 
-template <int N, class T>
-__device__ float square_sum(const T* x, int64_t n) {
-  float sum = 0;
-  for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-    const auto pack = load_pack<N>(x + i);
-#pragma unroll
-    for (int j = 0; j < N; j++) sum += to_float(pack.at[j]) * to_float(pack.at[j]);
-  }
-  return block_reduce<kThreads>(sum, Sum());
-}
-
-// out may be x.
-template <int N, class T, class W>
-__device__ void scale_row(const T* x, const W* weight, T* out, int64_t n, float scale) {
-  for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-    const auto pack = load_pack<N>(x + i);
-    Pack<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; j++) from_float(to_float(pack.at[j]) * scale * to_float(weight[i + j]), result.at[j]);
-    store_pack<N>(out + i, result);
-  }
-}
+// One call. Without kAdd: out = norm(input). With it: residual (`second`) += input, input = norm(residual).
+struct Task {
+  DeviceRows input, second;
+  const void* weight;
+  int64_t n;
+  float eps;
+};
 
 __device__ inline float scale_of(float sum, int64_t n, float eps) {
   return 1.f / sqrtf(sum / static_cast<float>(n) + eps);
 }
 
-template <int N, class T, class W>
-__global__ void __launch_bounds__(kThreads)
-    rmsnorm_kernel(DeviceRows input, DeviceRows out, const W* weight, int64_t n, float eps) {
-  for (int64_t row = blockIdx.x; row < input.count; row += gridDim.x) {
-    const T* x = input.at<T>(row);
-    scale_row<N>(x, weight, out.at<T>(row), n, scale_of(square_sum<N>(x, n), n, eps));
-  }
-}
-
-template <int N, class T, class W>
-__global__ void __launch_bounds__(kThreads)
-    fused_add_rmsnorm_kernel(DeviceRows input, DeviceRows residual, const W* weight, int64_t n, float eps) {
-  for (int64_t row = blockIdx.x; row < input.count; row += gridDim.x) {
-    T* x = input.at<T>(row);
-    T* r = residual.at<T>(row);
-    // Each thread reads back in square_sum just the elements that it writes here.
-    for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-      const auto a = load_pack<N>(x + i), b = load_pack<N>(r + i);
-      Pack<T, N> sum;
+template <int N, class T>
+__device__ void add_pack(Pack<T, N>& sum, const Pack<T, N>& other) {
 #pragma unroll
-      for (int j = 0; j < N; j++) from_float(to_float(a.at[j]) + to_float(b.at[j]), sum.at[j]);
-      store_pack<N>(r + i, sum);
+  for (int j = 0; j < N; j++) from_float(to_float(sum.at[j]) + to_float(other.at[j]), sum.at[j]);
+}
+
+template <int N, class T>
+__device__ float squares(const Pack<T, N>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < N; j++) sum += to_float(x.at[j]) * to_float(x.at[j]);
+  return sum;
+}
+
+template <int N, class W>
+__device__ void load_weight(const W* weight, W (&w)[N]) {
+  load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight, w);
+}
+
+template <int N, class T, class W>
+__device__ Pack<T, N> scaled(const Pack<T, N>& x, const W (&w)[N], float scale) {
+  Pack<T, N> out;
+#pragma unroll
+  for (int j = 0; j < N; j++) from_float(to_float(x.at[j]) * scale * to_float(w[j]), out.at[j]);
+  return out;
+}
+
+// kGroup threads (a warp or the block) share a row of at most kGroup * kPacks packs.
+template <bool kAdd, int kGroup, int kPacks, class T, class W>
+__global__ void __launch_bounds__(kThreads) register_kernel(Task task) {
+  constexpr int N = kPackSize<T>, kRows = kThreads / kGroup;
+  const int lane = threadIdx.x % kGroup, packs = static_cast<int>(task.n) / N;
+  // A few bytes of weight are read before the wait: no kernel in flight writes them. More would cost occupancy.
+  constexpr bool kEarly = kPacks * N * sizeof(W) <= 32;
+  const W* weight = static_cast<const W*>(task.weight);
+  W early[kEarly ? kPacks : 1][N];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+      const int i = lane + p * kGroup;
+      if (i < packs) load_weight(weight + i * N, early[p]);
     }
-    scale_row<N>(r, weight, x, n, scale_of(square_sum<N>(r, n), n, eps));
+  }
+  wait_for_previous();
+  for (int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kGroup; row < task.input.count;
+       row += int64_t{gridDim.x} * kRows) {
+    T *input = task.input.at<T>(row), *second = task.second.at<T>(row);
+    Pack<T, N> x[kPacks], other[kAdd ? kPacks : 1];
+    float sum = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+      const int i = lane + p * kGroup;
+      if (i >= packs) continue;
+      x[p] = load_pack<N>(input + i * N);
+      if constexpr (kAdd) other[p] = load_pack<N>(second + i * N);
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+      const int i = lane + p * kGroup;
+      if (i >= packs) continue;
+      if constexpr (kAdd) {
+        add_pack(x[p], other[p]);
+        store_pack<N>(second + i * N, x[p]);
+      }
+      sum += squares(x[p]);
+    }
+    sum = kGroup == kThreads ? block_reduce<kThreads>(sum, Sum()) : warp_reduce(sum, Sum());
+    const float scale = scale_of(sum, task.n, task.eps);
+    T* out = kAdd ? input : second;
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+      const int i = lane + p * kGroup;
+      if (i >= packs) continue;
+      if constexpr (kEarly) {
+        store_pack<N>(out + i * N, scaled(x[p], early[p], scale));
+      } else {
+        W w[N];
+        load_weight(weight + i * N, w);
+        store_pack<N>(out + i * N, scaled(x[p], w, scale));
+      }
+    }
   }
 }
 
-// Calls fn(Type<T>, Type<W>) with the types of the rows and of the weight.
-template <class Fn>
-void dispatch(const rk_tensor& input, const rk_tensor& weight, const Fn& fn) {
-  dispatch_float(dtype_of(input), [&](auto t) {
-    if (dtype_of(weight) == DType::f32) {
-      fn(t, Type<float>{});
-    } else {
-      fn(t, t);
+// A block a row of any length. Each thread reads back just the elements that it wrote.
+template <bool kAdd, int N, class T, class W>
+__global__ void __launch_bounds__(kThreads) memory_kernel(Task task) {
+  const W* weight = static_cast<const W*>(task.weight);
+  wait_for_previous();
+  for (int64_t row = blockIdx.x; row < task.input.count; row += gridDim.x) {
+    T *input = task.input.at<T>(row), *second = task.second.at<T>(row);
+    float sum = 0;
+    for (int64_t i = int64_t{threadIdx.x} * N; i < task.n; i += kThreads * N) {
+      auto x = load_pack<N>(input + i);
+      if constexpr (kAdd) {
+        add_pack(x, load_pack<N>(second + i));
+        store_pack<N>(second + i, x);
+      }
+      sum += squares(x);
     }
-  });
+    const float scale = scale_of(block_reduce<kThreads>(sum, Sum()), task.n, task.eps);
+    const T* from = kAdd ? second : input;
+    T* out = kAdd ? input : second;
+    for (int64_t i = int64_t{threadIdx.x} * N; i < task.n; i += kThreads * N) {
+      W w[N];
+      load_weight(weight + i, w);
+      store_pack<N>(out + i, scaled(load_pack<N>(from + i), w, scale));
+    }
+  }
 }
 
-template <class T>
-bool packable(const DeviceRows& a, const DeviceRows& b, int64_t n) {
-  return n % kPackSize<T> == 0 && a.aligned(16) && b.aligned(16);
+struct Choice {
+  void (*kernel)(Task);
+  int rows;  // of a block
+};
+
+template <bool kAdd, class T, class W>
+Choice choose(const Task& task) {
+  constexpr int N = kPackSize<T>;
+  const bool packed = task.n % N == 0 && task.input.aligned(16) && task.second.aligned(16) &&
+                      reinterpret_cast<uintptr_t>(task.weight) % 16 == 0;
+  const int64_t packs = task.n / N;
+  if (!packed) return {memory_kernel<kAdd, 1, T, W>, 1};
+  if (packs <= RK_WARP) return {register_kernel<kAdd, RK_WARP, 1, T, W>, kThreads / RK_WARP};
+  if (packs <= 4 * RK_WARP) return {register_kernel<kAdd, RK_WARP, 4, T, W>, kThreads / RK_WARP};
+  if (packs <= 2 * kThreads) return {register_kernel<kAdd, kThreads, 2, T, W>, 1};
+  if (packs <= 4 * kThreads) return {register_kernel<kAdd, kThreads, 4, T, W>, 1};
+  return {memory_kernel<kAdd, N, T, W>, 1};
+}
+
+template <bool kAdd>
+void run(const char* op, const rk_tensor& input, const rk_tensor& second, const rk_tensor& weight, float eps,
+         rk_stream stream) {
+  const Task task{Rows(input), Rows(second), data_ptr<void>(weight), input.shape[input.ndim - 1], eps};
+  dispatch_float(dtype_of(input), [&](auto t) {
+    using T = typename decltype(t)::type;
+    const Choice choice = dtype_of(weight) == DType::f32 ? choose<kAdd, T, float>(task) : choose<kAdd, T, T>(task);
+    launch_dependent(op, input.device, stream, choice.kernel, blocks_for(task.input.count, choice.rows), kThreads,
+                     task);
+  });
 }
 
 }  // namespace
@@ -88,30 +174,11 @@ bool packable(const DeviceRows& a, const DeviceRows& b, int64_t n) {
 namespace backend {
 
 void rmsnorm(const rk_rmsnorm_args& args, rk_stream stream) {
-  const rk_tensor& in = *args.input;
-  const DeviceRows input = Rows(in), out = Rows(*args.out);
-  const int64_t n = in.shape[in.ndim - 1];
-  dispatch(in, *args.weight, [&](auto t, auto w) {
-    using T = typename decltype(t)::type;
-    using W = typename decltype(w)::type;
-    const auto kernel = packable<T>(input, out, n) ? rmsnorm_kernel<kPackSize<T>, T, W> : rmsnorm_kernel<1, T, W>;
-    launch("rmsnorm", in.device, stream, kernel, blocks_for(input.count, 1), kThreads, input, out,
-           static_cast<const W*>(data_ptr<W>(*args.weight)), n, args.eps);
-  });
+  run<false>("rmsnorm", *args.input, *args.out, *args.weight, args.eps, stream);
 }
 
 void fused_add_rmsnorm(const rk_fused_add_rmsnorm_args& args, rk_stream stream) {
-  const rk_tensor& in = *args.input;
-  const DeviceRows input = Rows(in), residual = Rows(*args.residual);
-  const int64_t n = in.shape[in.ndim - 1];
-  dispatch(in, *args.weight, [&](auto t, auto w) {
-    using T = typename decltype(t)::type;
-    using W = typename decltype(w)::type;
-    const auto kernel = packable<T>(input, residual, n) ? fused_add_rmsnorm_kernel<kPackSize<T>, T, W>
-                                                        : fused_add_rmsnorm_kernel<1, T, W>;
-    launch("fused_add_rmsnorm", in.device, stream, kernel, blocks_for(input.count, 1), kThreads, input, residual,
-           static_cast<const W*>(data_ptr<W>(*args.weight)), n, args.eps);
-  });
+  run<true>("fused_add_rmsnorm", *args.input, *args.residual, *args.weight, args.eps, stream);
 }
 
 }  // namespace backend

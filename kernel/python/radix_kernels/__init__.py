@@ -15,6 +15,7 @@ from ._dispatch import get_fallback, set_fallback
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
+from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .norm import fused_add_rmsnorm, rmsnorm
@@ -52,6 +53,7 @@ __all__ = [
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
     "fused_add_rmsnorm",
+    "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_fallback",

@@ -15,6 +15,20 @@ def fused_add_rmsnorm(input: Any, residual: Any, weight: Any, eps: float) -> Non
 def apply_rope_inplace(
     positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox: bool
 ) -> None: ...
+def fused_qk_norm_rope_store(
+    q: Any,
+    k: Any,
+    v: Any,
+    q_weight: Any,
+    k_weight: Any,
+    cos_sin_cache: Any,
+    positions: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    eps: float,
+    is_neox: bool,
+) -> None: ...
 def silu_and_mul(input: Any, out: Any) -> None: ...
 def gelu_and_mul(input: Any, out: Any) -> None: ...
 def gelu_tanh_and_mul(input: Any, out: Any) -> None: ...

@@ -13,6 +13,7 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "rmsnorm": _FLOATS,
     "fused_add_rmsnorm": _FLOATS,
     "apply_rope_inplace": _FLOATS,
+    "fused_qk_norm_rope_store": _FLOATS,
     "silu_and_mul": _FLOATS,
     "gelu_and_mul": _FLOATS,
     "gelu_tanh_and_mul": _FLOATS,

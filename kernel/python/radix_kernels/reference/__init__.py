@@ -11,6 +11,7 @@ import torch
 
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
+from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear
 from .norm import fused_add_rmsnorm, rmsnorm
@@ -33,6 +34,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "float32",
     "fused_add_rmsnorm",
+    "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "kept_ids",
