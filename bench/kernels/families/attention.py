@@ -10,17 +10,20 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from ..harness import Case
+from .attention_prefill import prefill
 
 
 def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     hq, hkv, d = 16, 8, 128
     decode = ((1, 1024), (1, 8192), (32, 1024)) if device.type == "cpu" else (
         (1, 8192), (64, 4096), (256, 1024))  # fmt: skip
-    prefill = (128, 1024) if device.type == "cpu" else (2048, 8192)
     for batch, length in decode:
         yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
-    for length in prefill:
-        yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
+    if device.type == "cuda":
+        yield from prefill(device, dtype)
+    else:
+        for length in (128, 1024):
+            yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
 
 
 def _attention_case(

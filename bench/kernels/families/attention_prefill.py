@@ -1,0 +1,101 @@
+"""Prefill: whole prompts over contiguous keys and values, and chunks behind a cached prefix in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import radix_kernels as rk
+
+from .. import peers
+from ..harness import Case, Contender
+
+_HQ, _HKV, _D = 32, 8, 128
+_WORKSPACE = 256 << 20  # bytes, of FlashInfer
+
+
+def prefill(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """GPU only: causal, 32 query heads on 8 KV heads of 128."""
+    for batch, length in ((4, 2048), (1, 8192), (1, 32768)):
+        yield _prompts(device, dtype, batch, length)
+    for batch in (1, 8):
+        for page in (16, 1):
+            yield _extend(device, dtype, batch, 512, 8192, page)
+
+
+def _flops(batch: int, new: int, cached: int) -> float:
+    return 4 * batch * _HQ * _D * (new * cached + new * (new + 1) / 2)
+
+
+def _offsets(device: torch.device, batch: int, length: int) -> torch.Tensor:
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+
+def _prompts(device: torch.device, dtype: torch.dtype, batch: int, length: int) -> Case:
+    tokens, cu = batch * length, _offsets(device, batch, length)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(tokens, h, _D, device=device, dtype=dtype) for h in (_HQ, _HKV, _HKV))
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return rk.flash_attn_varlen(q, k, v, cu, cu, max_seqlen_q=length)
+
+    def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.view(batch, length, -1, _D).transpose(1, 2) for x in (q, k, v))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    contenders: dict[str, Contender] = {"radix": ours, "torch cuDNN": cudnn}
+    if flash := peers.load("vllm.vllm_flash_attn"):
+        contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
+            q, k, v, length, cu, length, cu_seqlens_k=cu, causal=True, fa_version=3
+        )
+    if flashinfer := peers.load("flashinfer"):
+        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
+        wrapper.plan(cu, cu, _HQ, _HKV, _D, causal=True, q_data_type=dtype)
+        contenders["flashinfer fa3"] = wrapper.run
+    size = tokens * (2 * _HQ + 2 * _HKV) * _D * dtype.itemsize
+    return Case(
+        "flash_attn_varlen", f"B{batch} S{length} {_HQ}/{_HKV}x{_D}", dtype, size, _flops(batch, length, 0), make,
+        contenders,
+    )  # fmt: skip
+
+
+def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cached: int, page: int) -> Case:
+    length = new + cached
+    width = -(-length // page)
+    cu = _offsets(device, batch, new)
+    table = torch.randperm(batch * width, device=device).to(torch.int32).view(batch, width)
+    lens = torch.full((batch,), length, dtype=torch.int32, device=device)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        q = torch.randn(batch * new, _HQ, _D, device=device, dtype=dtype)
+        k, v = (torch.randn(batch * width, page, _HKV, _D, device=device, dtype=dtype) for _ in range(2))
+        return q, k, v
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return rk.flash_attn_with_kvcache(q, k, v, table, lens, cu, max_seqlen_q=new)
+
+    contenders: dict[str, Contender] = {"radix": ours}
+    if flash := peers.load("vllm.vllm_flash_attn"):
+        contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
+            q, k, v, new, cu, length, seqused_k=lens, block_table=table, causal=True, fa_version=3
+        )
+    if flashinfer := peers.load("flashinfer"):
+        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
+        last = torch.full((batch,), (length - 1) % page + 1, dtype=torch.int32, device=device)
+        wrapper.plan(
+            cu, _offsets(device, batch, width), table.flatten(), last, _HQ, _HKV, _D, page,
+            causal=True, q_data_type=dtype, kv_data_type=dtype,
+        )  # fmt: skip
+        contenders["flashinfer fa3"] = lambda q, k, v: wrapper.run(q, (k, v))
+    size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
+    return Case(
+        "flash_attn_with_kvcache", f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype, size,
+        _flops(batch, new, cached), make, contenders,
+    )  # fmt: skip
