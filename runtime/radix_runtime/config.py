@@ -45,6 +45,7 @@ class ServerArgs:
     # Engine
     device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     tp_size: int = _engine(1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1)
+    disable_custom_all_reduce: bool = _engine(False, "GPU ranks exchange tensors by NCCL alone")
     num_threads: int | None = _engine(None, "CPU threads of all ranks together; default: all cores", minimum=1)
     attention_backend: str | None = _engine(None, "radix, triton, torch_native or a registered name; default: the best")
     mem_fraction_static: float | None = _engine(

@@ -33,9 +33,9 @@ class Device:
     torch_device: torch.device
 
     @classmethod
-    def resolve(cls, name: str = "auto", index: int = 0) -> Device:
+    def resolve(cls, name: str = "auto", index: int = 0, count: int = 1) -> Device:
         """`name`: auto, cpu or cuda (NVIDIA or AMD). Makes a GPU the current one of the thread.
-        Raises ConfigError when it is not there."""
+        Raises ConfigError when it is not there, or fewer than `count`."""
         available = torch.cuda.is_available()
         if name == "cpu" or (name == "auto" and not available):
             return cls("cpu", torch.device("cpu"))
@@ -43,8 +43,8 @@ class Device:
             raise ConfigError(f"--device {name} is unknown")
         if not available:
             raise ConfigError("--device cuda: torch sees no GPU")
-        if index >= torch.cuda.device_count():
-            raise ConfigError(f"GPU {index} is not there: torch sees {torch.cuda.device_count()}")
+        if (needed := max(index + 1, count)) > torch.cuda.device_count():
+            raise ConfigError(f"{needed} GPUs are needed, torch sees {torch.cuda.device_count()}")
         torch.cuda.set_device(index)
         return cls("rocm" if torch.version.hip else "cuda", torch.device("cuda", index))
 
@@ -52,10 +52,11 @@ class Device:
     def is_cpu(self) -> bool:
         return self.kind == "cpu"
 
-    def stream(self) -> Executor:
+    def stream(self, check: Callable[[], None] = lambda: None) -> Executor:
         """Runs work in the order of `submit` while the caller goes on: on a GPU the caller's thread queues it on a
-        device stream, on the CPU one thread runs it (kernels release the GIL). So overlap is one code path."""
-        return ThreadPoolExecutor(1, "radix-engine") if self.is_cpu else _GpuStream(self.torch_device)
+        device stream, on the CPU one thread runs it (kernels release the GIL). So overlap is one code path. `check`
+        raises when what a GPU has done is void; a result asks it first."""
+        return ThreadPoolExecutor(1, "radix-engine") if self.is_cpu else _GpuStream(self.torch_device, check)
 
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to asynchronously. It may be dropped while a copy runs: torch's
@@ -74,15 +75,15 @@ class Device:
 
 
 class _GpuStream(Executor):
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
+        self._stream, self._check = torch.cuda.Stream(device), check
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         with torch.cuda.stream(self._stream):
             value = work(*args, **kwargs)
             event = torch.cuda.Event()
             event.record()
-        return _GpuFuture(value, event)
+        return _GpuFuture(value, event, self._check)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._stream.synchronize()
@@ -91,16 +92,17 @@ class _GpuStream(Executor):
 class _GpuFuture(Future[T]):
     """Done when the device is."""
 
-    def __init__(self, value: T, event: torch.cuda.Event) -> None:
+    def __init__(self, value: T, event: torch.cuda.Event, check: Callable[[], None]) -> None:
         super().__init__()
         self.set_result(value)
-        self._event = event
+        self._event, self._check = event, check
 
     def done(self) -> bool:
         return self._event.query()
 
     def result(self, timeout: float | None = None) -> T:
         self._event.synchronize()
+        self._check()
         return super().result()
 
 

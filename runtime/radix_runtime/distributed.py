@@ -1,21 +1,31 @@
 """Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
 
-Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through shared memory; every
-wait ends with RuntimeError when a rank aborts or 60 s have passed.
+Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through shared memory, GPU
+ranks through each other's memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from . import ops
+from .config import ServerArgs
+from .device import Device
+
+logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT = 60.0
 _SEGMENT_BYTES = 4 << 20
+_PEER_BYTES = 8 << 20  # what one launch of a GPU collective moves
+# Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
+_NCCL_FROM = {2: 64 << 20, 4: 64 << 20, 8: 64 << 20}
 
 
 class Communicator:
@@ -42,6 +52,12 @@ class Communicator:
 
     def barrier(self, timeout: float | None = None) -> None:
         """Waits for all ranks, `timeout` seconds instead of the usual limit."""
+
+    def open(self, device: Device) -> None:
+        """Before the first tensor, by all ranks together, on the thread that will use it."""
+
+    def check(self) -> None:
+        """Raises RuntimeError when what a device has done is void: a rank has died, aborted or not come."""
 
     def abort(self) -> None:
         """Every present and later wait of every rank raises RuntimeError. Any thread."""
@@ -80,6 +96,89 @@ class SharedMemory(Communicator):
 
     def _room(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty((self.world_size, *tensor.shape))
+
+
+class Gpus(SharedMemory):
+    """GPU ranks of one machine: hosts wait for each other over shared memory, tensors go by our kernels; by NCCL from
+    the size where it is faster, and always where a GPU cannot reach another's memory. A wait on the device shows in
+    `check`, after the work has completed."""
+
+    def __init__(self, path: str, rank: int, world_size: int, *, nccl_only: bool) -> None:
+        super().__init__(path, rank, world_size)
+        self._nccl_only = nccl_only
+        self._peers: Any = None
+        self._nccl: Any = None
+
+    def open(self, device: Device) -> None:
+        if self._nccl_only:
+            return
+        try:
+            self._peers = ops.GpuCommunicator(
+                self._shm, device.torch_device.index, max_bytes=_PEER_BYTES, timeout=COLLECTIVE_TIMEOUT
+            )
+        except NotImplementedError as error:
+            logger.warning("%s: NCCL carries all tensors", error)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._by_peers(tensor):
+            return self._peers.all_reduce(tensor)
+        self._group().allreduce(tensor).wait()
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor, out = tensor.contiguous(), self._room(tensor)
+        if self._by_peers(out):
+            return self._peers.all_gather(tensor, out)
+        self._group()._allgather_base(out, tensor).wait()
+        return out
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        parts = self.all_gather(tensor)
+        return parts if self.rank == 0 else None
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(self.all_gather(tensor)[0])
+
+    def check(self) -> None:
+        if self._peers is not None:
+            self._peers.check()
+
+    def abort(self) -> None:
+        super().abort()
+        if self._nccl is not None:
+            self._nccl.abort()
+
+    def close(self) -> None:
+        self._peers = self._nccl = None
+        super().close()
+
+    def _by_peers(self, tensor: torch.Tensor) -> bool:
+        return self._peers is not None and tensor.nbytes < _NCCL_FROM[self.world_size]
+
+    def _group(self) -> Any:
+        """The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the user's."""
+        if self._nccl is None:
+            import torch.distributed as dist
+
+            name = torch.zeros(256, dtype=torch.uint8)
+            folder = tempfile.mkdtemp(prefix="radix-nccl-") if self.rank == 0 else ""
+            name[: len(folder)] = torch.tensor(list(folder.encode()), dtype=torch.uint8)
+            self._shm.broadcast(name)
+            path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
+            store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
+            options = dist.ProcessGroupNCCL.Options()
+            self._nccl = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
+            self._nccl.allreduce(torch.zeros(1, device="cuda")).wait()
+            self._shm.barrier()
+            shutil.rmtree(folder, ignore_errors=True)
+        return self._nccl
+
+
+def connect(args: ServerArgs, path: str, rank: int, device: Device) -> Communicator:
+    """A rank's end of the group over the file `path`; `open` completes it."""
+    if device.is_cpu:
+        return SharedMemory(path, rank, args.tp_size)
+    return Gpus(path, rank, args.tp_size, nccl_only=args.disable_custom_all_reduce)
 
 
 class CoreShare(NamedTuple):

@@ -18,19 +18,27 @@ from .capabilities import capabilities
 from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
+from .mla import mla_decode
 from .norm import fused_add_rmsnorm, rmsnorm
 from .rope import apply_rope_inplace, rope_cos_sin_cache
-from .sampling import apply_penalties_inplace, count_tokens_inplace, token_logprobs, top_k_top_p_sampling
+from .sampling import (
+    LogitEdits,
+    apply_penalties_inplace,
+    count_tokens_inplace,
+    token_logprobs,
+    top_k_top_p_sampling,
+    top_k_top_p_sampling_with_logprobs,
+)
 from .threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
-    from .comm import ShmCommunicator
+    from .comm import GpuCommunicator, ShmCommunicator
 
 __version__: str = _loader.version
 abi_version: int | None = _loader.abi_version
 
 # Loaded on first use: they import a framework.
-_LAZY = {"ShmCommunicator": "comm", "reference": "reference", "torch_ops": "torch_ops"}
+_LAZY = {"GpuCommunicator": "comm", "ShmCommunicator": "comm", "reference": "reference", "torch_ops": "torch_ops"}
 
 
 def __getattr__(name: str) -> Any:
@@ -41,6 +49,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "GpuCommunicator",
+    "LogitEdits",
     "PackedWeight",
     "ShmCommunicator",
     "__version__",
@@ -60,6 +70,7 @@ __all__ = [
     "get_num_threads",
     "linear",
     "merge_state",
+    "mla_decode",
     "pack_weight",
     "rmsnorm",
     "rope_cos_sin_cache",
@@ -69,5 +80,6 @@ __all__ = [
     "store_kv_cache",
     "token_logprobs",
     "top_k_top_p_sampling",
+    "top_k_top_p_sampling_with_logprobs",
     "unpack_weight",
 ]

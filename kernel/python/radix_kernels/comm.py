@@ -1,4 +1,4 @@
-"""Collectives between processes of one machine over shared memory (CPU tensors)."""
+"""Collectives between processes of one machine: over shared memory (CPU tensors), between GPUs over peer memory."""
 
 from __future__ import annotations
 
@@ -79,6 +79,140 @@ class ShmCommunicator:
         """Drops the mapping; the object can do nothing afterwards. Idempotent."""
         self._group = None
 
+    @property
+    def control_address(self) -> int:
+        """Where the control page (abort flag, sequence numbers) is mapped."""
+        return int(self._group.control_address)
+
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
             raise ValueError(f"root is {root}, expected a rank below {self.world_size}")
+
+
+_ALGORITHMS = {"auto": 0, "one_shot": 1, "two_shot": 2}
+
+
+class GpuCommunicator:
+    """One rank's end of a group of 2, 4 or 8 GPUs of one machine that reach each other's memory; one process a rank.
+
+    `group` is the ranks' ShmCommunicator (it carries the handles and the abort flag, and must outlive this object),
+    `device` the index of this process's GPU. All ranks construct it together. It owns `4 * max_bytes` of device memory
+    that no framework knows of: processes can share whole allocations only. `max_bytes` is what one launch moves at
+    most; larger tensors take several.
+
+    Tensors are contiguous, on that GPU. All ranks call the same collectives in the same order with equal shapes and
+    dtypes, each rank on one stream (or streams that wait for each other). Nothing is allocated and the host waits for
+    nothing; calls may be captured in CUDA graphs. Sums run in rank order, rank 0 first, in float32, rounded once: all
+    ranks hold the same bits, whichever algorithm ran.
+
+    When a rank calls `abort`, or a wait on the device has taken `timeout` seconds, everything later is void and `check`
+    raises RuntimeError. NotImplementedError (on all ranks): no kernels here, another number of ranks, a GPU that
+    cannot reach another's memory. ValueError, TypeError: as every op.
+    """
+
+    def __init__(self, group: ShmCommunicator, device: int, *, max_bytes: int = 8 << 20, timeout: float = 60.0) -> None:
+        self.rank, self.world_size = group.rank, group.world_size
+        self._group = group
+        self._comm: Any = None
+        handle, problem = b"", ""
+        try:
+            make = getattr(_loader.bind, "GpuComm", None)
+            if make is None:
+                raise NotImplementedError(_loader.reason or f"the {_loader.backend} library has no GPU collectives")
+            self._comm = make(group.control_address, device, self.rank, self.world_size, max_bytes, timeout)
+            handle = self._comm.handle()
+        except (NotImplementedError, RuntimeError) as error:
+            problem = str(error)
+        handles = self._agree(handle, problem)
+        try:
+            self._comm.connect(b"".join(handles))
+        except NotImplementedError as error:
+            problem = str(error)
+        self._agree(b"", problem)
+
+    def _agree(self, data: bytes, problem: str) -> list[bytes]:
+        """Every rank's data; NotImplementedError on all ranks when one has a problem."""
+        import torch
+
+        size = 512
+        text = (data or problem.encode()[: size - 2]).ljust(size - 2, b"\0")
+        mine = torch.frombuffer(bytearray([bool(problem), len(data), *text]), dtype=torch.uint8)
+        rows = [bytes(row.tolist()) for row in self._group.all_gather(mine, mine.new_empty(self.world_size, size))]
+        for rank, row in enumerate(rows):
+            if row[0]:
+                self._comm = None
+                raise NotImplementedError(f"GPU collectives, rank {rank}: {row[2:].rstrip(bytes(1)).decode()}")
+        return [row[2 : 2 + row[1]] for row in rows]
+
+    def all_reduce(
+        self,
+        input: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        algorithm: str = "auto",
+        blocks: int = 0,
+        threads: int = 0,
+    ) -> torch.Tensor:
+        """Sum over the ranks; bfloat16, float16 or float32. In place without `out`; returns it.
+
+        algorithm: `one_shot` (one hop, all data to all ranks), `two_shot` (fewer bytes, two hops) or `auto`, what was
+        measured to be faster for the size. blocks, threads: the launch, for measurements; 0 is ours.
+        """
+        out = input if out is None else out
+        self._comm.all_reduce(input, _algorithm(algorithm), blocks, threads, out)
+        return out
+
+    def all_reduce_add_rmsnorm(
+        self,
+        input: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        *,
+        out: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+        algorithm: str = "auto",
+        blocks: int = 0,
+    ) -> torch.Tensor:
+        """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch; returns out.
+
+        input, residual: [..., H] of one floating dtype, 16-byte aligned, rows of at most 32 KiB in multiples of 16
+        bytes. weight: [H], input's dtype or float32. out: as input (default: input itself), or float8_e4m3fn with
+        `scale`, float32 [..., 1] or [..., H / 128]: out * scale is the norm, scale = max(largest of the group, 1e-10) /
+        448. The sums and the residual have the bits of `all_reduce` and an add; the norm is that of `rmsnorm` within
+        its tolerance, the same bits on every rank.
+        """
+        out = input if out is None else out
+        self._comm.all_reduce_add_rmsnorm(input, residual, weight, eps, _algorithm(algorithm), blocks, out, scale)
+        return out
+
+    def reduce_scatter(self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0) -> torch.Tensor:
+        """`out` receives the sum over the ranks of their `input[rank]`; input [world_size, *out.shape]. Returns out."""
+        self._comm.reduce_scatter(input, blocks, out)
+        return out
+
+    def all_gather(self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0) -> torch.Tensor:
+        """`out` [world_size, *input.shape] receives every rank's tensor bit for bit, any dtype; returns out. For small
+        tensors: two bytes travel for each."""
+        self._comm.all_gather(input, blocks, out)
+        return out
+
+    def check(self) -> None:
+        """Raises RuntimeError when the group was aborted or a rank did not arrive. Does not wait: call it when the work
+        of interest is done."""
+        if self._comm is not None:
+            self._comm.check()
+
+    def abort(self) -> None:
+        """Ends every present and later wait of every rank, on the host and on the GPUs. Idempotent; any thread."""
+        self._group.abort()
+
+    def close(self) -> None:
+        """Gives the memory back. When no rank has work in flight. Idempotent."""
+        self._comm = None
+
+
+def _algorithm(name: str) -> int:
+    if name not in _ALGORITHMS:
+        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(_ALGORITHMS)}")
+    return _ALGORITHMS[name]

@@ -17,7 +17,7 @@ import torch
 from .. import ops
 from ..config import ServerArgs
 from ..device import Device
-from ..distributed import Communicator, SharedMemory, core_share
+from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
 from ..step_plan import Executor, StepPlan, StepResult, encode_plan
@@ -48,6 +48,7 @@ def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicat
             os.sched_setaffinity(0, share.cores)  # this thread and those it starts
         ops.set_num_threads(share.threads)
         torch.set_num_threads(share.threads)
+    communicator.open(device)
     return ModelRunner(args, config, device, communicator)
 
 
@@ -59,7 +60,7 @@ class LocalExecutor:
     def __init__(self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None) -> None:
         device = Device.resolve(args.device)
         self._communicator = communicator or Communicator()
-        self._stream = device.stream()
+        self._stream = device.stream(self._check)
         try:
             self.runner = self._stream.submit(build_rank, args, config, device, self._communicator).result()
         except BaseException:
@@ -89,6 +90,12 @@ class LocalExecutor:
                 raise dead from error
             raise
 
+    def _check(self) -> None:
+        try:
+            self._communicator.check()
+        except RuntimeError as error:
+            raise self._died_of(error) from error
+
     def _died_of(self, error: BaseException) -> EngineDeadError:
         self.failure = self.failure or f"a step failed: {type(error).__name__}: {error}"
         return EngineDeadError(self.failure)
@@ -116,14 +123,13 @@ class TPExecutor(LocalExecutor):
     runs it. Each holds the read end of a pipe whose other end dies with this process."""
 
     def __init__(self, args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None]) -> None:
-        if not Device.resolve(args.device).is_cpu:
-            raise ConfigError("--tp-size above 1 needs --device cpu")
+        device = Device.resolve(args.device, count=args.tp_size)
         self._on_death = on_death
         self._ring = StepRing(args.tp_size - 1)
         self._memory_fd = os.memfd_create("radix-comm")  # the communicator's file
         self._news = threading.Event()  # of a death
         self._lock, self._closed = threading.Lock(), False
-        self._communicator = SharedMemory(f"/proc/self/fd/{self._memory_fd}", 0, args.tp_size)
+        self._communicator = connect(args, f"/proc/self/fd/{self._memory_fd}", 0, device)
         self.workers = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers = [threading.Thread(target=self._watch, args=w, daemon=True) for w in enumerate(self.workers, 1)]
         for watcher in self._watchers:

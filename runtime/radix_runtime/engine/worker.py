@@ -15,7 +15,7 @@ import threading
 import msgspec
 
 from ..device import Device
-from ..distributed import SharedMemory
+from ..distributed import connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
@@ -34,13 +34,15 @@ def main() -> int:
     args = spec.args
     _die_with_parent(spec)
     setup_logging(f"rank {spec.rank}", args.log_level)
-    communicator = SharedMemory(f"/proc/self/fd/{spec.memory_fd}", spec.rank, args.tp_size)
+    device = Device.resolve(args.device, spec.rank)
+    communicator = connect(args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
     try:
         config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
         ring = StepRingReader(spec.ring, spec.rank - 1)
-        runner = build_rank(args, config, Device.resolve(args.device), communicator)
+        runner = build_rank(args, config, device, communicator)
         while (frame := ring.receive()) is not None:
             runner.run(decode_plan(frame))
+            communicator.check()
     except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
         echo = "aborted by rank" in str(error)  # who aborted the group has said why
         is_config = isinstance(error, ConfigError)

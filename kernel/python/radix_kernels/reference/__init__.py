@@ -10,14 +10,23 @@ from __future__ import annotations
 import torch
 
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear
+from .mla import mla_decode, unpack_mla_cache
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
 from .rope import apply_rope_inplace, rope_cos_sin_cache
-from .sampling import apply_penalties_inplace, count_tokens_inplace, kept_ids, token_logprobs, top_k_top_p_sampling
+from .sampling import (
+    apply_penalties_inplace,
+    count_tokens_inplace,
+    edited_logits,
+    kept_ids,
+    token_logprobs,
+    top_k_top_p_sampling,
+)
 
 
 def float32() -> torch.dtype:
@@ -26,9 +35,12 @@ def float32() -> torch.dtype:
 
 
 __all__ = [
+    "all_reduce",
+    "all_reduce_add_rmsnorm",
     "apply_penalties_inplace",
     "apply_rope_inplace",
     "count_tokens_inplace",
+    "edited_logits",
     "embedding",
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
@@ -40,6 +52,7 @@ __all__ = [
     "kept_ids",
     "linear",
     "merge_state",
+    "mla_decode",
     "philox4x32",
     "rmsnorm",
     "rope_cos_sin_cache",
@@ -48,4 +61,5 @@ __all__ = [
     "token_logprobs",
     "top_k_top_p_sampling",
     "uniform",
+    "unpack_mla_cache",
 ]

@@ -6,7 +6,7 @@ from the segments of the others. Segments are doubled: a rank that publishes exc
 reading exchange n - 1, so buffer n % 2 may be overwritten at n + 2 without a second barrier.
 
     word 0             abort flag: the number of the rank that gave up, plus one
-    word 8 * (1 + r)   sequence number of rank r (a cache line of its own)
+    word 8 * (1 + r)   sequence number of rank r (a cache line of its own); the next word belongs to its GPU
     data               [rank][2][max_bytes]
 
 A fresh zero-filled file is the valid first state, so ranks need no rendezvous beyond its path.
@@ -44,6 +44,7 @@ class ShmGroup:
         data = np.frombuffer(self._map, np.uint8, world_size * 2 * max_bytes, control)
         self._segments = data.reshape(world_size, 2, max_bytes)
         self._sequence = 0
+        self.control_address = self._words.ctypes.data
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         import torch
