@@ -5,7 +5,8 @@
 //   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used.
 //
 // Compiler-generated constructors register the device code here; the registrations are replayed to the real runtime
-// once it is open. Only functions of scalars, pointers and dim3: the structs of the HIP API changed between releases.
+// once it is open. Only functions of scalars, pointers, dim3 and the 64-byte IPC handle: the other structs of the HIP
+// API changed between releases.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -25,6 +26,9 @@ constexpr Status kInvalidValue = 1, kNoDevice = 100;
 
 struct Dim3 {
   uint32_t x, y, z;
+};
+struct IpcHandle {
+  char bytes[64];
 };
 struct LaunchConfig {
   Dim3 grid, block;
@@ -159,6 +163,40 @@ RK_SHIM Status hipGetDevice(int* device) {
 }
 RK_SHIM Status hipSetDevice(int device) {
   return forward<int>("hipSetDevice", device);
+}
+RK_SHIM Status hipDeviceGetAttribute(int* value, int attribute, int device) {
+  return forward<int*, int, int>("hipDeviceGetAttribute", value, attribute, device);
+}
+
+RK_SHIM Status hipExtMallocWithFlags(void** memory, size_t bytes, unsigned flags) {
+  return forward<void**, size_t, unsigned>("hipExtMallocWithFlags", memory, bytes, flags);
+}
+RK_SHIM Status hipFree(void* memory) {
+  return forward<void*>("hipFree", memory);
+}
+RK_SHIM Status hipMemset(void* memory, int value, size_t bytes) {
+  return forward<void*, int, size_t>("hipMemset", memory, value, bytes);
+}
+RK_SHIM Status hipDeviceSynchronize() {
+  return forward<>("hipDeviceSynchronize");
+}
+RK_SHIM Status hipHostRegister(void* memory, size_t bytes, unsigned flags) {
+  return forward<void*, size_t, unsigned>("hipHostRegister", memory, bytes, flags);
+}
+RK_SHIM Status hipHostGetDevicePointer(void** there, void* memory, unsigned flags) {
+  return forward<void**, void*, unsigned>("hipHostGetDevicePointer", there, memory, flags);
+}
+RK_SHIM Status hipHostUnregister(void* memory) {
+  return forward<void*>("hipHostUnregister", memory);
+}
+RK_SHIM Status hipIpcGetMemHandle(IpcHandle* handle, void* memory) {
+  return forward<IpcHandle*, void*>("hipIpcGetMemHandle", handle, memory);
+}
+RK_SHIM Status hipIpcOpenMemHandle(void** memory, IpcHandle handle, unsigned flags) {
+  return forward<void**, IpcHandle, unsigned>("hipIpcOpenMemHandle", memory, handle, flags);
+}
+RK_SHIM Status hipIpcCloseMemHandle(void* memory) {
+  return forward<void*>("hipIpcCloseMemHandle", memory);
 }
 
 RK_SHIM const char* hipGetErrorString(Status status) {
