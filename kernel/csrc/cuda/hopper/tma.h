@@ -110,6 +110,13 @@ __device__ inline void tma_multicast_3d(void* shared, const TensorMap* map, uint
       : "memory");
 }
 
+// `bytes` that lie together, a multiple of 16, both ends aligned to 16; completes on `barrier`.
+__device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.
 __device__ inline void tma_store_2d(const TensorMap* map, const void* shared, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

@@ -1,0 +1,44 @@
+/* Multi-head latent attention over a paged latent cache, absorbed form. */
+#ifndef RADIX_KERNELS_MLA_H
+#define RADIX_KERNELS_MLA_H
+
+#include "radix_kernels/types.h"
+
+/* q_nope, out [T, H, 512], q_rope [T, H, 64], bf16 or fp16. kv_cache [pages, page_size, 576] of that dtype: 512 latent
+ * values, which are key and value, then 64 rotary ones, which are key only; or uint8 [pages, page_size, 656]: 512 e4m3,
+ * 4 float32 scales of 128 latent values each, 64 bf16 rotary values. Last dimensions contiguous, addresses of rows
+ * multiples of 16 bytes. page_table int32 [B, max_pages], kv_lens int32 [B] (new tokens included), cu_seqlens_q int32
+ * [B + 1] from 0 to T; the q tokens of a row are the last of its kv tokens. lse float32 [T, H] (natural log) may be
+ * NULL. A query that sees nothing gets out 0 and lse -inf. Entries of page_table past ceil(kv_len / page_size) and
+ * slots past kv_len are never used. max_seqlen_q: the most query tokens of a row, 0 unknown: a hint about speed.
+ * workspace: uint8, contiguous, 256-byte aligned, of at least rk_mla_decode_workspace_size(). */
+typedef struct rk_mla_decode_args {
+  uint32_t struct_size;
+  float softmax_scale;
+  int32_t causal;
+  const rk_tensor* q_nope;
+  const rk_tensor* q_rope;
+  const rk_tensor* kv_cache;
+  const rk_tensor* page_table;
+  const rk_tensor* kv_lens;
+  const rk_tensor* cu_seqlens_q;
+  const rk_tensor* out;
+  const rk_tensor* lse;
+  const rk_tensor* workspace;
+  int64_t max_seqlen_q;
+} rk_mla_decode_args;
+RK_API rk_status rk_mla_decode(const rk_mla_decode_args* args, rk_stream stream);
+
+/* Bytes of workspace that a call of these sizes needs. */
+typedef struct rk_mla_decode_sizes {
+  uint32_t struct_size;
+  int64_t tokens;
+  int64_t batch;
+  int64_t heads;
+  int64_t page_size;
+  int64_t max_pages;
+  int64_t max_seqlen_q;
+} rk_mla_decode_sizes;
+RK_API rk_status rk_mla_decode_workspace_size(const rk_mla_decode_sizes* sizes, int64_t* bytes);
+
+#endif
