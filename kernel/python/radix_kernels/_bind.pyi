@@ -91,4 +91,21 @@ def count_tokens_inplace(counts: Any, slots: Any, ids: Any) -> None: ...
 def top_k_top_p_sampling(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, stream: int, out: Any
 ) -> None: ...
+def mla_decode(
+    q_nope: Any,
+    q_rope: Any,
+    kv_cache: Any,
+    page_table: Any,
+    kv_lens: Any,
+    cu_seqlens_q: Any,
+    softmax_scale: float,
+    causal: bool,
+    out: Any,
+    lse: Any,
+    workspace: Any,
+    max_seqlen_q: int,
+) -> None: ...
+def mla_decode_workspace_size(
+    tokens: int, batch: int, heads: int, page_size: int, max_pages: int, max_seqlen_q: int
+) -> int: ...
 def token_logprobs(logits: Any, ids: Any, top_n: int, logprob: Any, top_logprobs: Any, top_ids: Any) -> None: ...

@@ -21,6 +21,7 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "flash_attn_with_kvcache": _FLOATS,
     "flash_attn_varlen": _FLOATS,
     "merge_state": _FLOATS,
+    "mla_decode": ("bfloat16", "float16"),
     "linear": _FLOATS,
     "embedding": _FLOATS,
     "apply_penalties_inplace": ("float32",),

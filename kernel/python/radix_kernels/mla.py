@@ -31,16 +31,16 @@ def mla_decode(
 ) -> Array:
     """Attention of a few query tokens a row over a paged latent cache.
 
-    q_nope: [T, H, 512] and q_rope: [T, H, 64], bfloat16 or float16; kv_cache: [pages, page_size, 576] of the same dtype:
-    a token's 512 latent values, key and value at once, then its 64 rotary key values. Or the FP8 form, uint8 [pages,
+    q_nope: [T, H, 512] and q_rope: [T, H, 64], bfloat16 or float16; kv_cache: [pages, page_size, 576] of that dtype: a
+    token's 512 latent values, key and value at once, then its 64 rotary key values. Or the FP8 form, uint8 [pages,
     page_size, 656] (see `FP8_BYTES`). Last dimensions contiguous, other strides free. page_table: int32 [B, max_pages];
     kv_lens: int32 [B], the new tokens included; cu_seqlens_q: int32 [B + 1] from 0 to T; the q tokens of a row are the
-    last of its kv tokens, and with `causal` each sees the tokens up to its own. softmax_scale has no default: it is that
-    of the model's full head dimension. max_seqlen_q: the most q tokens of a row; a hint about speed.
+    last of its kv tokens, and with `causal` each sees the tokens up to its own. softmax_scale has no default: it is
+    that of the model's full head dimension. max_seqlen_q: the most q tokens of a row; a hint about speed.
 
-    Returns out [T, H, 512] of q's dtype, or (out, lse float32 [T, H], natural log). A query that sees nothing gets 0 and
-    -inf. Entries of page_table past ceil(kv_len / page_size) are never read, cache slots past kv_len never used. A row's
-    result depends on no other row of the batch. Tolerances: docs/numerics.md.
+    Returns out [T, H, 512] of q's dtype, or (out, lse float32 [T, H], natural log). A query that sees nothing gets 0
+    and -inf. Entries of page_table past ceil(kv_len / page_size) are never read, cache slots past kv_len never used. A
+    row's result depends on no other row of the batch. Tolerances: docs/numerics.md.
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "mla_decode"
