@@ -2,8 +2,9 @@
 # named for it here.
 set(RADIX_ONLY "" CACHE STRING "development: build only these families")
 set(_files_sampling logprobs)
+set(_files_all_reduce all_reduce_norm peer_group)
 set(RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/backend.cu)
-foreach(_name norm rope fused_rope activation kv_cache sampling)
+foreach(_name norm rope fused_rope activation kv_cache sampling all_reduce)
   if(NOT RADIX_ONLY OR _name IN_LIST RADIX_ONLY)
     radix_family(${_name})
     foreach(_file ${_name} ${_files_${_name}})

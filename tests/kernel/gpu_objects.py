@@ -39,10 +39,24 @@ def _table() -> set[str]:
     return names
 
 
+def _collectives() -> set[str]:
+    names = set()
+    for ranks in (2, 4, 8):
+        names.add(f"all_gather_kernel<{ranks}>")
+        for dtype in _PACK:
+            for kind in ("one_shot_kernel", "two_shot_kernel", "reduce_scatter_kernel"):
+                names.add(f"{kind}<{dtype}, {ranks}>")
+            for two_shot in ("true", "false"):
+                names.add(f"all_reduce_norm_kernel<{dtype}, {ranks}, {two_shot}>")
+    return names
+
+
+# Those of the collectives: one block of at most 512 threads an SM (with the norm: 1,024), which spins and sends.
+COLLECTIVES = _collectives()
 # Every kernel of csrc/gpu, as `short_names` spells it.
-KERNELS = _table()
+KERNELS = _table() | COLLECTIVES
 # Those that move 16 bytes a time.
-WIDE = {name for name in KERNELS if re.search(r"<Wide>|[< ](4|8), ", name)}
+WIDE = {name for name in KERNELS - COLLECTIVES if re.search(r"<Wide>|[< ](4|8), ", name)}
 
 
 def short_names(mangled: list[str]) -> list[str]:

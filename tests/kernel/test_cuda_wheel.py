@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import gpu_objects
-from tests.kernel.gpu_objects import KERNELS, CudaKernel
+from tests.kernel.gpu_objects import COLLECTIVES, KERNELS, CudaKernel
 
 MACHINE_CODE = ("sm_80", "sm_89", "sm_90a", "sm_100")
 PTX = "sm_80"
@@ -49,7 +49,8 @@ def test_ptx_for_later_gpus(library):
 @pytest.mark.parametrize("arch", MACHINE_CODE)
 def test_kernels_fit_the_gpu(kernels, arch):
     for name, kernel in kernels[arch].items():
-        assert kernel.registers <= REGISTERS, (name, kernel)
+        wide = name in COLLECTIVES and "norm" not in name  # blocks of 512 threads
+        assert kernel.registers <= (2 if wide else 1) * REGISTERS, (name, kernel)
         assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
         assert kernel.stack <= STACK_BYTES, (name, kernel)
 

@@ -3,6 +3,7 @@
 #define RADIX_KERNELS_H
 
 #include "radix_kernels/activation.h"
+#include "radix_kernels/all_reduce.h"
 #include "radix_kernels/attention.h"
 #include "radix_kernels/comm.h"
 #include "radix_kernels/fused_rope.h"

@@ -1,0 +1,93 @@
+// Enough of CUDA's names for g++ to compile csrc/gpu's collectives: a GPU thread is a thread of this process.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline thread_local dim3 threadIdx, blockIdx, blockDim;
+
+void block_barrier();  // main.cpp
+inline void __syncthreads() {
+  block_barrier();
+}
+inline void __threadfence_system() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+template <class To, class From>
+inline To reinterpret_bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+inline uint32_t __float_as_uint(float x) {
+  return reinterpret_bits<uint32_t>(x);
+}
+inline float __uint_as_float(uint32_t x) {
+  return reinterpret_bits<float>(x);
+}
+
+// A look that finds nothing must not keep the others from their core.
+template <class T>
+inline T load_and_yield(const T* p) {
+  static thread_local unsigned looks = 0;
+  if (++looks % 8 == 0) sched_yield();
+  T value;
+  __atomic_load(const_cast<T*>(p), &value, __ATOMIC_RELAXED);
+  return value;
+}
+#define __atomic_load_n(p, order) load_and_yield(p)
+
+inline uint64_t __builtin_amdgcn_s_memrealtime() {  // tens of nanoseconds
+  return std::chrono::steady_clock::now().time_since_epoch().count() / 10;
+}
+
+// Host functions that the file's own host code names; nothing here calls them.
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+inline const char* cudaGetErrorString(cudaError_t) {
+  return "";
+}
+inline cudaError_t cudaGetDevice(int*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  return cudaSuccess;
+}

@@ -1,0 +1,74 @@
+"""The collectives between GPUs: their definition, their errors, and their device code run by threads of the CPU; on a
+machine with several GPUs, the real thing (tests/gpu/all_reduce.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from radix_kernels import _loader, reference
+from radix_kernels.comm import GpuCommunicator, ShmCommunicator
+from tests.child import IMPORT_PATH
+from tests.kernel import gpu_objects
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sums_run_in_rank_order_and_are_rounded_once(world, dtype, rng):
+    inputs = (torch.randn(world, 5, 33, generator=rng) * 20).to(dtype)
+    got = reference.all_reduce(inputs, compute_dtype=torch.float32)
+    assert got.dtype == dtype and got.shape == (5, 33)
+    total = inputs[0].float().clone()
+    for rank in range(1, world):
+        total += inputs[rank].float()
+    assert torch.equal(got, total.to(dtype))
+    exact = inputs.double().sum(0)
+    bound = {torch.float32: 2e-7 * world, torch.float16: 5e-4, torch.bfloat16: 4e-3}[dtype]
+    assert ((got.double() - exact).norm() / exact.norm()) < bound
+
+
+def test_norm_is_that_of_the_rounded_residual(rng):
+    inputs = torch.randn(2, 3, 64, generator=rng).bfloat16()
+    residual, weight = torch.randn(3, 64, generator=rng).bfloat16(), torch.randn(64, generator=rng)
+    new, out = reference.all_reduce_add_rmsnorm(inputs, residual, weight, 1e-6, compute_dtype=torch.float64)
+    x, r = reference.all_reduce(inputs, compute_dtype=torch.float32), residual.clone()
+    reference.fused_add_rmsnorm(x, r, weight, 1e-6, compute_dtype=torch.float64)
+    assert torch.equal(new, r) and torch.equal(out, x)
+
+
+def test_without_kernels_every_rank_is_told(tmp_path):
+    if hasattr(_loader.bind, "GpuComm"):
+        pytest.skip("this library has GPU collectives")
+    group = ShmCommunicator(str(tmp_path / "comm"), 0, 1, max_bytes=1 << 12)
+    with pytest.raises(NotImplementedError, match="rank 0: .*(no GPU collectives|library)"):
+        GpuCommunicator(group, 0)
+
+
+def test_device_code_on_threads(tmp_path):
+    """Sequences of all collectives and sizes with ranks out of step, a rank that does not come, an abort."""
+    compiler = gpu_objects.tool("g++", "c++")
+    gpu_objects.need("c++", compiler)
+    program, here = tmp_path / "collectives", gpu_objects.ROOT / "tests/kernel/emulated_gpu"
+    csrc = gpu_objects.ROOT / "kernel/csrc"
+    command = [str(compiler), "-std=c++17", "-O1", "-w", f"-I{here}", f"-I{gpu_objects.ROOT / 'kernel/include'}"]
+    command += [f"-I{csrc}", str(here / "main.cpp"), str(csrc / "common/error.cpp"), "-o", str(program), "-lpthread"]
+    subprocess.run(command, check=True, timeout=300)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "abort: seen"
+
+
+def test_between_gpus(request):
+    """Sums, bits, graphs beside other work, a rank that is killed: each rank a process and a GPU."""
+    gpus = torch.cuda.device_count()
+    if request.config.getoption("--device") != "cuda" or gpus < 2:
+        pytest.skip("needs --device cuda and two GPUs")
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    for world in (n for n in (2, 4, 8) if n <= gpus):
+        command = [sys.executable, "-m", "tests.gpu.all_reduce", "--ranks", str(world)]
+        done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
