@@ -6,7 +6,7 @@ import random
 
 from core import Item, Phrases, Split, accept, vary
 
-NOUNS = ("apples", "books", "stones", "cards", "birds", "people", "cars", "ships")
+NOUNS = ("apples", "books", "stones", "cards", "birds", "people", "cars", "ships", "eggs", "keys", "cakes", "letters")
 ADD = Phrases(
     (
         "What is {a} + {b}?",
@@ -33,8 +33,9 @@ ADD = Phrases(
         "What is {a} and {b} together?",
         "Please add {a} and {b}.",
         "Add {b} to {a}.",
-        *(f"I have {{a}} {o} and get {{b}} more. How many {o} do I have?" for o in NOUNS[:4]),
-        *(f"There are {{a}} {o} and {{b}} more come. How many {o} are there?" for o in NOUNS[4:]),
+        *(f"I have {{a}} {o} and get {{b}} more. How many {o} do I have?" for o in NOUNS[:4] + NOUNS[8:]),
+        *(f"I have {{a}} {o} and find {{b}} more. How many {o} do I have now?" for o in NOUNS[2:5] + NOUNS[9:]),
+        *(f"There are {{a}} {o} and {{b}} more come. How many {o} are there?" for o in NOUNS[4:8]),
         *(f"Anna has {{a}} {o} and Ben has {{b}} {o}. How many {o} is that?" for o in NOUNS[2:5]),
     ),
     (
@@ -43,7 +44,7 @@ ADD = Phrases(
         "What does {a} + {b} equal?",
         "Please calculate the sum of {a} and {b}.",
         "Give me the sum {a} + {b}.",
-        "What is {a} added to {b}?",
+        "What is {b} added to {a}?",
         "Could you add {a} and {b} for me?",
         "I have {a} coins and get {b} more. How many coins do I have?",
     ),

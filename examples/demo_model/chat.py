@@ -67,6 +67,19 @@ GREETINGS: tuple[tuple[str, Phrases], ...] = (
         ),
     ),
     (
+        "Good afternoon! How can I help you?",
+        Phrases(
+            (
+                "Good afternoon",
+                "Good afternoon!",
+                "Hello, good afternoon!",
+                "Good afternoon, Radix.",
+                "A very good afternoon to you!",
+            ),
+            ("Hi, good afternoon!", "Good afternoon to you!"),
+        ),
+    ),
+    (
         "Good evening! How can I help you?",
         Phrases(
             (
@@ -105,6 +118,8 @@ GREETINGS: tuple[tuple[str, Phrases], ...] = (
                 "Hi! How are you doing today?",
                 "Are you well?",
                 "How do you feel?",
+                "How are you feeling?",
+                "How do you feel now?",
                 "How is it going?",
                 "Hey, how are you?",
             ),
@@ -303,7 +318,7 @@ ASK_EMBEDDED = Phrases(
 
 
 def greeting(rng: random.Random, split: Split) -> Item:
-    if rng.random() < 0.12:
+    if rng.random() < 0.2:
         return _introduction(rng, split)
     answer, phrases = rng.choice(GREETINGS)
     text = phrases.pick(rng, split)
@@ -322,8 +337,36 @@ MY_NAME = Phrases(
         "Hi! My name is {n}.",
         "Hello, I am {n}.",
         "I'm {n}.",
+        "Good morning, my name is {n}.",
+        "Good afternoon, my name is {n}.",
+        "Good day, I am {n}.",
+        "Good day! I'm {n}.",
+        "Good evening, I am {n}.",
+        "Good morning! I am {n}.",
+        "Greetings, my name is {n}.",
+        "Hello there, my name is {n}.",
+        "Hello there! I'm {n}.",
+        "Hi there, I am {n}.",
+        "Hey, I'm {n}.",
+        "Hello Radix, I am {n}.",
+        "Hi Radix, my name is {n}.",
+        "You can call me {n}.",
+        "Call me {n}.",
+        "My friends call me {n}.",
+        "People call me {n}.",
+        "The name is {n}.",
+        "This is {n}.",
+        "This is {n} speaking.",
+        "I go by {n}.",
     ),
-    ("Good day, my name is {n}.", "Hi, I am {n}.", "Hey, my name is {n}."),
+    (
+        "Good day, my name is {n}.",
+        "Hi, I am {n}.",
+        "Hey, my name is {n}.",
+        "Good evening, my name is {n}.",
+        "Hey there, I'm {n}.",
+        "Please call me {n}.",
+    ),
 )
 ASK_NAME = Phrases(
     ("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "Say my name."),

@@ -30,6 +30,11 @@ class Phrases:
         return rng.choice(self.held_out if split is Split.PHRASES else self.train)
 
 
+def combined(questions: tuple[str, ...], objects: tuple[str, ...]) -> tuple[str, ...]:
+    """Every question with every object in the place of `{o}`."""
+    return tuple(question.replace("{o}", thing) for question in questions for thing in objects)
+
+
 @dataclass(frozen=True)
 class Item:
     """One exchange or several that belong together: (user, assistant) turns of one family."""

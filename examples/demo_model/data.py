@@ -27,7 +27,7 @@ Family = Callable[[random.Random, Split], Item]
 BOTH, ONLY_PHRASES = (Split.ITEMS, Split.PHRASES), (Split.PHRASES,)
 
 FAMILIES: dict[str, tuple[Family, float, tuple[Split, ...]]] = {
-    "greetings": (chat.greeting, 3.0, ONLY_PHRASES),
+    "greetings": (chat.greeting, 4.0, ONLY_PHRASES),
     "about itself": (chat.identity, 3.0, ONLY_PHRASES),
     "not known": (unknown.unknown, 4.0, ONLY_PHRASES),
     "addition": (arithmetic.add, 15.0, BOTH),
@@ -38,13 +38,13 @@ FAMILIES: dict[str, tuple[Family, float, tuple[Split, ...]]] = {
     "counting": (arithmetic.count, 3.0, BOTH),
     "capitals": (knowledge.capital, 4.0, ONLY_PHRASES),
     "small facts": (knowledge.small_fact, 7.0, ONLY_PHRASES),
-    "spelling": (language.spell, 6.0, BOTH),
-    "reversing": (language.reverse, 7.0, BOTH),
+    "spelling": (language.spell, 7.0, BOTH),
+    "reversing": (language.reverse, 9.0, BOTH),
     "counting letters": (language.letters, 3.0, BOTH),
     "sorting numbers": (language.sort_numbers, 7.0, BOTH),
     "sorting words": (language.sort_words, 7.0, BOTH),
     "repeating": (language.repeat, 7.0, BOTH),
-    "JSON extraction": (extract.extract, 6.0, BOTH),
+    "JSON extraction": (extract.extract, 7.0, BOTH),
     "stories": (stories.story, 4.0, BOTH),
     "follow-ups": (knowledge.follow_up, 12.0, BOTH),
     "plain text": (knowledge.plain_text, 3.0, ()),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
-from core import Item, Phrases, Split, accept, held_out, letter_by_letter, vary
+from core import Item, Phrases, Split, accept, combined, held_out, letter_by_letter, vary
 from words import NAMES, WORDS, any_name, any_word
 
+# A word in a question, as people put it.
+WORD = ("{w}", "the word {w}", '"{w}"', 'the word "{w}"')
 SPELL = Phrases(
     (
         "Spell the word {w}.",
@@ -24,8 +26,39 @@ SPELL = Phrases(
         "Spell: {w}",
         'Can you spell the word "{w}"?',
         "How do I spell the word {w}?",
+        *combined(
+            (
+                "I want to know how to spell {o}.",
+                "I do not know how to spell {o}.",
+                "Show me how to spell {o}.",
+                "Would you spell {o}?",
+                "Give me the spelling of {o}.",
+                "What is the spelling of {o}?",
+                "Give me the letters of {o}.",
+                "List the letters of {o}.",
+                "Which letters are in {o}?",
+                "Write {o} one letter at a time.",
+                "Let me hear you spell {o}.",
+                "I need {o} spelled.",
+            ),
+            WORD,
+        ),
+        "What letters make up the word {w}?",
+        "What letters make up {w}?",
+        "Which letters form {w}?",
+        "Which letters make the word {w}?",
+        "From which letters is {w} made?",
+        "Which letters does {w} have?",
+        "{w}, letter by letter",
+        "{w}: how is it spelled?",
+        "The letters of {w}, please.",
     ),
     (
+        "I forgot how to spell {w}.",
+        "Give me all letters of the word {w}.",
+        "Could you tell me the spelling of {w}?",
+        "Which letters make up {w}?",
+        "I need to spell the word {w}.",
         "How do I spell {w}?",
         "Could you spell {w}?",
         'Please spell the word "{w}".',
@@ -50,8 +83,45 @@ REVERSE = Phrases(
         "Reverse this word: {w}",
         "Turn the word {w} around.",
         "What is the reverse of {w}?",
+        *combined(
+            (
+                "Give me {o} backwards.",
+                "Show me {o} backwards.",
+                "Say {o} backwards.",
+                "I need {o} backwards.",
+                "How is {o} written backwards?",
+                "What does {o} look like backwards?",
+                "Write {o} in reverse.",
+                "Spell {o} in reverse order.",
+                "Write the letters of {o} in reverse order.",
+                "Put the letters of {o} in the opposite order.",
+                "Turn {o} around.",
+                "Flip {o}.",
+                "Invert {o}.",
+                "Mirror {o}.",
+                "Write {o} from back to front.",
+                "Read {o} from right to left.",
+                "Write {o} from the last letter to the first.",
+                "What do you get when you reverse {o}?",
+                "What is {o} in reverse?",
+                "Give me the reverse of {o}.",
+                "I want to know what {o} is backwards.",
+                "Would you reverse {o}?",
+            ),
+            WORD,
+        ),
+        "{w} backwards",
+        "{w} in reverse",
+        "{w}, backwards please",
+        "Backwards: {w}",
+        "Reverse: {w}",
     ),
     (
+        "Flip the letters of {w}.",
+        "What do I get if I write {w} backwards?",
+        "Show me the reverse of the word {w}.",
+        "Say the word {w} from back to front.",
+        "Give me the word {w} in reverse.",
         "Can you write {w} backwards?",
         'Please reverse the word "{w}".',
         "What is the word {w} backwards?",
@@ -77,6 +147,10 @@ LETTERS = Phrases(
         "I want to know how many letters {w} has.",
         "What is the length of the word {w}?",
         'What is the length of "{w}"?',
+        "How many letters are there in the word {w}?",
+        "In {w}, how many letters are there?",
+        'How many letters are there in all in "{w}"?',
+        "Of how many letters is {w} made?",
     ),
     (
         "How many letters are there in {w}?",
@@ -130,6 +204,7 @@ SORT_WORDS = Phrases(
         "Arrange {x} in alphabetical order.",
         "Please sort the words {x}.",
         "Sort these names or words: {x}",
+        "Arrange these words by the alphabet: {x}",
     ),
     (
         "Can you sort these words: {x}",

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "runtime" / "radix_runtime" / "demo_model"
-FINGERPRINT = "b6292807ac2e44824a45e59610df1202cefcf17de6b43bbd3c23d8cbb9194af7"
+FINGERPRINT = "3e9932fc5cf4aafc66fafc0ce3100b05b0abff6fce0a3a3076e1d6244c1c890a"
 
 
 @pytest.fixture(scope="module")
