@@ -3,6 +3,8 @@
 Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured machine limit that
 bounds the op, and how many times faster than each peer we are. On a GPU also how it was timed, what an empty kernel and
 a plain read of the same bytes take beside short rows, and clock and power of long ones.
+
+`all_reduce` starts a process for each GPU and has options of its own: `python -m bench.kernels all_reduce --help`.
 """
 
 from __future__ import annotations
@@ -10,19 +12,22 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 import radix_kernels as rk
 
-from . import peers
+from . import all_reduce, peers
 from .families import FAMILIES
 from .harness import NOT_SLOWER, Case, Row, measure
 from .limits import Limits, measure_limits
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["all_reduce"]:
+        return all_reduce.main(all_reduce.parse(sys.argv[2:]))
     args = _parse()
     device = torch.device(args.backend)
     dtype = getattr(torch, args.dtype)

@@ -1,6 +1,6 @@
 """All-reduce between the GPUs of this machine: a process a rank, graphs of 20 and 100 calls on distinct buffers.
 
-    python -m bench.kernels.all_reduce --ranks 2 4 --sizes 8192 262144 [--json F]
+    python -m bench.kernels all_reduce --ranks 2 4 --sizes 8192 262144 [--json F]
 
 A time is the difference of the two graphs' medians over 80 calls, the largest over the ranks. NCCL and torch's
 symmetric memory (no multicast) are captured and timed the same way. `--sweep` tries launches and algorithms instead:
@@ -190,7 +190,8 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.all_reduce", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels all_reduce", description=__doc__)
+    parser.add_argument("--backend", default="cuda", choices=("cuda",))
     parser.add_argument("--ranks", type=int, nargs="+", default=None, help="group sizes; default: all that fit")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--no-norms", action="store_true", help="leave the fused op out")
