@@ -30,7 +30,8 @@ struct Config {
   static constexpr bool kTurns = kTurns_, kLazy = kLazy_;
   static constexpr Operand kType = std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kColumnBlocks = kDim / 64;  // of 128 bytes
+  static constexpr int kColumnBlocks = kDim / 64;             // of 128 bytes
+  static constexpr int kIssuers = kColumnBlocks < 2 ? 1 : 2;  // warps that copy keys, and as many values
   static constexpr int kQueryBytes = kBlockM * kDim * 2, kKeyBytes = kBlockN * kDim * 2;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
@@ -46,40 +47,49 @@ struct Shared {
 
 // ---------------------------------------------------------------- producer
 
-// One warp. Gathering producers take their tiles from it as consumers do.
+// A warp of the producer warpgroup. The first deals the tiles and copies queries; all four copy keys and values: warps
+// 0 and 1 keys, 2 and 3 values, each every other block of 64 columns.
 template <class C>
 class Producer {
  public:
   __device__ Producer(const Args& a, Shared<C>& shared, const TensorMap* q, const TensorMap* k, const TensorMap* v)
-      : a_(a), shared_(shared), q_(q), k_(k), v_(v), lane_(threadIdx.x % 32) {}
+      : a_(a), shared_(shared), q_(q), keys_(threadIdx.x < 64), map_(keys_ ? k : v), lane_(threadIdx.x % 32) {}
 
-  __device__ void run(Gatherer<C, Shared<C>>* gatherer) {
+  __device__ void run() {
+    Gatherer<C, Shared<C>> gatherer(a_, shared_);
     Schedule schedule(a_, sizeof(typename C::T));
-    const int total = schedule.total();
-    int at = blockIdx.x;
     for (int i = 0;; i++) {
-      Tile t{};
-      t.row = -1;
-      if (at < total) t = schedule.template tile<C::kBlockN>(at);
-      barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
-      if (lane_ == 0) send(t, i & 1);
+      const Tile& t = shared_.tiles[i & 1];
+      threadIdx.x < 32 ? deal(schedule, i) : barrier_wait(&shared_.q_full, i & 1);
       if (t.row < 0) break;
-      gatherer ? gatherer->gather(t) : send_keys(t);
-      at = next(i);
+      a_.box_tokens ? send_blocks(t) : gatherer.gather(t);
+      __syncwarp();
+      if (threadIdx.x >= 32 && lane_ == 0) barrier_arrive(&shared_.q_empty);  // the tile was read
     }
     pdl_trigger();
   }
 
  private:
+  // The first warp: the block's i-th tile.
+  __device__ void deal(Schedule& schedule, int i) {
+    const int at = place(i);
+    Tile t{};
+    t.row = -1;
+    if (at < schedule.total()) t = schedule.template tile<C::kBlockN>(at);
+    barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
+    if (lane_ == 0) send_queries(t, i & 1);
+    __syncwarp();
+  }
+
   // Handed out as blocks come for more, or dealt there and back, so that no block has the longer one each time.
-  __device__ int next(int i) {
-    if (!a_.next_tile) return (i + 1) * gridDim.x + (i % 2 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  __device__ int place(int i) const {
+    if (!a_.next_tile || i == 0) return i * gridDim.x + (i % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     int taken = 0;
     if (lane_ == 0) taken = atomicAdd(a_.next_tile, 1);
     return gridDim.x + __shfl_sync(~0u, taken, 0);
   }
 
-  __device__ void send(const Tile& t, int slot) {
+  __device__ void send_queries(const Tile& t, int slot) {
     shared_.tiles[slot] = t;
     if (t.n_begin == t.n_end) {
       barrier_arrive(&shared_.q_full);
@@ -92,17 +102,12 @@ class Producer {
                   L2Keep::first_out);
   }
 
-  __device__ void send_keys(const Tile& t) {
-    if (t.n_begin == t.n_end) return;
+  __device__ void send_blocks(const Tile& t) {
+    if (threadIdx.x / 32 % 2 >= C::kIssuers) return;
     int page = look_up(t, t.n_end - 1);
-    send_block(t, t.n_end - 1, page, k_, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
     for (int n = t.n_end - 1; n >= t.n_begin; n--) {
-      int ahead = 0;
-      if (n > t.n_begin) {
-        ahead = look_up(t, n - 1);
-        send_block(t, n - 1, ahead, k_, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
-      }
-      send_block(t, n, page, v_, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
+      const int ahead = n > t.n_begin ? look_up(t, n - 1) : 0;
+      send_block(t, n, page);
       page = ahead;
     }
   }
@@ -120,43 +125,32 @@ class Producer {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
 
-  __device__ void send_block(const Tile& t, int n, int page, const TensorMap* map,
-                             char (&stages)[C::kStages][C::kKeyBytes], uint64_t* full, uint64_t* empty,
-                             Ring<C::kStages>& ring) {
-    barrier_wait(&empty[ring.index], ring.parity ^ 1);
-    const int tokens = min(C::kBlockN, t.kv_len - n * C::kBlockN);
-    const int boxes = (tokens + a_.box_tokens - 1) / a_.box_tokens;
-    if (lane_ == 0) barrier_arrive_expect(&full[ring.index], boxes * a_.box_tokens * C::kColumnBlocks * 128);
+  __device__ void send_block(const Tile& t, int n, int page) {
+    uint64_t* full = &(keys_ ? shared_.k_full : shared_.v_full)[ring_.index];
+    barrier_wait(&(keys_ ? shared_.k_empty : shared_.v_empty)[ring_.index], ring_.parity ^ 1);
+    const bool mine = copies(t, n);
+    const int half = threadIdx.x / 32 % 2, columns = (C::kColumnBlocks + C::kIssuers - 1 - half) / C::kIssuers;
+    const int boxes = __popc(__ballot_sync(~0u, mine));
+    if (lane_ == 0) barrier_arrive_expect(full, boxes * a_.box_tokens * columns * 128);
     __syncwarp();
-    if (copies(t, n)) {
+    if (mine) {
       const int at = a_.p.page_table ? token(n) - page_of(token(n)) * a_.p.page_size : t.kv_begin + token(n);
-      char* to = stages[ring.index] + lane_ * a_.box_tokens * 128;
-      for (int c = 0; c < C::kColumnBlocks; c++)
-        tma_load_4d(to + c * C::kBlockN * 128, map, &full[ring.index], c * 64, at, t.kv_head, page, L2Keep::last_out);
+      char* to = (keys_ ? shared_.k : shared_.v)[ring_.index] + lane_ * a_.box_tokens * 128;
+      for (int c = half; c < C::kColumnBlocks; c += C::kIssuers)
+        tma_load_4d(to + c * C::kBlockN * 128, map_, full, c * 64, at, t.kv_head, page, L2Keep::last_out);
     }
     __syncwarp();
-    ring.next();
+    ring_.next();
   }
 
   const Args& a_;
   Shared<C>& shared_;
-  const TensorMap *q_, *k_, *v_;
+  const TensorMap* q_;
+  bool keys_;
+  const TensorMap* map_;
   int lane_;
-  Ring<C::kStages> k_at_, v_at_;
+  Ring<C::kStages> ring_;
 };
-
-// The producer warpgroup, for small pages. The first warp chooses the tiles.
-template <class C>
-__device__ void gather_all(const Args& a, Shared<C>& shared, const TensorMap* q) {
-  Gatherer<C, Shared<C>> gatherer(a, shared);
-  if (threadIdx.x < 32) return Producer<C>(a, shared, q, nullptr, nullptr).run(&gatherer);
-  for (int i = 0;; i++) {
-    barrier_wait(&shared.q_full, i & 1);
-    const Tile t = shared.tiles[i & 1];
-    if (t.row < 0) return;
-    gatherer.gather(t);
-  }
-}
 
 // ---------------------------------------------------------------- consumer
 
@@ -477,13 +471,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) char memory[];
   Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
-  const bool gathers = args.box_tokens == 0;
+  const int arrivals = args.box_tokens ? C::kIssuers : 128;  // of the producer at a block
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
-    barrier_init(&shared.q_empty, 4 * C::kConsumers);
+    barrier_init(&shared.q_empty, 4 * C::kConsumers + 3);
     for (int i = 0; i < C::kStages; i++) {
-      barrier_init(&shared.k_full[i], gathers ? 128 : 1);
-      barrier_init(&shared.v_full[i], gathers ? 128 : 1);
+      barrier_init(&shared.k_full[i], arrivals);
+      barrier_init(&shared.v_full[i], arrivals);
       barrier_init(&shared.k_empty[i], 4 * C::kConsumers);
       barrier_init(&shared.v_empty[i], 4 * C::kConsumers);
     }
@@ -493,11 +487,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   pdl_wait();
   if (threadIdx.x < 128) {
     give_registers<C::kProducerRegisters>();
-    if (gathers) {
-      gather_all<C>(args, shared, &q_map);
-    } else if (threadIdx.x < 32) {
-      Producer<C>(args, shared, &q_map, &k_map, &v_map).run(nullptr);
-    }
+    Producer<C>(args, shared, &q_map, &k_map, &v_map).run();
   } else {
     take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, shared).run();
