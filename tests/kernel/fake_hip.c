@@ -36,7 +36,7 @@ const char* hipGetErrorString(int error) {
 int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** args, size_t shared, void* stream) {
   for (int i = 0; i < count; i++)
     if (hosts[i] == kernel)
-      printf("%s|%u,%u,%u|%u,%u,%u|%zu|%zu|%g\n", names[i], grid.x, grid.y, grid.z, block.x, block.y, block.z, shared,
-             (size_t)stream, (double)*(float*)args[4]);
+      printf("%s|%u,%u,%u|%u,%u,%u|%zu|%zu|%u\n", names[i], grid.x, grid.y, grid.z, block.x, block.y, block.z, shared,
+             (size_t)stream, *(unsigned*)args[2]);
   return launches++ ? 9 : 0;
 }

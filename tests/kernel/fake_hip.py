@@ -1,7 +1,7 @@
 """A caller of the ROCm library in C's way, on the HIP runtime of fake_hip.c.
 
-`python -m tests.kernel.fake_hip LIBRARY` calls rk_rmsnorm twice on (unreadable) memory of GPU 1,
-with 5 rows of 64 bfloat16. RADIX_LIBHIP names the runtime.
+`python -m tests.kernel.fake_hip LIBRARY` calls rk_silu_and_mul twice on (unreadable) memory of GPU 1,
+with 5 rows of 2 x 64 bfloat16. RADIX_LIBHIP names the runtime.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class _Tensor(ctypes.Structure):
 
 class _Args(ctypes.Structure):
     _fields_ = [
-        ("struct_size", ctypes.c_uint32), ("eps", ctypes.c_float), ("input", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p), ("out", ctypes.c_void_p),
+        ("struct_size", ctypes.c_uint32), ("input", ctypes.c_void_p), ("out", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -58,9 +57,9 @@ def main() -> None:
     isa = ctypes.c_char_p()
     library.rk_isa(ctypes.byref(isa))
     print("isa", (isa.value or b"").decode())
-    args = _Args(ctypes.sizeof(_Args), 0.5, tensor(5, 64), tensor(64), tensor(5, 64))
+    args = _Args(ctypes.sizeof(_Args), tensor(5, 128), tensor(5, 64))
     for _ in range(2):
-        status = library.rk_rmsnorm(ctypes.byref(args), ctypes.c_int64(77))
+        status = library.rk_silu_and_mul(ctypes.byref(args), ctypes.c_int64(77))
         sys.stdout.flush()
         ctypes.CDLL(None).fflush(None)
         print("status", status, library.rk_last_error().decode() if status else "")

@@ -25,18 +25,29 @@ _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
 
 
-def _table() -> set[str]:
-    names = {"count_kernel", "penalties_kernel", "sampling_kernel", "logprobs_kernel"}
-    names |= {f"store_kernel<{word}>" for word in ("Wide", "unsigned int", "unsigned short")}
+def _pointwise(warp: int) -> tuple[set[str], set[str]]:
+    """Norms, RoPE, activations and the KV store: those that move 16 bytes a time, and the others."""
+    wide, narrow = {"store_kernel<Wide>"}, {"store_kernel<unsigned int>", "store_kernel<unsigned short>"}
     for dtype, pack in _PACK.items():
-        names.add(f"rope_kernel<{dtype}>")
-        for n in (pack, 1):
-            for act in ("Silu", "Gelu", "GeluTanh"):
-                names.add(f"gated_kernel<{act}, {n}, {dtype}>")
-            for weight in {dtype, "float"}:
-                for norm in ("rmsnorm_kernel", "fused_add_rmsnorm_kernel"):
-                    names.add(f"{norm}<{n}, {dtype}, {weight}>")
-    return names
+        for n, names in ((pack, wide), (1, narrow)):
+            names |= {f"rope_kernel<{neox}, {n}, {dtype}>" for neox in ("true", "false")}
+            names |= {
+                f"gated_kernel<{act}, {n}, {index}, {dtype}>"
+                for act in ("Silu", "Gelu", "GeluTanh")
+                for index in ("unsigned int", "long")
+            }
+        wide |= {f"fused_kernel<{lanes}, {units}, {pack}, {dtype}>" for lanes, units in ((8, 1), (16, 2))}
+        narrow.add(f"fused_kernel<16, 8, 1, {dtype}>")
+        for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
+            for add in ("true", "false"):
+                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4")}
+                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in ("256, 2", "256, 4")}
+                wide.add(f"memory_kernel<{add}, {pack}, {tail}")
+                narrow.add(f"memory_kernel<{add}, 1, {tail}")
+    return wide, narrow
+
+
+_SAMPLING = {"count_kernel", "penalties_kernel", "sampling_kernel", "logprobs_kernel"}
 
 
 def _collectives() -> set[str]:
@@ -53,10 +64,22 @@ def _collectives() -> set[str]:
 
 # Those of the collectives: one block of at most 512 threads an SM (with the norm: 1,024), which spins and sends.
 COLLECTIVES = _collectives()
-# Every kernel of csrc/gpu, as `short_names` spells it.
-KERNELS = _table() | COLLECTIVES
-# Those that move 16 bytes a time.
-WIDE = {name for name in KERNELS - COLLECTIVES if re.search(r"<Wide>|[< ](4|8), ", name)}
+
+
+def kernels_of(warp: int) -> set[str]:
+    """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
+    return pointwise_kernels_of(warp) | _SAMPLING | COLLECTIVES
+
+
+def pointwise_kernels_of(warp: int) -> set[str]:
+    """Those of the norms, RoPE, activations and the KV store."""
+    wide, narrow = _pointwise(warp)
+    return wide | narrow
+
+
+def wide_kernels_of(warp: int) -> set[str]:
+    """Those that move 16 bytes a time."""
+    return _pointwise(warp)[0]
 
 
 def short_names(mangled: list[str]) -> list[str]:
