@@ -46,7 +46,7 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
 
     w: [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     kind: None or `dense` keeps w's dtype; scales must be None then. The result holds a copy: w
-    may be freed afterwards.
+    may be freed afterwards. On a GPU this waits for the copy, so that kernels may count on it.
     Errors: TypeError (dtype), ValueError (shape, stride), NotImplementedError (another kind).
     """
     if kind not in (None, "dense"):
@@ -65,6 +65,8 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
         import torch
 
         rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
+        if rows.is_cuda:
+            torch.cuda.current_stream(rows.device).synchronize()
         data = rows.view(-1).view(torch.uint8)
         return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
     bind: Any = _loader.bind
@@ -85,18 +87,33 @@ def unpack_weight(weight: PackedWeight) -> Array:
     return _arrays.as_torch(out).copy_(_rows(weight))
 
 
-def linear(x: Array, weight: PackedWeight | Array, bias: Array | None = None, *, out: Array | None = None) -> Array:
-    """`out = x @ weight.T + bias`.
+def linear(
+    x: Array,
+    weight: PackedWeight | Array,
+    bias: Array | None = None,
+    *,
+    residual: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    """`out = x @ weight.T + bias + residual`.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or
-    [N, K] of x's dtype; bias: [N] of x's dtype or float32. out: [..., N] of x's dtype.
-    Accumulated in float32, bias added in float32, rounded once. With a packed weight on the CPU
-    a row's bits depend on neither the other rows nor the number of threads; torch computes an
-    unpacked one, and on GPUs, and promises no such thing: cuBLAS may round partial sums to x's
-    dtype, and refuses strides of 2**31 and more (RuntimeError).
+    [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: as out, which it may be.
+    out: [..., N] of x's dtype. Accumulated in float32, bias and residual added in float32, rounded
+    once. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
+    number of threads.
+    On Hopper up to 64 rows of bfloat16 or float16 run on kernels of our own, where K is a multiple
+    of 8 and rows begin at multiples of 16 bytes: a row's bits depend neither on the other rows nor
+    on their number within 1 .. 16 and 17 .. 64. With a PackedWeight they fetch its first bytes
+    while the kernel ahead still runs. Everything else on GPUs, and an unpacked weight on the CPU,
+    is torch's, which promises no such thing: cuBLAS may round partial sums to x's dtype, a residual
+    is added to the rounded product, and strides of 2**31 and more are refused (RuntimeError).
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
+    run = small_product(x, weight, out)
+    if run is not None:
+        return _run_small(run, x, weight, bias, residual, out)
     packed = isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
     if out is None and (packed or not _arrays.is_torch(x)):
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])))
@@ -105,15 +122,73 @@ def linear(x: Array, weight: PackedWeight | Array, bias: Array | None = None, *,
         if run is None:
             raise ValueError(f"linear: no library here knows the layout {weight.layout}")
         _same_k_and_dtype(op, x, weight)
-        run(x, weight.data, weight.n, weight.k, bias, out)
+        if residual is None:
+            run(x, weight.data, weight.n, weight.k, bias, out)
+            return out
+        wide = _arrays.empty(x, (*tuple(x.shape)[:-1], weight.n), "float32")
+        run(x, weight.data, weight.n, weight.k, bias, wide)
+        _add_residual(op, wide, residual, out)
         return out
     from . import reference
 
-    tx, tb, to = (_arrays.as_torch(t) for t in (x, bias, out))
+    tx, tb, tr, to = (_arrays.as_torch(t) for t in (x, bias, residual, out))
     tw = _rows(weight) if isinstance(weight, PackedWeight) else _arrays.as_torch(weight)
     _check_linear(op, tx, tw, tb, to)
-    result = reference.linear(tx, tw, tb, out=to, compute_dtype=_accumulator(tx, tb))
+    if tr is not None:
+        _check_residual(op, tr, (*tx.shape[:-1], tw.shape[0]), tx)
+    result = reference.linear(tx, tw, tb, residual=tr, out=to, compute_dtype=_accumulator(tx, tb))
     return result if out is None else out
+
+
+# Rows of x that the kernels for small products take at most.
+_SMALL_ROWS = 64
+
+
+def small_product(x: Array, weight: PackedWeight | Array, out: Array | None) -> _dispatch.Native | None:
+    """The kernel for x @ weight.T of few rows, None where another way is right (for `linear` and its kin).
+
+    What is wrong with the arguments is for that other way to say.
+    """
+    if not _arrays.is_torch(x) or x.device.type != "cuda" or x.ndim < 1:
+        return None
+    run = _dispatch.native("linear_dense", x)
+    if run is None or (isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT):
+        return None
+    rows = x.numel() // max(x.shape[-1], 1)
+    if not 1 <= rows <= _SMALL_ROWS or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
+        return None
+    w = raw_weight(weight)
+    if not _arrays.is_torch(w) or w.ndim != 2 or w.dtype != x.dtype or w.shape[1] != x.shape[-1] or w.shape[0] < 1:
+        return None
+    if out is not None and (not _arrays.is_torch(out) or out.ndim != x.ndim or not (out.ndim == 2 or _dense(out))):
+        return None
+    return run if _aligned(x.reshape(-1, x.shape[-1])) and _aligned(w) else None
+
+
+def raw_weight(weight: PackedWeight | Array) -> Any:
+    """The row-major [N, K] of a weight whose layout is `reference`."""
+    return _rows(weight) if isinstance(weight, PackedWeight) else weight
+
+
+def _run_small(run: Any, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> Any:
+    if out is None:
+        out = x.new_empty((*x.shape[:-1], int(weight.shape[0])))
+    flat = residual if residual is None else residual.reshape(-1, residual.shape[-1])
+    x = x.reshape(-1, x.shape[-1])
+    static = isinstance(weight, PackedWeight)
+    run(x, raw_weight(weight), bias, flat, 0, static, out.view(-1, out.shape[-1]) if out.ndim != 2 else out)
+    return out
+
+
+def _aligned(x: Any) -> bool:
+    """Rows of 16-byte pieces, as the Hopper kernels read them."""
+    steps = 16 // x.element_size()
+    whole = x.shape[1] % steps == 0 and (x.shape[0] == 1 or x.stride(0) % steps == 0)
+    return whole and x.stride(1) == 1 and x.data_ptr() % 16 == 0
+
+
+def _dense(x: Any) -> bool:
+    return bool(x.is_contiguous())
 
 
 def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = None) -> Array:
@@ -176,6 +251,17 @@ def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:
         raise ValueError(f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)")
     if _arrays.dtype_name(x) != weight.dtype:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {weight.dtype} (as weight)")
+
+
+def _add_residual(op: str, wide: Array, residual: Array, out: Array) -> None:
+    tw, tr, to = (_arrays.as_torch(t) for t in (wide, residual, out))
+    _check_residual(op, tr, to.shape, to)
+    to.copy_(tw + tr)
+
+
+def _check_residual(op: str, residual: Any, shape: tuple[int, ...], like: Any) -> None:
+    _checks.shape(op, "residual", residual, shape, "as out")
+    _checks.same_dtype(op, "residual", residual, "x", like)
 
 
 def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:

@@ -13,12 +13,15 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.linear`; weight is the unpacked [N, K]."""
     wide_bias = None if bias is None else bias.to(compute_dtype)
     result = F.linear(x.to(compute_dtype), weight.to(compute_dtype), wide_bias)
+    if residual is not None:
+        result = result + residual.to(compute_dtype)
     return finish(result, out, x.dtype)
 
 

@@ -1,0 +1,117 @@
+// What happens to a float32 sum before it becomes one element of the result, for every kernel of the family:
+//
+//   v = sum * scale_x[token] * scale_w[row] + bias[row];  v = silu(v_gate) * v_up;  out = round(v + residual)
+//
+// each part optional, nothing rounded in between.
+#pragma once
+
+#include <type_traits>
+
+#include "common/tensor.h"
+#include "gpu/element.h"
+
+namespace radix::gemm {
+
+// How rows of the weight pair up for SiLU-and-mul.
+enum class Gate : int {
+  none,
+  halves,      // gate rows, then up rows
+  interleaved  // gate row 2j, up row 2j + 1
+};
+
+struct Epilogue {
+  char* out = nullptr;       // [m, n] of the output type
+  int64_t out_step = 0;      // elements between tokens
+  bool out_aligned = false;  // rows begin at multiples of 16 bytes
+  const char* residual = nullptr;
+  int64_t residual_step = 0;
+  const char* bias = nullptr;  // [weight rows]
+  bool bias_float = false;
+  const float* scale_x = nullptr;  // [m] or one (step 0), or null with scale_w
+  const float* scale_w = nullptr;  // [weight rows] or one
+  int64_t scale_x_step = 0, scale_w_step = 0;
+  Gate gate = Gate::none;
+};
+
+__device__ inline float silu(float x) {
+  return x / (1.f + __expf(-x));
+}
+
+template <class Out>
+__device__ inline float bias_of(const Epilogue& e, int row) {
+  return e.bias_float ? reinterpret_cast<const float*>(e.bias)[row]
+                      : gpu::to_float(reinterpret_cast<const Out*>(e.bias)[row]);
+}
+__device__ inline float token_scale(const Epilogue& e, int token) {
+  return e.scale_x[token * e.scale_x_step];
+}
+// Scales and bias of one sum.
+template <class Out>
+__device__ inline float finish_sum(const Epilogue& e, float sum, int token, int row) {
+  if (e.scale_x) sum *= token_scale(e, token) * e.scale_w[row * e.scale_w_step];
+  return e.bias ? sum + bias_of<Out>(e, row) : sum;
+}
+
+// Scales and bias of the sums of 8 rows of the weight, `row_step` apart, of which `count` exist.
+template <class Out>
+__device__ inline void finish_eight(const Epilogue& e, float (&v)[8], int token, int row, int row_step, int count) {
+  const auto at = [&](int j) { return row + min(j, count - 1) * row_step; };
+  if (e.scale_x) {
+    const float scale = token_scale(e, token);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] *= scale * e.scale_w[at(j) * e.scale_w_step];
+  }
+  if (e.bias && e.bias_float) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] += reinterpret_cast<const float*>(e.bias)[at(j)];
+  } else if (e.bias) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] += gpu::to_float(reinterpret_cast<const Out*>(e.bias)[at(j)]);
+  }
+}
+
+template <class Out>
+__device__ inline float residual(const Epilogue& e, int64_t token, int column) {
+  return gpu::to_float(reinterpret_cast<const Out*>(e.residual)[token * e.residual_step + column]);
+}
+
+// Two floats, rounded, in one word: the first below.
+template <class Out>
+__device__ inline uint32_t round_pair(float first, float second) {
+  uint32_t word;
+  if constexpr (std::is_same_v<Out, bf16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  }
+  return word;
+}
+
+// `count` of 8 neighbouring results of a token, `row` of the result; column is a multiple of 8.
+template <class Out>
+__device__ inline void store_eight(const Epilogue& e, float (&v)[8], int64_t row, int column, int count) {
+  if (e.residual) {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < count) v[j] += residual<Out>(e, row, column + j);
+  }
+  Out* to = reinterpret_cast<Out*>(e.out) + row * e.out_step + column;
+  const uint32_t words[4] = {round_pair<Out>(v[0], v[1]), round_pair<Out>(v[2], v[3]), round_pair<Out>(v[4], v[5]),
+                             round_pair<Out>(v[6], v[7])};
+  if (e.out_aligned && count == 8) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < count) to[j].bits = static_cast<uint16_t>(words[j / 2] >> j % 2 * 16);
+  }
+}
+
+// One result.
+template <class Out>
+__device__ inline void store_result(const Epilogue& e, float value, int64_t row, int column) {
+  if (e.residual) value += residual<Out>(e, row, column);
+  gpu::from_float(value, reinterpret_cast<Out*>(e.out)[row * e.out_step + column]);
+}
+
+}  // namespace radix::gemm

@@ -1,0 +1,76 @@
+// Choice of a narrow kernel's tiles: blocks that share a tile, its rows, and the instantiation that holds them.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/gemm/launch.h"
+#include "cuda/gemm/maps.h"
+#include "cuda/gemm/narrow_kernel.h"
+
+namespace radix::gemm {
+
+struct NarrowShape {
+  int share;   // blocks of a cluster, over k
+  int blocks;  // clusters that run at once
+  int rows;    // of the weight in a tile
+};
+
+// Tiles alike, of at most `most` rows, in the fewest rounds of all clusters; `fit` blocks of a multiprocessor.
+inline NarrowShape narrow_tiles(const Problem& q, int multiprocessors, int share, int fit, int most) {
+  // Clusters of more than 2 leave some multiprocessors of a GPC alone.
+  const int clusters = fit * (share <= 2 ? multiprocessors / share : multiprocessors / 16 * 16 / share);
+  const int unit = q.gated() ? 16 : 8;
+  const int rounds = (q.n + most * clusters - 1) / (most * clusters);
+  const int rows = (q.n + clusters * rounds - 1) / (clusters * rounds);
+  return {share, clusters, std::max((rows + unit - 1) / unit * unit, 16)};
+}
+
+// Blocks that share k, for a weight too small to give every multiprocessor rows of its own. From n, k and the tokens'
+// range (1 .. 16, 17 .. 64) alone: a token's bits depend on it.
+inline int narrow_share(const Problem& q, int multiprocessors) {
+  const int chunks = (q.k * q.element_size() + 127) / 128;
+  if (q.n >= 160 * multiprocessors || chunks < 8) return 1;
+  if (q.n >= 16 * multiprocessors || chunks < 32) return 2;
+  return q.m <= kSkinnyTokens ? 8 : 4;
+}
+
+template <hopper::Operand kType, class Out, class Tile>
+void launch_narrow(const Problem& q, const NarrowShape& s) {
+  NarrowParams p = {};
+  p.m = q.m;
+  p.n = q.gated() ? q.n / 2 : q.n;
+  p.rows = s.rows;
+  p.tiles = (q.n + s.rows - 1) / s.rows;
+  p.chunks = (q.k * q.element_size() + 127) / 128;
+  p.gated = q.gated();
+  p.static_weight = q.static_weight;
+  p.up_offset = q.epilogue.gate == Gate::halves ? q.n / 2 : 1;
+  p.row_step = q.epilogue.gate == Gate::interleaved ? 2 : 1;
+  p.block_x = q.block_x;
+  p.block_w = q.block_w;
+  p.block_x_step = q.block_x_step;
+  p.block_x_unit = q.block_x_unit;
+  p.block_w_step = q.block_w_step;
+  p.epilogue = q.epilogue;
+  hopper::LaunchShape shape;
+  shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.blocks, p.tiles), q.batch);
+  shape.threads = Tile::kThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  shape.cluster = s.share;
+  hopper::launch_dependent(q.op, q.device, q.stream, narrow_kernel<kType, Out, Tile>, shape, weight_map(q, s.rows),
+                           token_map(q, Tile::kTokens), p);
+}
+
+// Large weights: a block has a multiprocessor, two warpgroups and up to 256 rows, so that x is read seldom. Smaller
+// ones: blocks of half a multiprocessor, with 64 rows or, where clusters are large, few rounds.
+template <hopper::Operand kType, class Out, int kTokens, bool kBlockScaled>
+void narrow(const Problem& q) {
+  const int sms = multiprocessors(q.device), share = narrow_share(q, sms);
+  if (share == 1 && q.n > 64 * sms)
+    return launch_narrow<kType, Out, NarrowTile<2, 2, kTokens, kBlockScaled, false>>(q,
+                                                                                     narrow_tiles(q, sms, 1, 1, 256));
+  const int fit = share <= 2 ? 2 : 1;
+  launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, true>>(q, narrow_tiles(q, sms, share, fit, 64));
+}
+
+}  // namespace radix::gemm

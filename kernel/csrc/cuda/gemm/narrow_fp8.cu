@@ -1,0 +1,24 @@
+#include "cuda/gemm/narrow.h"
+
+namespace radix::gemm {
+namespace {
+
+template <class Out, bool kBlockScaled>
+void run(const Problem& problem) {
+  using hopper::Operand;
+  problem.m <= 32 ? narrow<Operand::e4m3, Out, 32, kBlockScaled>(problem)
+                  : narrow<Operand::e4m3, Out, 64, kBlockScaled>(problem);
+}
+
+template <class Out>
+void run(const Problem& problem) {
+  problem.block_w ? run<Out, true>(problem) : run<Out, false>(problem);
+}
+
+}  // namespace
+
+void narrow_fp8(const Problem& problem) {
+  problem.out_type == DType::bf16 ? run<bf16>(problem) : run<f16>(problem);
+}
+
+}  // namespace radix::gemm

@@ -1,0 +1,47 @@
+// Choice of a skinny kernel's shape: teams, groups and blocks.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/gemm/launch.h"
+#include "cuda/gemm/skinny_kernel.h"
+
+namespace radix::gemm {
+
+// A kernel's shape: row groups a pass, units of k in flight ahead, blocks of a multiprocessor.
+template <int kGroups_, int kDepth_, int kBlocks_>
+struct SkinnyTile {
+  static constexpr int kGroups = kGroups_, kDepth = kDepth_, kBlocks = kBlocks_;
+};
+
+template <class Mma, class Tile, int kHalves>
+void launch_skinny(const Problem& q) {
+  SkinnyParams p = {};
+  p.x = q.x;
+  p.weight = q.weight;
+  p.x_step = q.x_step;
+  p.weight_step = q.weight_step;
+  p.x_batch = q.x_batch;
+  p.weight_batch = q.weight_batch;
+  p.m = q.m;
+  p.n = q.epilogue.gate == Gate::halves ? q.n / 2 : q.n;
+  p.up_rows = q.epilogue.gate == Gate::halves ? q.n / 2 : 0;
+  p.k_bytes = q.k * q.element_size();
+  p.team = kSkinnyWarps;
+  p.static_weight = q.static_weight;
+  p.epilogue = q.epilogue;
+  const int groups = (p.n + 7) / 8;
+  hopper::LaunchShape shape;
+  shape.grid = dim3(std::min(multiprocessors(q.device) * Tile::kBlocks, groups), 1, q.batch);
+  shape.threads = kSkinnyThreads;
+  hopper::launch_dependent(q.op, q.device, q.stream,
+                           skinny_kernel<Mma, Tile::kGroups, kHalves, Tile::kDepth, Tile::kBlocks>, shape, p);
+}
+
+template <class Mma>
+void skinny(const Problem& q) {
+  using Tile = SkinnyTile<2, 1, 3>;
+  q.m <= 8 ? launch_skinny<Mma, Tile, 1>(q) : launch_skinny<Mma, Tile, 2>(q);
+}
+
+}  // namespace radix::gemm

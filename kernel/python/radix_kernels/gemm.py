@@ -1,0 +1,181 @@
+"""Dense products with fused ends, and FP8 products (Hopper; elsewhere torch or the reference).
+
+A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is the better choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _arrays, _checks, _dispatch
+from ._arrays import Array
+from .linear import PackedWeight, linear, raw_weight, small_product
+
+_GATE = {False: 1, True: 2}
+_HALVES = ("bfloat16", "float16")
+
+
+def linear_silu_and_mul(
+    x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
+) -> Array:
+    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass for up to 64 rows on Hopper.
+
+    x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's dtype or a PackedWeight
+    of it: gate rows, then up rows, or with interleaved gate row 2j and up row 2j + 1. out: [..., F] of x's dtype.
+    Fused, nothing is rounded before the product of the two; otherwise this is `linear` and then `silu_and_mul`, which
+    rounds gate and up as well. The fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes.
+    Bits of a row: as `linear`. Errors: TypeError (dtype), ValueError (shape, stride).
+    """
+    op = "linear_silu_and_mul"
+    _checks.dtype(op, "x", x, _checks.FLOATS)
+    rows, inputs = (int(size) for size in weight.shape)
+    _checks.require(op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number")
+    features = rows // 2
+    if out is None:
+        out = _arrays.empty(x, (*tuple(x.shape)[:-1], features))
+    run = small_product(x, weight, out) if features % 8 == 0 else None
+    if run is not None:
+        flat = (x.reshape(-1, inputs), raw_weight(weight), None, None)
+        run(*flat, _GATE[interleaved], isinstance(weight, PackedWeight), out.reshape(-1, features))
+        return out
+    both = linear(x, weight)
+    from . import reference
+
+    tx, to = _arrays.as_torch(both), _arrays.as_torch(out)
+    _checks.shape(op, "out", to, (*tuple(x.shape)[:-1], features), "rows of x, half of weight's")
+    _checks.same_dtype(op, "out", to, "x", tx)
+    if interleaved:
+        tx = tx.unflatten(-1, (features, 2)).transpose(-1, -2).flatten(-2)
+    reference.silu_and_mul(tx, out=to, compute_dtype=reference.float32())
+    return out
+
+
+def fp8_scaled_mm(
+    mat_a: Array,
+    mat_b: Array,
+    scales_a: Array,
+    scales_b: Array,
+    out_dtype: Any = None,
+    bias: Array | None = None,
+    *,
+    static_weight: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """`out = (mat_a * scales_a) @ (mat_b * scales_b) + bias` of float8_e4m3fn operands.
+
+    mat_a: [M, K], last dimension contiguous. mat_b: [K, N] column-major, the transposed view `w.t()` of a weight
+    [N, K]. scales_a: float32 [M], [M, 1] or one element; scales_b: float32 [N], [1, N] or one element. bias: [N] of the
+    result's dtype or float32. out_dtype: a torch dtype or its name, bfloat16 (default) or float16. out: [M, N] of it.
+    K and N are multiples of 16; rows of mat_a, columns of mat_b and rows of out begin at multiples of 16 bytes.
+    static_weight: True promises that no kernel in flight still writes mat_b, whose first bytes may then be fetched
+    while the kernel ahead still runs.
+    On Hopper products are exact, sums over 128 of K keep about 14 bits in the tensor cores and go on in float32,
+    rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64 and above 64.
+    Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after sgl_kernel's function.
+    """
+    op = "fp8_scaled_mm"
+    out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
+    run = _dispatch.native(op, mat_a)
+    if run is not None:
+        run(mat_a, mat_b, scales_a, scales_b, bias, 0, static_weight, out)
+        return out
+    from . import reference
+
+    a, b, sa, sb, tb, to = (_arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, bias, out))
+    _check_operands(op, a, b, 16)
+    _checks.shape(op, "out", to, (a.shape[0], b.shape[1]), "rows of mat_a, columns of mat_b")
+    _check_scales(op, "scales_a", sa, a.shape[0])
+    _check_scales(op, "scales_b", sb, b.shape[1])
+    if tb is not None:
+        _checks.shape(op, "bias", tb, (b.shape[1],), "columns of mat_b")
+    reference.fp8_scaled_mm(a, b, sa, sb, to.dtype, tb, out=to, compute_dtype=reference.float32())
+    return out
+
+
+def fp8_blockwise_scaled_mm(
+    mat_a: Array,
+    mat_b: Array,
+    scales_a: Array,
+    scales_b: Array,
+    out_dtype: Any = None,
+    *,
+    static_weight: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """`fp8_scaled_mm` with a scale for each 1 x 128 of mat_a and each 128 x 128 of mat_b (DeepSeek-V3's format).
+
+    scales_a: float32 [M, K / 128], any strides; scales_b: float32 [K / 128, N / 128], column-major, the transposed view
+    of [N / 128, K / 128]. K and N are multiples of 128. Everything else as `fp8_scaled_mm`.
+    """
+    op = "fp8_blockwise_scaled_mm"
+    out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
+    run = _dispatch.native(op, mat_a)
+    if run is not None:
+        run(mat_a, mat_b, scales_a, scales_b, static_weight, out)
+        return out
+    from . import reference
+
+    a, b, sa, sb, to = (_arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, out))
+    _check_operands(op, a, b, reference.BLOCK)
+    blocks = a.shape[1] // reference.BLOCK, b.shape[1] // reference.BLOCK
+    _checks.shape(op, "scales_a", sa, (a.shape[0], blocks[0]), "rows, groups of 128 of mat_a")
+    _checks.shape(op, "scales_b", sb, blocks, "blocks of 128 x 128 of mat_b")
+    _checks.shape(op, "out", to, (a.shape[0], b.shape[1]), "rows of mat_a, columns of mat_b")
+    reference.fp8_blockwise_scaled_mm(a, b, sa, sb, to.dtype, out=to, compute_dtype=reference.float32())
+    return out
+
+
+def bmm_fp8(A: Array, B: Array, A_scale: Array, B_scale: Array, dtype: Any = None, out: Array | None = None) -> Array:
+    """`out[i] = (A[i] * A_scale) @ (B[i] * B_scale)` of float8_e4m3fn operands.
+
+    A: [b, M, K]; B: [b, K, N], every matrix column-major; A_scale, B_scale: float32 of one element. dtype: bfloat16
+    (default) or float16; out: [b, M, N] of it, contiguous. Everything else as `fp8_scaled_mm`.
+    """
+    op = "bmm_fp8"
+    out = _result(op, A, (A.shape[0], A.shape[1], B.shape[2]), dtype, out)
+    run = _dispatch.native(op, A)
+    if run is not None:
+        run(A, B, A_scale, B_scale, out)
+        return out
+    from . import reference
+
+    a, b, sa, sb, to = (_arrays.as_torch(t) for t in (A, B, A_scale, B_scale, out))
+    _check_operands(op, a, b, 16, names=("A", "B"))
+    _checks.require(op, a.shape[0] == b.shape[0], f"B has {b.shape[0]} matrices, A has {a.shape[0]}")
+    _check_scales(op, "A_scale", sa, 1)
+    _check_scales(op, "B_scale", sb, 1)
+    _checks.shape(op, "out", to, (a.shape[0], a.shape[1], b.shape[2]), "matrices, rows of A, columns of B")
+    reference.bmm_fp8(a, b, sa, sb, to.dtype, to, compute_dtype=reference.float32())
+    return out
+
+
+def _result(op: str, like: Array, shape: tuple[Any, ...], dtype: Any, out: Array | None) -> Array:
+    name = None if dtype is None else str(dtype).rpartition(".")[2]
+    if name is not None and name not in _HALVES:
+        raise TypeError(f"{op}: the result's dtype is {name}, expected {' or '.join(_HALVES)}")
+    if out is None:
+        return _arrays.empty(like, tuple(int(size) for size in shape), name or "bfloat16")
+    _checks.dtype(op, "out", out, _HALVES)
+    if name is not None and _arrays.dtype_name(out) != name:
+        raise TypeError(f"{op}: out has dtype {_arrays.dtype_name(out)}, expected {name}")
+    return out
+
+
+def _check_operands(op: str, a: Any, b: Any, multiple: int, names: tuple[str, str] = ("mat_a", "mat_b")) -> None:
+    for name, x in zip(names, (a, b), strict=True):
+        _checks.dtype(op, name, x, ("float8_e4m3fn",))
+        _checks.rank(op, name, x, a.ndim)
+        size = x.shape[-1]
+        _checks.require(op, size % multiple == 0 and size > 0, f"{name} has shape {list(x.shape)}: not in {multiple}s")
+    _checks.contiguous_last(op, names[0], a)
+    _checks.require(
+        op, b.shape[-2] == a.shape[-1], f"{names[1]} has {b.shape[-2]} rows, {names[0]} {a.shape[-1]} columns"
+    )
+    _checks.require(op, b.stride(-2) == 1, f"{names[1]} is not column-major: stride(-2) is {b.stride(-2)}")
+
+
+def _check_scales(op: str, name: str, scales: Any, count: int) -> None:
+    _checks.dtype(op, name, scales, ("float32",))
+    size = scales.numel()
+    fits = size == 1 or (size == count and max(scales.shape) == count)
+    _checks.require(op, fits, f"{name} has shape {list(scales.shape)}, expected [1] or [{count}]")

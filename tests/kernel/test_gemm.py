@@ -1,0 +1,264 @@
+"""Products with fused ends and FP8 products: against float64, bits, borders, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
+
+HALVES = [torch.bfloat16, torch.float16]
+ROUNDED = {torch.float16: (5e-4, 7e-4), torch.bfloat16: (3.95e-3, 4.3e-3)}
+# torch rounds gate and up, and cuBLAS may round partial sums.
+COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
+# The tensor cores keep about 14 bits of a sum of 128 FP8 products.
+FP8 = {torch.float16: (8e-4, 4e-3), torch.bfloat16: (3.95e-3, 8e-3)}
+
+TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64]
+SHAPES = [(1, 8), (8, 64), (24, 72), (100, 200), (264, 1032), (1000, 512)]
+LARGE = [(6144, 1024), (1024, 4096), (34000, 256), (4096, 4096)]
+
+
+def on_gpu(request) -> bool:
+    return request.config.getoption("--device") != "cpu"
+
+
+def fp8(shape, rng, *, gap: int = 0) -> torch.Tensor:
+    """Random e4m3 numbers in rows that `gap` NaNs keep apart."""
+    values = (torch.randn(tuple(shape), generator=rng) * 4).to(torch.float8_e4m3fn)
+    if not gap:
+        return values
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    buffer = torch.full((rows, width + gap), 0x7F, dtype=torch.uint8)
+    buffer[:, :width] = values.view(torch.uint8).view(rows, width)
+    view = buffer.view(torch.float8_e4m3fn)[:, :width]
+    return view if len(shape) == 2 else view.unflatten(0, shape[:-1])
+
+
+def scales(shape, rng) -> torch.Tensor:
+    return torch.rand(shape, generator=rng) + 0.25
+
+
+def oracle_linear(x, w, bias=None, residual=None):
+    result = x.double() @ w.double().T
+    for extra in (bias, residual):
+        result = result if extra is None else result + extra.double()
+    return result
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("ends", ["", "bias", "float bias", "residual", "all"])
+def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
+    n, k = shape
+    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
+    bias = (
+        spread((n,), torch.float32 if ends == "float bias" else dtype, rng)
+        if ends in ("bias", "float bias", "all")
+        else None
+    )
+    residual = spread((tokens, n), dtype, rng, gap=3) if ends in ("residual", "all") else None
+    expected = oracle_linear(x, w, bias, residual)
+    fused = not on_gpu(request) or k % 8 == 0
+    tolerance = ROUNDED if fused and tokens else COMPOSED
+    for weight in (rk.pack_weight(w), w):
+        out = guarded((tokens, n), dtype, gap=8)
+        assert rk.linear(x, weight, bias, residual=residual, out=out.view) is out.view
+        out.check()
+        assert_close("linear", out.view, expected, tolerance[dtype])
+
+
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("tokens", [1, 13, 32, 64])
+def test_linear_of_large_weights(shape, tokens, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU's kernels do not change with the size")
+    n, k = shape
+    x, w = spread((tokens, k), torch.bfloat16, rng), spread((n, k), torch.bfloat16, rng)
+    assert_close("linear", rk.linear(x, rk.pack_weight(w)), oracle_linear(x, w), ROUNDED[x.dtype])
+
+
+def test_linear_residual_in_place(rng):
+    x, w = spread((5, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
+    residual = spread((5, 48), torch.bfloat16, rng)
+    expected = oracle_linear(x, w, None, residual)
+    assert rk.linear(x, rk.pack_weight(w), residual=residual, out=residual) is residual
+    assert_close("linear", residual, expected, ROUNDED[x.dtype])
+
+
+@pytest.mark.parametrize("shape", [(264, 1032), (6144, 1024), (4096, 4096)], ids=str)
+def test_a_row_depends_on_neither_the_others_nor_their_number(shape, rng, request):
+    if not on_gpu(request) and shape[0] > 1000:
+        pytest.skip("the CPU's kernels do not change with the size")
+    n, k = shape
+    w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
+    for most, fewer in ((16, (1, 3, 8, 9)), (64, (17, 32, 33, 63))):
+        x = spread((most, k), torch.bfloat16, rng)
+        whole = rk.linear(x, w)
+        for m in fewer:
+            assert_same_bits(rk.linear(x[:m], w), whole[:m])
+            assert_same_bits(rk.linear(x[most - m :], w), whole[most - m :])
+
+
+def test_nan_stays_in_its_token(rng):
+    x, w = spread((20, 128), torch.bfloat16, rng), spread((136, 128), torch.bfloat16, rng)
+    packed = rk.pack_weight(w)
+    clean = rk.linear(x, packed)
+    x[3, 5] = math.nan
+    dirty = rk.linear(x, packed)
+    assert torch.isnan(dirty[3]).all()
+    keep = [i for i in range(20) if i != 3]
+    assert_same_bits(dirty[keep], clean[keep])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("features", [8, 12, 72, 520])
+@pytest.mark.parametrize("tokens", [0, 1, 9, 17, 40, 64, 70])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request):
+    k = 136
+    x, w = spread((tokens, k), dtype, rng, gap=8), spread((2 * features, k), dtype, rng) * 0.05
+    both = oracle_linear(x, w)
+    gate, up = (both[:, 0::2], both[:, 1::2]) if interleaved else both.chunk(2, dim=-1)
+    expected = gate / (1 + torch.exp(-gate)) * up
+    out = guarded((tokens, features), dtype, gap=8)
+    assert rk.linear_silu_and_mul(x, rk.pack_weight(w), interleaved=interleaved, out=out.view) is out.view
+    out.check()
+    fused = on_gpu(request) and features % 8 == 0 and 0 < tokens <= 64
+    assert_close("linear_silu_and_mul", out.view, expected, (ROUNDED if fused else COMPOSED)[dtype])
+    exact = rk.reference.linear_silu_and_mul(x.double(), w.double(), interleaved=interleaved)
+    assert_close("linear_silu_and_mul", out.view, exact, (ROUNDED if fused else COMPOSED)[dtype])
+
+
+def test_leading_dimensions(rng):
+    x, w = spread((2, 3, 64), torch.bfloat16, rng), spread((32, 64), torch.bfloat16, rng)
+    packed = rk.pack_weight(w)
+    assert_same_bits(rk.linear(x, packed), rk.linear(x.flatten(0, 1), packed).unflatten(0, (2, 3)))
+    both = rk.linear_silu_and_mul(x, packed)
+    assert both.shape == (2, 3, 16)
+    assert_same_bits(both.flatten(0, 1), rk.linear_silu_and_mul(x.flatten(0, 1), packed))
+
+
+def scaled(a, b, sa, sb, bias=None):
+    result = (a.double() @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
+    return result if bias is None else result + bias.double()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 16), (48, 272), (272, 1040), (1056, 128)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 9, 16, 33, 64, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("kind", ["tensor", "row", "row and bias"])
+def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
+    n, k = shape
+    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng, gap=32).t()
+    row = kind != "tensor"
+    sa, sb = scales((tokens, 1) if row else (1,), rng), scales((1, n) if row else (1,), rng)
+    bias = spread((n,), dtype, rng) if kind == "row and bias" else None
+    out = guarded((tokens, n), dtype, gap=8)
+    got = rk.fp8_scaled_mm(a, b, sa, sb, str(dtype).removeprefix("torch."), bias, out=out.view)
+    assert got is out.view
+    out.check()
+    expected = scaled(a, b, sa, sb, bias)
+    assert_close("fp8_scaled_mm", out.view, expected, FP8[dtype])
+    assert_close(
+        "fp8_scaled_mm", rk.reference.fp8_scaled_mm(a, b, sa, sb, torch.float64, bias), expected, (1e-12, 1e-12)
+    )
+    assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, static_weight=True), out.view)
+
+
+def blockwise(a, b, sa, sb):
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    for i in range(a.shape[1] // 128):
+        piece = slice(i * 128, i * 128 + 128)
+        columns = sb[i].double().repeat_interleave(128)
+        total += (a[:, piece].double() @ b[piece].double()) * sa[:, i : i + 1].double() * columns
+    return total
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (384, 256), (1152, 1024)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64, 65, 129, 300])
+@pytest.mark.parametrize("columns", [False, True])
+def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
+    n, k = shape
+    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng).t()
+    sa = scales((k // 128, tokens), rng).t() if columns else scales((tokens, k // 128), rng)
+    sb = scales((n // 128, k // 128), rng).t()
+    out = guarded((tokens, n), torch.bfloat16, gap=8)
+    assert rk.fp8_blockwise_scaled_mm(a, b, sa, sb, out=out.view) is out.view
+    out.check()
+    expected = blockwise(a, b, sa, sb)
+    assert_close("fp8_blockwise_scaled_mm", out.view, expected, FP8[torch.bfloat16])
+    exact = rk.reference.fp8_blockwise_scaled_mm(a, b, sa, sb, torch.float64)
+    assert_close("fp8_blockwise_scaled_mm", exact, expected, (1e-12, 1e-12))
+    assert_same_bits(rk.fp8_blockwise_scaled_mm(a, b, sa, sb, torch.bfloat16), out.view)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 40, 70, 257])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_bmm_fp8(tokens, batch, rng):
+    n, k = 144, 272
+    a, b = fp8((batch, tokens, k), rng, gap=16), fp8((batch, n, k), rng).transpose(1, 2)
+    sa, sb = scales((1,), rng), scales((), rng)
+    expected = a.double() @ b.double() * (sa.double() * sb.double())
+    assert_close("bmm_fp8", rk.bmm_fp8(a, b, sa, sb), expected, FP8[torch.bfloat16])
+    assert_close("bmm_fp8", rk.reference.bmm_fp8(a, b, sa, sb, torch.float64), expected, (1e-12, 1e-12))
+    assert rk.bmm_fp8(a, b, sa, sb, torch.float16).dtype == torch.float16
+
+
+@pytest.mark.parametrize("bounds", [(1, 16), (17, 64), (65, 300)], ids=str)
+def test_fp8_rows_do_not_depend_on_the_others(bounds, rng, request):
+    if not on_gpu(request):
+        pytest.skip("torch's product on the CPU promises no such thing")
+    low, high = bounds
+    a, b = fp8((high, 512), rng), fp8((256, 512), rng).t()
+    sa, sb = scales((high, 4), rng), scales((2, 4), rng).t()
+    whole = rk.fp8_blockwise_scaled_mm(a, b, sa, sb)
+    assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:low], b, sa[:low], sb), whole[:low])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"mat_a": torch.ones(2, 32)}, TypeError, "mat_a"),
+        ({"mat_b": torch.ones(32, 16)}, TypeError, "mat_b"),
+        ({"mat_b": torch.ones(32, 16).to(torch.float8_e4m3fn)}, ValueError, "column-major"),
+        ({"mat_b": torch.ones(16, 48).to(torch.float8_e4m3fn).t()}, ValueError, "mat_b"),
+        ({"mat_b": torch.ones(15, 32).to(torch.float8_e4m3fn).t()}, ValueError, "mat_b"),
+        ({"scales_a": torch.ones(3)}, ValueError, "scales_a"),
+        ({"scales_b": torch.ones(2, 8)}, ValueError, "scales_b"),
+        ({"scales_b": torch.ones(16).double()}, TypeError, "scales_b"),
+        ({"out": torch.ones(2, 17).bfloat16()}, ValueError, "out"),
+        ({"out": torch.ones(2, 16)}, TypeError, "out"),
+        ({"out_dtype": "float32"}, TypeError, "dtype"),
+        ({"out_dtype": "float16", "out": torch.ones(2, 16).bfloat16()}, TypeError, "out"),
+        ({"bias": torch.ones(15).bfloat16()}, ValueError, "bias"),
+    ],
+)
+def test_errors_name_the_argument(change, error, text):
+    fp8_ones = torch.ones(16, 32).to(torch.float8_e4m3fn)
+    args = {
+        "mat_a": fp8_ones[:2],
+        "mat_b": fp8_ones.t(),
+        "scales_a": torch.ones(2),
+        "scales_b": torch.ones(16),
+    } | change
+    with pytest.raises(error, match=text):
+        rk.fp8_scaled_mm(**args)
+
+
+def test_errors_of_the_fused_product():
+    x, w = torch.ones(2, 8).bfloat16(), torch.ones(6, 8).bfloat16()
+    with pytest.raises(ValueError, match="weight"):
+        rk.linear_silu_and_mul(x, w[:5])
+    with pytest.raises(ValueError, match="x"):
+        rk.linear_silu_and_mul(x[:, :7], w)
+    with pytest.raises(ValueError, match="out"):
+        rk.linear_silu_and_mul(x, w, out=torch.ones(2, 4).bfloat16())
+    with pytest.raises(ValueError, match="residual"):
+        rk.linear(x, w, residual=torch.ones(2, 5).bfloat16())
+    with pytest.raises(TypeError, match="residual"):
+        rk.linear(x, rk.pack_weight(w), residual=torch.ones(2, 6))
