@@ -7,6 +7,7 @@
 #include "radix_kernels/attention.h"
 #include "radix_kernels/comm.h"
 #include "radix_kernels/fused_rope.h"
+#include "radix_kernels/gemm.h"
 #include "radix_kernels/kv_cache.h"
 #include "radix_kernels/library.h"
 #include "radix_kernels/linear.h"

@@ -15,6 +15,7 @@ from ._dispatch import get_fallback, set_fallback
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
+from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
@@ -57,11 +58,14 @@ __all__ = [
     "abi_version",
     "apply_penalties_inplace",
     "apply_rope_inplace",
+    "bmm_fp8",
     "capabilities",
     "count_tokens_inplace",
     "embedding",
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
+    "fp8_blockwise_scaled_mm",
+    "fp8_scaled_mm",
     "fused_add_rmsnorm",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
@@ -69,6 +73,7 @@ __all__ = [
     "get_fallback",
     "get_num_threads",
     "linear",
+    "linear_silu_and_mul",
     "merge_state",
     "mla_decode",
     "pack_weight",

@@ -9,6 +9,7 @@ from typing import Any
 from . import _dispatch, _loader
 
 _FLOATS = ("bfloat16", "float16", "float32")
+_FP8 = ("float8_e4m3fn",)
 OP_DTYPES: dict[str, tuple[str, ...]] = {
     "rmsnorm": _FLOATS,
     "fused_add_rmsnorm": _FLOATS,
@@ -23,6 +24,10 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "merge_state": _FLOATS,
     "mla_decode": ("bfloat16", "float16"),
     "linear": _FLOATS,
+    "linear_silu_and_mul": _FLOATS,
+    "fp8_scaled_mm": _FP8,
+    "fp8_blockwise_scaled_mm": _FP8,
+    "bmm_fp8": _FP8,
     "embedding": _FLOATS,
     "apply_penalties_inplace": ("float32",),
     "count_tokens_inplace": ("int32",),
@@ -30,7 +35,11 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "token_logprobs": ("float32",),
 }
 # Public ops whose binding function has another name.
-_NATIVE_NAMES = {"linear": "linear_packed", "embedding": "embedding_packed"}
+_NATIVE_NAMES = {
+    "linear": "linear_packed",
+    "linear_silu_and_mul": "linear_dense",
+    "embedding": "embedding_packed",
+}
 
 
 def capabilities() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
+from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear
 from .mla import mla_decode, unpack_mla_cache
@@ -35,22 +36,27 @@ def float32() -> torch.dtype:
 
 
 __all__ = [
+    "BLOCK",
     "all_reduce",
     "all_reduce_add_rmsnorm",
     "apply_penalties_inplace",
     "apply_rope_inplace",
+    "bmm_fp8",
     "count_tokens_inplace",
     "edited_logits",
     "embedding",
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
     "float32",
+    "fp8_blockwise_scaled_mm",
+    "fp8_scaled_mm",
     "fused_add_rmsnorm",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "kept_ids",
     "linear",
+    "linear_silu_and_mul",
     "merge_state",
     "mla_decode",
     "philox4x32",
