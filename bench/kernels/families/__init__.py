@@ -13,13 +13,11 @@ import torch
 from ..harness import Case
 from .attention import attention
 from .linear import linear
-from .pointwise import activation, norm, rope
+from .pointwise import pointwise
 from .sampling import sampling
 
 FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
-    "norm": norm,
-    "rope": rope,
-    "activation": activation,
+    "pointwise": pointwise,
     "linear": linear,
     "attention": attention,
     "sampling": sampling,

@@ -1,93 +1,161 @@
-"""Norms, RoPE and gated activations at the widths of real models."""
+"""Norms, RoPE, gated activations, and what stands between the QKV projection and attention: widths of real models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import radix_kernels as rk
 
-from ..harness import Case
+from .. import peers
+from ..harness import Case, Contender
 
+# (tokens, hidden) of the norms, (tokens, intermediate) of the activations
+NORMS = {
+    "cpu": ((1, 1024), (32, 1024), (512, 1024), (1, 4096), (32, 4096), (512, 4096)),
+    "cuda": ((1, 1024), (64, 1024), (4096, 1024), (1, 4096), (64, 4096), (4096, 4096), (16384, 8192)),
+}
+ACTIVATIONS = {
+    "cpu": ((1, 3072), (32, 3072), (512, 3072), (1, 14336), (32, 14336), (512, 14336)),
+    "cuda": ((1, 3072), (64, 3072), (1, 14336), (64, 14336), (4096, 4096), (4096, 8192), (4096, 14336)),
+}
 TOKENS = {"cpu": (1, 32, 512), "cuda": (1, 64, 4096)}
+HEAD_DIM = 128
+# model -> query heads, KV heads, whether q and k are normalised
+HEADS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False), "qwen3-8b": (32, 8, True)}
 
 
-def norm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    for hidden in (1024, 4096):
-        weight = torch.randn(hidden, device=device, dtype=dtype)
+def pointwise(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, hidden in NORMS[device.type]:
+        yield _rmsnorm(device, dtype, tokens, hidden)
+        yield _fused_add_rmsnorm(device, dtype, tokens, hidden)
+    for tokens, inter in ACTIVATIONS[device.type]:
+        yield _silu_and_mul(device, dtype, tokens, inter)
+    for model, (heads, kv_heads, norm) in HEADS.items():
         for tokens in TOKENS[device.type]:
-            size = tokens * hidden * dtype.itemsize
-
-            def one(tokens: int = tokens, hidden: int = hidden) -> tuple[torch.Tensor, ...]:
-                return (torch.randn(tokens, hidden, device=device, dtype=dtype),)
-
-            def two(tokens: int = tokens, hidden: int = hidden) -> tuple[torch.Tensor, ...]:
-                shape = (tokens, hidden)
-                return tuple(torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
-
-            def torch_fused(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor = weight) -> None:
-                r.add_(x)
-                x.copy_(F.rms_norm(r, (r.shape[-1],), w, 1e-6))
-
-            yield Case(
-                "rmsnorm", f"{tokens}x{hidden}", dtype, 2 * size, 4 * tokens * hidden, one,
-                {
-                    "radix": lambda x, w=weight: rk.rmsnorm(x, w, 1e-6),
-                    "torch": lambda x, w=weight: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
-                },
-            )  # fmt: skip
-            yield Case(
-                "fused_add_rmsnorm", f"{tokens}x{hidden}", dtype, 4 * size, 5 * tokens * hidden,
-                two,
-                {
-                    "radix": lambda x, r, w=weight: rk.fused_add_rmsnorm(x, r, w, 1e-6),
-                    "torch": torch_fused,
-                },
-            )  # fmt: skip
+            if model != "qwen3-8b":
+                yield _rope(device, dtype, tokens, heads, kv_heads)
+            yield _between(device, dtype, tokens, model, heads, kv_heads, norm)
 
 
-def activation(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    for inter in (3072, 14336):
-        for tokens in TOKENS[device.type]:
+def _rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
+    weight = torch.randn(hidden, device=device, dtype=dtype)
 
-            def make(tokens: int = tokens, inter: int = inter) -> tuple[torch.Tensor]:
-                return (torch.randn(tokens, 2 * inter, device=device, dtype=dtype),)
+    def make() -> tuple[torch.Tensor, ...]:
+        x = torch.randn(tokens, hidden, device=device, dtype=dtype)
+        return x, torch.empty_like(x)
 
-            def eager(x: torch.Tensor) -> torch.Tensor:
-                gate, up = x.chunk(2, dim=-1)
-                return F.silu(gate) * up
+    contenders: dict[str, Contender] = {
+        "radix": lambda x, out: rk.rmsnorm(x, weight, 1e-6, out=out),
+        "torch": lambda x, out: F.rms_norm(x, (hidden,), weight, 1e-6),
+    }
+    if flashinfer := peers.load("flashinfer"):
+        contenders["flashinfer"] = lambda x, out: flashinfer.norm.rmsnorm(x, weight, 1e-6, out=out)
+    if vllm := peers.load("vllm._custom_ops"):
+        contenders["vllm"] = lambda x, out: vllm.rms_norm(out, x, weight, 1e-6)
+    size = tokens * hidden * dtype.itemsize
+    return Case("rmsnorm", f"{tokens}x{hidden}", dtype, 2 * size, 4 * tokens * hidden, make, contenders)
 
-            yield Case(
-                "silu_and_mul", f"{tokens}x{inter}", dtype,
-                3 * tokens * inter * dtype.itemsize, 5 * tokens * inter, make,
-                {"radix": rk.silu_and_mul, "torch": eager},
-            )  # fmt: skip
+
+def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
+    weight = torch.randn(hidden, device=device, dtype=dtype)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(tokens, hidden, device=device, dtype=dtype) for _ in range(2))
+
+    def eager(x: torch.Tensor, residual: torch.Tensor) -> None:
+        residual.add_(x)
+        x.copy_(F.rms_norm(residual, (hidden,), weight, 1e-6))
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda x, residual: rk.fused_add_rmsnorm(x, residual, weight, 1e-6),
+        "torch": eager,
+    }
+    if flashinfer := peers.load("flashinfer"):
+        contenders["flashinfer"] = lambda x, r: flashinfer.norm.fused_add_rmsnorm(x, r, weight, 1e-6)
+    if vllm := peers.load("vllm._custom_ops"):
+        contenders["vllm"] = lambda x, r: vllm.fused_add_rms_norm(x, r, weight, 1e-6)
+    size = tokens * hidden * dtype.itemsize
+    return Case("fused_add_rmsnorm", f"{tokens}x{hidden}", dtype, 4 * size, 5 * tokens * hidden, make, contenders)
 
 
-def rope(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    cache = rk.rope_cos_sin_cache(128, 8192, 1e6).to(device)
-    cos, sin = cache.chunk(2, dim=-1)
-    for hq, hkv in ((16, 8), (32, 8)):
-        for tokens in TOKENS[device.type]:
+def _silu_and_mul(device: torch.device, dtype: torch.dtype, tokens: int, inter: int) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        x = torch.randn(tokens, 2 * inter, device=device, dtype=dtype)
+        return x, torch.empty(tokens, inter, device=device, dtype=dtype)
 
-            def make(t: int = tokens, hq: int = hq, hkv: int = hkv) -> tuple[torch.Tensor, ...]:
-                positions = torch.randint(0, 8192, (t,), device=device)
-                q, k = (torch.randn(t, h, 128, device=device, dtype=dtype) for h in (hq, hkv))
-                return positions, q, k
+    def eager(x: torch.Tensor, out: torch.Tensor) -> None:
+        gate, up = x.chunk(2, dim=-1)
+        torch.mul(F.silu(gate), up, out=out)
 
-            def ours(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-                rk.apply_rope_inplace(positions, q, k, 128, cache)
+    contenders: dict[str, Contender] = {"radix": lambda x, out: rk.silu_and_mul(x, out=out), "torch": eager}
+    if flashinfer := peers.load("flashinfer"):
+        contenders["flashinfer"] = lambda x, out: flashinfer.activation.silu_and_mul(x, out=out)
+    if peers.load("vllm._custom_ops"):
+        contenders["vllm"] = lambda x, out: torch.ops._C.silu_and_mul(out, x)
+    size = 3 * tokens * inter
+    return Case("silu_and_mul", f"{tokens}x{inter}", dtype, size * dtype.itemsize, 5 * tokens * inter, make, contenders)
 
-            def eager(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-                c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-                for x in (q, k):
-                    a, b = x.float().chunk(2, dim=-1)
-                    x.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
 
-            size = tokens * (hq + hkv) * 128
-            yield Case(
-                "apply_rope_inplace", f"{tokens}x({hq}+{hkv})x128", dtype,
-                2 * size * dtype.itemsize, 3 * size, make, {"radix": ours, "torch": eager},
-            )  # fmt: skip
+def _rotate(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    c, s = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    for x in (q, k):
+        a, b = x.float().chunk(2, dim=-1)
+        x.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
+
+
+def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int) -> Case:
+    table = rk.rope_cos_sin_cache(HEAD_DIM, 8192, 1e6).to(device)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        positions = torch.randint(0, 8192, (tokens,), device=device)
+        q, k = (torch.randn(tokens, h, HEAD_DIM, device=device, dtype=dtype) for h in (heads, kv_heads))
+        return positions, q, k
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda positions, q, k: rk.apply_rope_inplace(positions, q, k, HEAD_DIM, table),
+        "torch": lambda positions, q, k: _rotate(q, k, table[positions]),
+    }
+    size = tokens * (heads + kv_heads) * HEAD_DIM
+    shape = f"{tokens}x({heads}+{kv_heads})x{HEAD_DIM}"
+    return Case("apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders)
+
+
+def _between(
+    device: torch.device, dtype: torch.dtype, tokens: int, model: str, heads: int, kv_heads: int, norm: bool
+) -> Case:
+    """q/k norm, RoPE and KV store: one op against our own single ops and against torch."""
+    table = rk.rope_cos_sin_cache(HEAD_DIM, 8192, 1e6).to(device)
+    weight = torch.randn(HEAD_DIM, device=device, dtype=dtype) if norm else None
+    pages, page_size = 2 * max(tokens // 16 + 1, 64), 16
+    shape = (pages, page_size, kv_heads, HEAD_DIM)
+    k_cache, v_cache = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+
+    def make() -> tuple[torch.Tensor, ...]:
+        qkv = torch.randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
+        slots = torch.randperm(pages * page_size, device=device)[:tokens]
+        return *qkv.split([heads, kv_heads, kv_heads], 1), torch.randint(0, 8192, (tokens,), device=device), slots
+
+    def ours(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
+        rk.fused_qk_norm_rope_store(q, k, v, weight, weight, table, positions, k_cache, v_cache, slots)
+
+    def separate(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
+        if weight is not None:
+            q, k = rk.rmsnorm(q, weight), rk.rmsnorm(k, weight)
+        rk.apply_rope_inplace(positions, q, k, HEAD_DIM, table)
+        rk.store_kv_cache(k, v, k_cache, v_cache, slots)
+
+    def eager(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
+        if weight is not None:
+            q, k = (F.rms_norm(x, (HEAD_DIM,), weight, 1e-6) for x in (q, k))
+        _rotate(q, k, table[positions])
+        for cache, x in ((k_cache, k), (v_cache, v)):
+            cache.view(-1, kv_heads, HEAD_DIM)[slots] = x
+
+    contenders: dict[str, Contender] = {"radix": ours, "separate": separate, "torch": eager}
+    size = tokens * (heads + 2 * kv_heads) * HEAD_DIM
+    name = f"{tokens} tokens of {model}"
+    return Case("fused_qk_norm_rope_store", name, dtype, 2 * size * dtype.itemsize, 6 * size, make, contenders)
