@@ -190,21 +190,30 @@ def test_gated_activation(name: str, function: Any) -> None:
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 8])
-def test_rotary_rotates_slices_in_place(rotary_dim: int) -> None:
-    """q and k are views of one tensor, as the attention layer has them; the rest stays."""
+def test_rotary_rotates_slices(rotary_dim: int) -> None:
+    """q, k and v are views of one tensor, as the attention layer has them: q turns in place, k on its way to the cache,
+    the rest stays."""
     table = rotary_table(context(positions=100), RopeConfig(1e4, rotary_dim))
     qkv = torch.randn(4, 5, 16)
     before = qkv.clone()
     positions = torch.tensor([0, 3, 99, 50], dtype=torch.int32)
-    ops.apply_rope_inplace(positions, qkv[:, :3], qkv[:, 3:4], 16, table)
+    q, k, v = qkv.split([3, 1, 1], dim=1)
+    caches = torch.full((2, 3, 2, 1, 16), torch.nan)
+    slots = torch.tensor([5, 0, -1, 2])
+    ops.fused_qk_norm_rope_store(q, k, v, None, None, table, positions, *caches, slots)
     half = rotary_dim // 2
     frequency = 1e4 ** (-torch.arange(half, dtype=torch.float64) * 2 / rotary_dim)
     angle = (positions[:, None].double() * frequency)[:, None]
     a, b = before[:, :4, :half].double(), before[:, :4, half:rotary_dim].double()
     first, second = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
-    assert close(qkv[:, :4, :rotary_dim].double(), torch.cat([first, second], -1))
-    assert torch.equal(qkv[:, :4, rotary_dim:], before[:, :4, rotary_dim:])
-    assert torch.equal(qkv[:, 4], before[:, 4])
+    turned = torch.cat([first, second, before[:, :4, rotary_dim:].double()], -1)
+    assert close(q.double(), turned[:, :3])
+    assert torch.equal(qkv[:, 3:], before[:, 3:])
+    keys, values = caches.flatten(1, 2)
+    stored = slots >= 0
+    assert close(keys[slots[stored]].double(), turned[stored, 3:])
+    assert torch.equal(values[slots[stored]], v[stored])
+    assert keys[[1, 3, 4]].isnan().all() and values[[1, 3, 4]].isnan().all()
 
 
 def test_weights_are_packed_on_the_cpu() -> None:

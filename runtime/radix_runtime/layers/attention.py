@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(ctx, heads * dim, config.hidden_size, bias=config.o_bias)
         self.q_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(ctx, dim, config.rms_norm_eps) if config.qk_norm else None
-        self._rotary, self._backend = rotary, ctx.backend
+        self._rotary, self._backend, self._eps = rotary, ctx.backend, config.rms_norm_eps
         window = config.layer_windows[layer_id]
         self._spec = AttentionSpec(layer_id, qkv.num_heads, qkv.num_kv_heads, dim, dim**-0.5, window)
 
@@ -42,11 +42,11 @@ class Attention(nn.Module):
         """hidden [T, hidden_size] -> [T, hidden_size]; stores the tokens' keys and values."""
         spec, pool = self._spec, batch.kv_pool
         parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        ops.apply_rope_inplace(batch.positions, q, k, spec.head_dim, self._rotary)
-        q, k, v = (x.to(pool.dtype) for x in (q, k, v))  # themselves unless the cache is narrower
-        ops.store_kv_cache(k, v, pool.k[spec.layer_id], pool.v[spec.layer_id], batch.slot_mapping)
+        # Themselves unless the cache has another type.
+        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(pool.dtype) for part in parts)
+        weights = [norm and norm.weight.to(pool.dtype) for norm in (self.q_norm, self.k_norm)]
+        caches = pool.k[spec.layer_id], pool.v[spec.layer_id]
+        places = self._rotary, batch.positions, *caches, batch.slot_mapping
+        ops.fused_qk_norm_rope_store(q, k, v, *weights, *places, eps=self._eps)
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
         return self.o_proj(out.flatten(1).to(hidden.dtype))
