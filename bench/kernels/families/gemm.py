@@ -1,0 +1,112 @@
+"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import radix_kernels as rk
+
+from ..harness import Case
+
+FP8 = torch.float8_e4m3fn
+# Weight rows and columns: QKV, O, gate and up (fused), down of llama3-8b and qwen3-0.6b; the latter's LM head.
+LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 2048), (1024, 3072))
+GATED = ((28672, 4096), (6144, 1024))
+HEAD = (151936, 1024)
+SCALED = ((6144, 4096, (16,)), (28672, 4096, (64, 256, 4096)))
+BLOCKWISE = ((24576, 1536, (64,)), (7168, 16384, (4096,)))
+
+
+def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    if device.type == "cpu":
+        return
+    for n, k in LAYERS:
+        for m in (1, 8, 16, 32, 64):
+            yield _linear(device, dtype, m, n, k)
+    for m in (1, 64):
+        yield _linear(device, dtype, m, *HEAD)
+    for n, k in GATED:
+        for m in (1, 8, 32, 64):
+            yield _gated(device, dtype, m, n, k)
+    for n, k, tokens in SCALED:
+        for m in tokens:
+            yield _scaled(device, m, n, k)
+    for n, k, tokens in BLOCKWISE:
+        for m in tokens:
+            yield _blockwise(device, m, n, k)
+
+
+def _linear(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
+    return Case(
+        "linear", f"{m}x{n}x{k}", dtype, (n * k + m * (n + k)) * dtype.itemsize, 2 * m * n * k,
+        _dense(device, dtype, m, n, k),
+        {"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, _raw(w, dtype))}, limit="read",
+    )  # fmt: skip
+
+
+def _gated(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
+    return Case(
+        "linear_silu_and_mul", f"{m}x{n}x{k}", dtype, (n * k + m * (n // 2 + k)) * dtype.itemsize, 2 * m * n * k,
+        _dense(device, dtype, m, n, k),
+        {
+            "radix": lambda x, w: rk.linear_silu_and_mul(x, w),
+            "torch + silu_and_mul": lambda x, w: rk.silu_and_mul(F.linear(x, _raw(w, dtype))),
+        }, limit="read",
+    )  # fmt: skip
+
+
+def _dense(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Callable[[], tuple[Any, ...]]:
+    def make() -> tuple[Any, ...]:
+        x, w = (torch.randn(rows, k, device=device, dtype=dtype) for rows in (m, n))
+        return x, rk.pack_weight(w / k**0.5)
+
+    return make
+
+
+def _raw(w: rk.PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """On a GPU a packed weight is the row-major one: both read the same bytes."""
+    view: torch.Tensor = w.data.view(dtype).view(w.shape)
+    return view
+
+
+def _fp8(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=device).mul_(4).to(FP8)
+
+
+def _scaled(device: torch.device, m: int, n: int, k: int) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        scales = (torch.rand(m, 1, device=device) + 0.5, torch.rand(1, n, device=device) + 0.5)
+        return _fp8(device, m, k), _fp8(device, n, k).t(), *scales
+
+    def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return rk.fp8_scaled_mm(a, b, sa, sb, static_weight=True)
+
+    def rows(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(a, b, sa, sb, out_dtype=torch.bfloat16)
+
+    def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16)
+
+    contenders = {"radix": ours, "torch rowwise": rows, "cuBLASLt tensor": tensor}
+    size = n * k + m * k + 2 * m * n
+    return Case("fp8_scaled_mm", f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
+
+
+def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        sa, sb = (torch.rand(rows, k // 128, device=device) + 0.5 for rows in (m, n // 128))
+        return _fp8(device, m, k), _fp8(device, n, k).t(), sa, sb.t()
+
+    def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return rk.fp8_blockwise_scaled_mm(a, b, sa, sb, static_weight=True)
+
+    def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16)
+
+    contenders = {"radix": ours, "cuBLASLt tensor": tensor}
+    size = n * k + m * k + 2 * m * n
+    return Case("fp8_blockwise_scaled_mm", f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
