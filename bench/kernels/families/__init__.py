@@ -12,6 +12,7 @@ import torch
 
 from ..harness import Case
 from .attention import attention
+from .gemm import gemm
 from .linear import linear
 from .pointwise import pointwise
 from .sampling import sampling
@@ -19,6 +20,7 @@ from .sampling import sampling
 FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "pointwise": pointwise,
     "linear": linear,
+    "gemm": gemm,
     "attention": attention,
     "sampling": sampling,
 }
