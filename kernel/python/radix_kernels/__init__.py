@@ -20,6 +20,7 @@ from .fused_rope import fused_qk_norm_rope_store
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .mla import mla_decode
+from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .rope import apply_rope_inplace, rope_cos_sin_cache
 from .sampling import (
@@ -67,6 +68,7 @@ __all__ = [
     "fp8_blockwise_scaled_mm",
     "fp8_scaled_mm",
     "fused_add_rmsnorm",
+    "fused_experts",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -76,6 +78,9 @@ __all__ = [
     "linear_silu_and_mul",
     "merge_state",
     "mla_decode",
+    "moe_align_block_size",
+    "moe_fused_gate",
+    "moe_sum",
     "pack_weight",
     "rmsnorm",
     "rope_cos_sin_cache",
@@ -86,5 +91,7 @@ __all__ = [
     "token_logprobs",
     "top_k_top_p_sampling",
     "top_k_top_p_sampling_with_logprobs",
+    "topk_sigmoid",
+    "topk_softmax",
     "unpack_weight",
 ]

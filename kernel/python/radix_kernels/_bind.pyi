@@ -94,6 +94,29 @@ def fp8_blockwise_scaled_mm(
 ) -> None: ...
 def bmm_fp8(A: Any, B: Any, A_scale: Any, B_scale: Any, out: Any) -> None: ...
 def embedding_packed(ids: Any, data: Any, n: int, k: int, out: Any) -> None: ...
+def topk_softmax(gating_output: Any, renormalize: bool, topk_weights: Any, topk_ids: Any) -> None: ...
+def topk_sigmoid(
+    gating_output: Any, renormalize: bool, correction_bias: Any, topk_weights: Any, topk_ids: Any
+) -> None: ...
+def moe_fused_gate(
+    input: Any,
+    bias: Any,
+    num_expert_group: int,
+    topk_group: int,
+    routed_scaling_factor: float,
+    topk_weights: Any,
+    topk_ids: Any,
+) -> None: ...
+def moe_align_block_size(
+    topk_ids: Any,
+    num_experts: int,
+    block_size: int,
+    expert_map: Any,
+    sorted_token_ids: Any,
+    expert_ids: Any,
+    num_tokens_post_padded: Any,
+) -> None: ...
+def moe_sum(input: Any, out: Any) -> None: ...
 def apply_penalties_inplace(
     logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
 ) -> None: ...

@@ -17,6 +17,7 @@ from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear
 from .mla import mla_decode, unpack_mla_cache
+from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
 from .rope import apply_rope_inplace, rope_cos_sin_cache
@@ -51,6 +52,7 @@ __all__ = [
     "fp8_blockwise_scaled_mm",
     "fp8_scaled_mm",
     "fused_add_rmsnorm",
+    "fused_experts",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -59,6 +61,9 @@ __all__ = [
     "linear_silu_and_mul",
     "merge_state",
     "mla_decode",
+    "moe_align_block_size",
+    "moe_fused_gate",
+    "moe_sum",
     "philox4x32",
     "rmsnorm",
     "rope_cos_sin_cache",
@@ -66,6 +71,8 @@ __all__ = [
     "store_kv_cache",
     "token_logprobs",
     "top_k_top_p_sampling",
+    "topk_sigmoid",
+    "topk_softmax",
     "uniform",
     "unpack_mla_cache",
 ]

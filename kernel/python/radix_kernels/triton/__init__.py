@@ -7,5 +7,6 @@ Triton and torch.
 from __future__ import annotations
 
 from .attention import flash_attn_with_kvcache
+from .moe import fused_experts
 
-__all__ = ["flash_attn_with_kvcache"]
+__all__ = ["flash_attn_with_kvcache", "fused_experts"]

@@ -1,0 +1,94 @@
+"""Argument checks of the MoE ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _checks
+
+MAX_EXPERTS = 1024
+MAX_TOPK = 32
+MAX_GROUPS = 32
+SCALE_BLOCK = 128
+
+
+def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any) -> None:
+    """Of the reference's path: logits and the pair of results."""
+    _checks.dtype(op, name, x, _checks.FLOATS)
+    _checks.rank(op, name, x, 2)
+    _checks.contiguous_last(op, name, x)
+    experts, topk = x.shape[1], weights.shape[1]
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise NotImplementedError(f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}")
+    most = min(experts, MAX_TOPK)
+    _checks.require(op, 1 <= topk <= most, f"topk_weights has {topk} columns (topk), expected 1 to {most}")
+    _checks.dtype(op, "topk_weights", weights, ("float32",))
+    _checks.dtype(op, "topk_ids", ids, ("int32",))
+    for what, t in (("topk_weights", weights), ("topk_ids", ids)):
+        _checks.shape(op, what, t, (x.shape[0], topk), "tokens and topk")
+        _checks.require(op, t.is_contiguous(), f"{what} is not contiguous")
+
+
+def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
+    """Of the reference's path."""
+    _checks.dtype(op, name, bias, ("float32",))
+    _checks.shape(op, name, bias, x.shape[1:], "experts")
+
+
+def check_groups(op: str, experts: int, groups: int, kept: int, topk: int) -> None:
+    """Of the reference's path."""
+    _checks.require(
+        op,
+        1 <= groups <= MAX_GROUPS and experts % groups == 0,
+        f"input has {experts} experts in num_expert_group = {groups} groups, expected 1 to {MAX_GROUPS} equal groups",
+    )
+    _checks.require(op, 1 <= kept <= groups, f"topk_group is {kept}, expected 1 to {groups} (num_expert_group)")
+    left = experts // groups * kept
+    _checks.require(
+        op, topk <= left, f"topk_weights has {topk} columns (topk), but the {kept} groups that stay have {left} experts"
+    )
+
+
+def check_experts(
+    op: str, x: Any, w1: Any, w2: Any, weights: Any, ids: Any, s1: Any, s2: Any, expert_map: Any, out: Any
+) -> None:
+    """Of every path: fused_experts has no native entry that would check."""
+    _checks.dtype(op, "hidden_states", x, _checks.FLOATS)
+    _checks.rank(op, "hidden_states", x, 2)
+    _checks.contiguous_last(op, "hidden_states", x)
+    _checks.rank(op, "w1", w1, 3)
+    _checks.rank(op, "w2", w2, 3)
+    tokens, hidden = x.shape
+    experts, inter = w1.shape[0], w2.shape[2]
+    _checks.shape(op, "w1", w1, (experts, 2 * inter, hidden), "experts, twice w2's last dimension, hidden size")
+    _checks.shape(op, "w2", w2, (experts, hidden, inter), "experts of w1, hidden size")
+    _check_weights(op, x, w1, w2, s1, s2)
+    _checks.dtype(op, "topk_weights", weights, ("float32",))
+    _checks.rank(op, "topk_weights", weights, 2)
+    _checks.dtype(op, "topk_ids", ids, ("int32",))
+    _checks.shape(op, "topk_weights", weights, (tokens, weights.shape[1]), "tokens of hidden_states")
+    _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
+    if expert_map is not None:
+        _checks.dtype(op, "expert_map", expert_map, ("int32",))
+        _checks.rank(op, "expert_map", expert_map, 1)
+    for name, t in (("w1", w1), ("w2", w2), ("topk_weights", weights), ("topk_ids", ids)):
+        _checks.require(op, t.is_contiguous(), f"{name} is not contiguous")
+    _checks.shape(op, "out", out, x.shape, "as hidden_states")
+    _checks.same_dtype(op, "out", out, "hidden_states", x)
+    _checks.contiguous_last(op, "out", out)
+
+
+def _check_weights(op: str, x: Any, w1: Any, w2: Any, s1: Any, s2: Any) -> None:
+    _checks.same_dtype(op, "w2", w2, "w1", w1)
+    if w1.dtype == x.dtype:
+        _checks.require(op, s1 is None and s2 is None, "w1_scale and w2_scale go with float8_e4m3fn weights")
+        return
+    _checks.dtype(op, "w1", w1, ("float8_e4m3fn", str(x.dtype).rpartition(".")[2]))
+    _checks.require(op, s1 is not None and s2 is not None, "float8_e4m3fn weights need w1_scale and w2_scale")
+    _checks.require(op, s1.ndim == s2.ndim, "w1_scale and w2_scale are of two kinds")
+    for name, scale, w in (("w1_scale", s1, w1), ("w2_scale", s2, w2)):
+        _checks.dtype(op, name, scale, ("float32",))
+        blocks = (-(-n // SCALE_BLOCK) for n in w.shape[1:])
+        want = (w.shape[0],) if scale.ndim == 1 else (w.shape[0], *blocks)
+        _checks.shape(op, name, scale, want, "one an expert, or one a block of 128 x 128")
+        _checks.require(op, scale.is_contiguous(), f"{name} is not contiguous")

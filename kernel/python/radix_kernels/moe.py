@@ -1,0 +1,235 @@
+"""Mixture of experts: routing, sorting by expert, and the experts' products.
+
+Common to the routers (`topk_softmax`, `topk_sigmoid`, `moe_fused_gate`)
+    logits          [T, E] bfloat16, float16 or float32, rows may be strided, the last dimension is
+                    contiguous; E at most 1024
+    result          (topk_weights float32 [T, topk], topk_ids int32 [T, topk]), the best expert
+                    first, equal scores in the order of their ids; topk at most min(E, 32)
+    out             that pair, contiguous, to write into
+    NaN             a row with one has NaN weights; its ids are distinct and in range, NaN last
+Scores are computed in float32 and compared there: two that differ in float64 may tie. A row
+depends on no other row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _arrays, _checks, _dispatch
+from ._arrays import Array
+from ._moe_checks import MAX_EXPERTS, check_bias, check_experts, check_groups, check_routing
+
+Routed = tuple[Array, Array]
+
+
+def topk_softmax(gating_output: Array, topk: int, *, renormalize: bool = False, out: Routed | None = None) -> Routed:
+    """The topk largest logits of each token and their softmax.
+
+    Weights are the softmax over all E experts at the chosen ones; with renormalize, over the chosen ones alone (they
+    then add up to 1). See the module for logits, result and NaN.
+    Tolerance to the float64 reference: norm 1e-6. Errors: TypeError (dtype), ValueError (shape, stride, topk),
+    NotImplementedError (E above 1024).
+    """
+    op = "topk_softmax"
+    weights, ids = _routed(gating_output, topk, out)
+    run = _dispatch.native(op, gating_output)
+    if run is not None:
+        run(gating_output, renormalize, weights, ids)
+        return weights, ids
+    from . import reference
+
+    x, w, i = (_arrays.as_torch(t) for t in (gating_output, weights, ids))
+    check_routing(op, "gating_output", x, w, i)
+    _copy(w, i, reference.topk_softmax(x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()))
+    return weights, ids
+
+
+def topk_sigmoid(
+    gating_output: Array,
+    topk: int,
+    *,
+    renormalize: bool = False,
+    correction_bias: Array | None = None,
+    out: Routed | None = None,
+) -> Routed:
+    """The topk experts by `sigmoid(logit) + correction_bias`, and their sigmoids.
+
+    correction_bias: float32 [E] decides who is chosen and is not in the weights; without it the logits decide. With
+    renormalize a token's weights are divided by their sum (plus 1e-20). See the module for logits, result and NaN.
+    Tolerance and errors as `topk_softmax`.
+    """
+    op = "topk_sigmoid"
+    weights, ids = _routed(gating_output, topk, out)
+    run = _dispatch.native(op, gating_output)
+    if run is not None:
+        run(gating_output, renormalize, correction_bias, weights, ids)
+        return weights, ids
+    from . import reference
+
+    x, b, w, i = (_arrays.as_torch(t) for t in (gating_output, correction_bias, weights, ids))
+    check_routing(op, "gating_output", x, w, i)
+    if b is not None:
+        check_bias(op, "correction_bias", b, x)
+    result = reference.topk_sigmoid(
+        x, w.shape[1], renormalize=renormalize, correction_bias=b, compute_dtype=reference.float32()
+    )
+    _copy(w, i, result)
+    return weights, ids
+
+
+def moe_fused_gate(
+    input: Array,
+    bias: Array,
+    num_expert_group: int,
+    topk_group: int,
+    topk: int,
+    *,
+    routed_scaling_factor: float = 1.0,
+    out: Routed | None = None,
+) -> Routed:
+    """Biased grouped routing (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.1.2).
+
+    c = sigmoid(input) + bias. The experts are num_expert_group equal ranges of ids (at most 32); a group's score is the
+    sum of its two largest c; the topk_group best groups stay (equal scores: the first), and the topk largest c in them
+    are chosen. Weights: their sigmoids, divided by their sum (plus 1e-20), times routed_scaling_factor.
+    input: the logits; bias: float32 [E]. See the module for logits, result and NaN (a NaN counts least in its group).
+    Tolerance and errors as `topk_softmax`.
+    """
+    op = "moe_fused_gate"
+    weights, ids = _routed(input, topk, out)
+    run = _dispatch.native(op, input)
+    if run is not None:
+        run(input, bias, num_expert_group, topk_group, routed_scaling_factor, weights, ids)
+        return weights, ids
+    from . import reference
+
+    x, b, w, i = (_arrays.as_torch(t) for t in (input, bias, weights, ids))
+    check_routing(op, "input", x, w, i)
+    check_bias(op, "bias", b, x)
+    check_groups(op, x.shape[1], num_expert_group, topk_group, w.shape[1])
+    result = reference.moe_fused_gate(
+        x, b, num_expert_group, topk_group, w.shape[1],
+        routed_scaling_factor=routed_scaling_factor, compute_dtype=reference.float32(),
+    )  # fmt: skip
+    _copy(w, i, result)
+    return weights, ids
+
+
+def moe_align_block_size(
+    topk_ids: Array, num_experts: int, block_size: int, *, expert_map: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Sort (token, place) pairs by expert, each expert's padded to whole blocks.
+
+    topk_ids: int32 [T, topk], contiguous; ids outside of 0 .. num_experts - 1 (at most 1024) are left out. expert_map:
+    int32 [num_experts], an expert's local number, -1: left out (expert parallelism).
+    Returns, all int32: sorted_token_ids [P], indices into the flat topk_ids, ascending within an expert, T * topk where
+    it pads; expert_ids [P / block_size], the (local) expert of each block; num_tokens_post_padded [1]. P is the most
+    that these shapes may need; what lies past num_tokens_post_padded is unspecified.
+    Errors: TypeError (dtype), ValueError (shape, stride, num_experts, block_size).
+    """
+    op = "moe_align_block_size"
+    _checks.require(op, block_size >= 1, f"block_size is {block_size}, expected at least 1")
+    _checks.require(op, 1 <= num_experts <= MAX_EXPERTS, f"num_experts is {num_experts}, expected 1 to {MAX_EXPERTS}")
+    _checks.dtype(op, "topk_ids", topk_ids, ("int32",))
+    _checks.rank(op, "topk_ids", topk_ids, 2)
+    n = topk_ids.shape[0] * topk_ids.shape[1]
+    blocks = (n + min(n, num_experts) * (block_size - 1)) // block_size
+    run = _dispatch.native(op, topk_ids)
+    if run is not None:
+        sorted_ids, experts = (_arrays.empty(topk_ids, (size,)) for size in (blocks * block_size, blocks))
+        total = _arrays.empty(topk_ids, (1,))
+        run(topk_ids, num_experts, block_size, expert_map, sorted_ids, experts, total)
+        return sorted_ids, experts, total
+    from . import reference
+
+    ids, mapped = _arrays.as_torch(topk_ids), _arrays.as_torch(expert_map)
+    _checks.require(op, ids.is_contiguous(), "topk_ids is not contiguous")
+    if mapped is not None:
+        _checks.dtype(op, "expert_map", mapped, ("int32",))
+        _checks.shape(op, "expert_map", mapped, (num_experts,), "num_experts")
+    return reference.moe_align_block_size(ids, num_experts, block_size, expert_map=mapped)
+
+
+def moe_sum(input: Array, *, out: Array | None = None) -> Array:
+    """`out[t] = sum over k of input[t, k]`, in float32 and in the order of k, rounded once.
+
+    input: [T, topk, H] bfloat16, float16 or float32, last dimension contiguous. out: [T, H] of input's dtype. Returns
+    out. Tolerance to the float64 reference: norm 1e-6 (float32), 4e-4 (float16), 3e-3 (bfloat16).
+    Errors: TypeError (dtype), ValueError (shape, stride).
+    """
+    op = "moe_sum"
+    _checks.rank(op, "input", input, 3)
+    if out is None:
+        out = _arrays.empty(input, (input.shape[0], input.shape[2]))
+    run = _dispatch.native(op, input)
+    if run is not None:
+        run(input, out)
+        return out
+    from . import reference
+
+    x, o = _arrays.as_torch(input), _arrays.as_torch(out)
+    _checks.dtype(op, "input", x, _checks.FLOATS)
+    _checks.contiguous_last(op, "input", x)
+    _checks.shape(op, "out", o, (x.shape[0], x.shape[2]), "tokens and hidden size of input")
+    _checks.same_dtype(op, "out", o, "input", x)
+    reference.moe_sum(x, out=o, compute_dtype=reference.float32())
+    return out
+
+
+def fused_experts(
+    hidden_states: Array,
+    w1: Array,
+    w2: Array,
+    topk_weights: Array,
+    topk_ids: Array,
+    *,
+    w1_scale: Array | None = None,
+    w2_scale: Array | None = None,
+    expert_map: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    """`out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up)`, e = topk_ids[t, k].
+
+    gate and up are the first and second half of `W1[e] @ hidden_states[t]`.
+    hidden_states: [T, H] bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H],
+    w2: [E, H, I], contiguous, of hidden_states' dtype; or float8_e4m3fn with float32 scales: one an expert
+    (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E, ceil(2 I / 128), ceil(H / 128)], w2_scale alike).
+    topk_weights: float32 [T, topk]; topk_ids: int32 [T, topk], contiguous; a pair whose id is outside of the experts
+    adds nothing. expert_map: int32 [num_experts], an expert's local number, -1: another rank's (it adds nothing here).
+    out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns out.
+
+    Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way. FP8 weights are
+    widened exactly and meet the activations in hidden_states' dtype: activations are not quantised.
+    On a GPU: Triton; the tiles and so the last bits depend on T. Tolerance to float64: norm 1e-2 (bfloat16), 2e-3
+    (float16). Errors: TypeError (dtype), ValueError (shape, stride).
+    """
+    op = "fused_experts"
+    if out is None:
+        out = _arrays.empty_like(hidden_states)
+    args = (hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out)
+    x, a, b, weights, ids, s1, s2, mapped, o = (_arrays.as_torch(t) for t in args)
+    check_experts(op, x, a, b, weights, ids, s1, s2, mapped, o)
+    run = _dispatch.native(op, hidden_states)
+    if run is not None:
+        run(x, a, b, weights, ids, s1, s2, mapped, o)
+        return out
+    from . import reference
+
+    reference.fused_experts(
+        x, a, b, weights, ids, w1_scale=s1, w2_scale=s2, expert_map=mapped, out=o, compute_dtype=reference.float32()
+    )
+    return out
+
+
+def _routed(x: Array, topk: int, out: Routed | None) -> Routed:
+    if out is not None:
+        weights, ids = out
+        _checks.require("routing", weights.shape[-1] == topk, f"out has {weights.shape[-1]} columns, expected {topk}")
+        return weights, ids
+    tokens = x.shape[0] if x.shape else 0
+    return _arrays.empty(x, (tokens, topk), "float32"), _arrays.empty(x, (tokens, topk), "int32")
+
+
+def _copy(weights: Any, ids: Any, result: tuple[Any, Any]) -> None:
+    weights.copy_(result[0])
+    ids.copy_(result[1])

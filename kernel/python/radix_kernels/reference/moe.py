@@ -1,0 +1,152 @@
+"""Mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+
+from ._out import finish
+
+
+def topk_softmax(
+    gating_output: torch.Tensor, topk: int, *, renormalize: bool = False, compute_dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.topk_softmax`; the weights are of compute_dtype."""
+    x = gating_output.to(compute_dtype)
+    ids = _best(x, topk)
+    weights = (x.gather(1, ids) if renormalize else x).softmax(1)
+    return _routed(x, weights if renormalize else weights.gather(1, ids), ids)
+
+
+def topk_sigmoid(
+    gating_output: torch.Tensor,
+    topk: int,
+    *,
+    renormalize: bool = False,
+    correction_bias: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.topk_sigmoid`; the weights are of compute_dtype."""
+    x = gating_output.to(compute_dtype)
+    choice = x if correction_bias is None else x.sigmoid() + correction_bias.to(compute_dtype)
+    return _sigmoid_weights(x, _best(choice, topk), renormalize, 1.0)
+
+
+def moe_fused_gate(
+    input: torch.Tensor,
+    bias: torch.Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    topk: int,
+    *,
+    routed_scaling_factor: float = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.moe_fused_gate`; the weights are of compute_dtype."""
+    x = input.to(compute_dtype)
+    choice = x.sigmoid() + bias.to(compute_dtype)
+    groups = choice.unflatten(1, (num_expert_group, -1))
+    two = min(2, groups.shape[2])
+    scores = groups.gather(2, _best(groups, two)).sum(2)
+    stays = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, topk_group), True)
+    out = ~stays.repeat_interleave(groups.shape[2], dim=1)
+    return _sigmoid_weights(x, _best(choice, topk, out), True, routed_scaling_factor)
+
+
+def moe_align_block_size(
+    topk_ids: torch.Tensor, num_experts: int, block_size: int, *, expert_map: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.moe_align_block_size`. Reads nothing on the host."""
+    flat = topk_ids.flatten().long()
+    n, device = flat.numel(), topk_ids.device
+    blocks = (n + min(n, num_experts) * (block_size - 1)) // block_size
+    local = torch.arange(num_experts, device=device) if expert_map is None else expert_map.long()
+    inside = (flat >= 0) & (flat < num_experts)
+    expert = torch.where(inside, flat, num_experts)  # one more expert takes what is left out
+    expert = torch.where(torch.cat([local, local.new_full((1,), -1)])[expert] < 0, num_experts, expert)
+    counts = torch.zeros(num_experts + 1, dtype=torch.long, device=device).index_add_(
+        0, expert, torch.ones_like(expert)
+    )
+    padded = (counts[:-1] + block_size - 1) // block_size * block_size
+    ends = padded.cumsum(0)
+    # Room for what is left out behind the last place, cut off below.
+    sorted_ids = torch.full((blocks * block_size + n,), n, dtype=torch.int32, device=device)
+    order = expert.sort(stable=True).indices
+    first = counts.cumsum(0) - counts
+    place = torch.cat([ends - padded, ends.new_tensor([blocks * block_size])])[expert[order]]
+    place = place + torch.arange(n, device=device) - first[expert[order]]
+    sorted_ids[place] = order.to(torch.int32)
+    starts = torch.arange(blocks, device=device) * block_size
+    owner = torch.searchsorted(ends, starts, right=True).clamp(max=num_experts - 1)
+    return sorted_ids[: blocks * block_size], local[owner].to(torch.int32), ends[-1:].to(torch.int32)
+
+
+def moe_sum(
+    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """See `radix_kernels.moe_sum`."""
+    return finish(input.to(compute_dtype).sum(1), out, input.dtype)
+
+
+def fused_experts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    w1_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """See `radix_kernels.fused_experts`. Reads topk_ids on the host."""
+    x = hidden_states.to(compute_dtype)
+    result = torch.zeros_like(x)
+    ids = topk_ids.long()
+    named = torch.arange(w1.shape[0]) if expert_map is None else expert_map.cpu().long()
+    for expert, local in enumerate(named.tolist()):
+        token, place = (ids == expert).nonzero(as_tuple=True)
+        if local < 0 or not token.numel():
+            continue
+        gate, up = (x[token] @ _weight(w1, w1_scale, local, compute_dtype).T).chunk(2, dim=1)
+        value = torch.nn.functional.silu(gate) * up @ _weight(w2, w2_scale, local, compute_dtype).T
+        result.index_add_(0, token, value * topk_weights[token, place, None].to(compute_dtype))
+    return finish(result, out, hidden_states.dtype)
+
+
+def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """An expert's matrix with its scale: one number, or one a block of 128 x 128."""
+    one = w[expert].to(dtype)
+    if scale is None:
+        return one
+    factor = scale[expert].to(dtype)
+    if factor.ndim == 2:
+        factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)[: one.shape[0], : one.shape[1]]
+    return one * factor
+
+
+def _best(score: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Ids of the largest along the last dimension: ties to the lowest id, NaN after -inf, those in `out` last."""
+    # Three stable sorts by less and less: by number, NaN to the end, left-out ones behind them.
+    nan = score.isnan()
+    number = score.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    ids = number.sort(dim=-1, descending=True, stable=True).indices
+    for later in (nan, out):
+        if later is not None:
+            ids = ids.gather(-1, later.gather(-1, ids).to(torch.uint8).sort(dim=-1, stable=True).indices)
+    return ids[..., :count]
+
+
+def _sigmoid_weights(
+    x: torch.Tensor, ids: torch.Tensor, renormalize: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = x.gather(1, ids).sigmoid()
+    if renormalize:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    return _routed(x, weights * scale, ids)
+
+
+def _routed(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row with a NaN has NaN weights."""
+    return weights.masked_fill(x.isnan().any(1, keepdim=True), torch.nan), ids.to(torch.int32)

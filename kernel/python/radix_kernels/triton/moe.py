@@ -1,0 +1,111 @@
+"""Fused experts in Triton: tile choice and launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .moe_kernel import combine, product
+
+# Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
+FEW_PAIRS = 64
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows a group; see moe_kernel."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group: int = 1
+    swap: bool = False
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def choose_tiles(pairs: int, experts: int, itemsize: int, weight_size: int, hip: bool) -> tuple[Tiles, Tiles]:
+    """Tiles of the up and the down product, by the mean number of pairs an expert has."""
+    rows = next((m for m in (16, 32, 64) if pairs <= m * experts), 128)
+    if pairs <= FEW_PAIRS:
+        rows = max(16, 1 << (pairs - 1).bit_length())
+    depth = 64 if itemsize == 2 else 32
+    if hip:
+        return (Tiles(rows, 64, depth, group=4, num_stages=2),) * 2
+    if rows == 128:
+        return Tiles(128, 64, depth, group=8, num_warps=8), Tiles(128, 128, depth, group=8, num_warps=8)
+    return Tiles(rows, 64, 2 * depth, num_stages=3), Tiles(rows, 128, 2 * depth, num_stages=3)
+
+
+def fused_experts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w1_scale: torch.Tensor | None,
+    w2_scale: torch.Tensor | None,
+    expert_map: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """See `radix_kernels.fused_experts`, which has checked the arguments.
+
+    Reads no tensor on the host, so a CUDA graph may capture it.
+    """
+    pairs = topk_ids.numel()
+    if pairs == 0 or hidden_states.shape[1] == 0:
+        out.zero_()
+        return
+    tiles = choose_tiles(
+        pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), torch.version.hip is not None
+    )
+    run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles)
+
+
+def run(
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w1_scale: torch.Tensor | None,
+    w2_scale: torch.Tensor | None,
+    expert_map: torch.Tensor | None,
+    out: torch.Tensor,
+    up: Tiles,
+    down: Tiles,
+) -> None:
+    """`fused_experts` by given tiles; both products have the same rows."""
+    from ..moe import moe_align_block_size
+
+    tokens, topk = topk_ids.shape
+    pairs, hidden, inter = tokens * topk, x.shape[1], w2.shape[2]
+    named = w1.shape[0] if expert_map is None else expert_map.shape[0]
+    few = pairs <= up.block_m and pairs <= FEW_PAIRS
+    order: tuple[Any, Any, Any] = (None, None, None)
+    blocks = pairs
+    if not few:
+        order = moe_align_block_size(topk_ids, named, up.block_m, expert_map=expert_map)
+        blocks = order[1].shape[0]
+    act = x.new_empty((pairs, inter))
+    part = x.new_empty((pairs, hidden))
+
+    def launch(source: torch.Tensor, w: torch.Tensor, scale: Any, to: torch.Tensor, k: int, tiles: Tiles) -> None:
+        n = to.shape[1]
+        product[(blocks * -(-n // tiles.block_n),)](
+            source, w, scale, topk_ids, expert_map, *order, to, pairs, source.stride(0), to.stride(0),
+            K=k, N=n, NUM_EXPERTS=named, TOPK=topk if source is x else 1, GATED=source is x, FEW=few,
+            MAPPED=expert_map is not None, SCALE=0 if scale is None else 1 if scale.ndim == 1 else 2,
+            BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group, SWAP=tiles.swap,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+
+    launch(x, w1, w1_scale, act, hidden, up)
+    launch(act, w2, w2_scale, part, inter, down)
+    block = min(1024, 1 << (hidden - 1).bit_length())
+    combine[(tokens, -(-hidden // block))](
+        part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named, TOPK=topk,
+        MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
+    )  # fmt: skip

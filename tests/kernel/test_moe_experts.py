@@ -1,0 +1,239 @@
+"""The experts' products: Triton's interpreter on the CPU, the kernels where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
+
+if importlib.util.find_spec("triton") is None:
+    if "triton" in os.environ.get("REQUIRE", ""):
+        raise ImportError("REQUIRE names triton, but it is not installed")
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from radix_kernels.triton import moe as rt
+
+GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
+DEVICE = "cuda" if GPU else "cpu"
+FP8 = torch.float8_e4m3fn
+# Two roundings to the dtype on the way, of the activation and of each expert's part.
+TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
+if not GPU:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
+    TOLERANCE[torch.bfloat16] = (1.5e-2, 6e-2)
+
+
+@pytest.fixture(autouse=True)
+def _widened_dot(monkeypatch):
+    """The interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
+    if GPU:
+        return
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original = InterpreterBuilder.create_dot
+
+    def widen(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        bits = x.data.astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return original(self, widen(a), widen(b), *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@dataclass
+class Experts:
+    """Arguments of one call; weights around 1 / sqrt(row), so that results are around 1."""
+
+    x: torch.Tensor
+    w1: torch.Tensor
+    w2: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+    options: dict[str, torch.Tensor]
+
+    def oracle(self) -> torch.Tensor:
+        """Token by token in float64, without the reference's grouping."""
+        scales = [self.options.get(name) for name in ("w1_scale", "w2_scale")]
+        w1, w2 = (widened(w, s) for w, s in zip((self.w1, self.w2), scales, strict=True))
+        named = self.options.get("expert_map", torch.arange(self.w1.shape[0]))
+        out = torch.zeros(self.x.shape, dtype=torch.float64)
+        for t, row in enumerate(self.x.double()):
+            for expert, weight in zip(self.ids[t].tolist(), self.weights[t].double(), strict=True):
+                local = int(named[expert]) if 0 <= expert < len(named) else -1
+                if local >= 0:
+                    gate, up = (w1[local] @ row).chunk(2)
+                    out[t] += weight * (w2[local] @ (gate * torch.sigmoid(gate) * up))
+        return out
+
+    def run(self, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> None:
+        args = [t.to(DEVICE) for t in (self.x, self.w1, self.w2, self.weights, self.ids)]
+        options = [self.options.get(name) for name in ("w1_scale", "w2_scale", "expert_map")]
+        there = out.to(DEVICE)
+        args += [None if t is None else t.to(DEVICE) for t in options]
+        rt.fused_experts(*args, there) if tiles is None else rt.run(*args, there, *tiles)
+        out.copy_(there)
+
+
+def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is None:
+        return w.double()
+    if scale.ndim == 1:
+        return w.double() * scale.double()[:, None, None]
+    full = scale.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return w.double() * full[:, : w.shape[1], : w.shape[2]]
+
+
+def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None) -> Experts:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng)
+
+    w1, w2 = normal(experts, 2 * inter, hidden) / hidden**0.5, normal(experts, hidden, inter) / inter**0.5
+    options = {}
+    if scales:
+        for name, w in (("w1_scale", w1), ("w2_scale", w2)):
+            shape = (experts,) if scales == "tensor" else (experts, *(-(-n // 128) for n in w.shape[1:]))
+            options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
+        w1, w2 = ((w * 50).clamp(-448, 448).to(FP8) for w in (w1, w2))
+    else:
+        w1, w2 = w1.to(dtype), w2.to(dtype)
+    ids = torch.stack([torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)])
+    weights = torch.rand(tokens, topk, generator=rng)
+    return Experts(normal(tokens, hidden).to(dtype), w1, w2, weights, ids.int(), options)
+
+
+def check(case: Experts, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> torch.Tensor:
+    out = guarded(tuple(case.x.shape), case.x.dtype, gap=8)
+    case.run(out.view, tiles)
+    out.check()
+    assert_close("fused_experts", out.view, case.oracle(), TOLERANCE[case.x.dtype])
+    return out.view
+
+
+# (tokens, experts, topk, hidden, inter): few pairs, one token, sorted, odd sizes, more tokens than a block has rows.
+SHAPES = [(1, 4, 2, 64, 32), (7, 8, 2, 128, 64), (5, 3, 3, 72, 40), (40, 4, 2, 64, 48), (90, 3, 1, 80, 16)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fused_experts(shape, dtype, rng):
+    check(make(*shape, dtype, rng))
+
+
+def test_reference(rng):
+    case = make(9, 5, 2, 48, 24, torch.float32, rng)
+    args = [t.double() for t in (case.x, case.w1, case.w2, case.weights)]
+    assert_close("fused_experts", rk.reference.fused_experts(*args, case.ids), case.oracle(), (1e-12, 1e-11))
+    out = rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids)
+    assert_close("fused_experts", out, case.oracle(), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+@pytest.mark.parametrize("shape", [(2, 3, 2, 192, 136), (40, 2, 2, 256, 128)], ids=str)
+def test_fp8(scales, shape, rng):
+    case = make(*shape, torch.bfloat16, rng, scales=scales)
+    check(case)
+    args = (case.x.double(), case.w1, case.w2, case.weights.double(), case.ids)
+    exact = rk.reference.fused_experts(*args, **case.options)
+    assert_close("fused_experts", exact, case.oracle(), (1e-12, 1e-11))
+
+
+@pytest.mark.parametrize("tokens", [6, 50])
+def test_expert_map_and_foreign_ids(tokens, rng):
+    case = make(tokens, 3, 3, 64, 32, torch.float16, rng, named=8)
+    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.ids[1, :] = -1
+    case.ids[2, 0] = 99
+    out = check(case)
+    assert (out[1] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_all_tokens_to_one_expert(tokens, rng):
+    case = make(tokens, 6, 2, 64, 32, torch.float16, rng)
+    case.ids[:] = torch.tensor([4, 4])
+    check(case)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("few", [False, True])
+def test_tiles(swap, few, rng):
+    """Tiles that no table may hold today."""
+    case = make(8 if few else 70, 3, 2, 96, 80, torch.float16, rng)
+    tiles = rt.Tiles(16, 32, 32, group=3, swap=swap), rt.Tiles(16, 64, 64, group=2, swap=swap)
+    check(case, tiles)
+
+
+@pytest.mark.parametrize("tokens", [3, 60])
+def test_repeats_bit_by_bit(tokens, rng):
+    case = make(tokens, 4, 2, 64, 32, torch.bfloat16, rng)
+    first, second = torch.empty_like(case.x), torch.empty_like(case.x)
+    case.run(first)
+    case.run(second)
+    assert_same_bits(first, second)
+
+
+def test_nan_stays_in_its_token(rng):
+    case = make(40, 4, 2, 64, 32, torch.float16, rng)
+    clean, out = torch.empty_like(case.x), torch.empty_like(case.x)
+    case.run(clean)
+    case.x[7, 3] = float("nan")
+    case.run(out)
+    others = [t for t in range(40) if t != 7]
+    assert torch.isnan(out[7]).all()
+    assert_same_bits(out[others], clean[others])
+
+
+def test_nothing_to_do(rng):
+    case = make(1, 4, 2, 64, 32, torch.float16, rng)
+    case.x, case.weights, case.ids = case.x[:0], case.weights[:0], case.ids[:0]
+    out = torch.empty_like(case.x)
+    case.run(out)
+    case = make(2, 4, 2, 64, 32, torch.float16, rng)
+    case.weights, case.ids = case.weights[:, :0].contiguous(), case.ids[:, :0].contiguous()
+    assert (check(case) == 0).all()
+
+
+def test_tiles_fit_every_batch():
+    for pairs in (1, 8, 63, 64, 65, 500, 4096, 32768, 1 << 20):
+        for experts in (1, 8, 128, 512):
+            up, down = rt.choose_tiles(pairs, experts, 2, 2, False)
+            assert up.block_m == down.block_m >= 16
+            assert pairs > rt.FEW_PAIRS or up.block_m >= pairs
+
+
+def test_errors(rng):
+    case = make(2, 4, 2, 64, 32, torch.float32, rng)
+    x, w1, w2, weights, ids = case.x, case.w1, case.w2, case.weights, case.ids
+    with pytest.raises(ValueError, match="w1"):
+        rk.fused_experts(x, w1[:, 1:], w2, weights, ids)
+    with pytest.raises(ValueError, match="w2"):
+        rk.fused_experts(x, w1, w2[:3], weights, ids)
+    with pytest.raises(TypeError, match="topk_ids"):
+        rk.fused_experts(x, w1, w2, weights, ids.long())
+    with pytest.raises(TypeError, match="w1"):
+        rk.fused_experts(x, w1.half(), w2.half(), weights, ids)
+    with pytest.raises(ValueError, match="w1_scale"):
+        rk.fused_experts(x, w1.to(FP8), w2.to(FP8), weights, ids)
+    with pytest.raises(ValueError, match="w1_scale"):
+        rk.fused_experts(x, w1, w2, weights, ids, w1_scale=torch.ones(4), w2_scale=torch.ones(4))
+    with pytest.raises(ValueError, match="w2_scale"):
+        rk.fused_experts(x, w1.to(FP8), w2.to(FP8), weights, ids, w1_scale=torch.ones(4), w2_scale=torch.ones(3))
+    with pytest.raises(ValueError, match="out"):
+        rk.fused_experts(x, w1, w2, weights, ids, out=x[:1].clone())
+
+
+def test_random_batches(rng):
+    for _ in range(3):
+        tokens, experts, topk, hidden, inter = (int(integers(1, n, (1,), rng)) for n in (60, 6, 4, 100, 60))
+        check(make(tokens, max(experts, topk), topk, hidden, inter, torch.float16, rng))
