@@ -7,7 +7,9 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import torch
 from radix_runtime import ops
 from radix_runtime.attention import registry
 from radix_runtime.attention.base import AttentionBackend, AttentionSpec
-from radix_runtime.attention.radix import TritonAttention
+from radix_runtime.attention.radix import RadixAttention, TritonAttention
 from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.attention.torch_native import TorchNativeAttention
 from radix_runtime.batch import ForwardBatch
@@ -123,6 +125,23 @@ def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: 
         expected = oracle(q, batch, spec)
         error = (out.double() - expected).norm() / expected.norm()
         assert error < tolerance, f"{heads}/{kv_heads} heads, {dtype}"
+
+
+def test_radix_splits_a_mixed_batch_on_a_gpu() -> None:
+    """Decode rows and prompt chunks go to kernels of their own; together they are the whole batch."""
+    device = SimpleNamespace(is_cpu=False)
+    for lengths, calls in ((STEPS["decode"], [1]), ([(5, 5), (33, 64)], [33]), (STEPS["mixed"], [1, 16])):
+        batch = loaded_batch(lengths, 16, 2, 32, torch.float32)
+        spec = AttentionSpec(1, 4, 2, 32, 0.3, 9)
+        backend = RadixAttention(CONFIG, device)  # type: ignore[arg-type]
+        backend.plan(batch)
+        q = torch.randn(batch.num_tokens, 4, 32)
+        out = torch.full_like(q, float("nan"))
+        with mock.patch.object(ops, "flash_attn_with_kvcache", wraps=ops.flash_attn_with_kvcache) as attention:
+            backend.forward(spec, q, batch, out)
+        assert [c.kwargs["max_seqlen_q"] for c in attention.mock_calls] == calls
+        expected = oracle(q, batch, spec)
+        assert (out.double() - expected).norm() / expected.norm() < 1e-5
 
 
 def check_triton(step: str, window: int | None) -> None:
