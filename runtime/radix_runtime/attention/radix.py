@@ -11,8 +11,8 @@ from .base import AttentionBackend, AttentionSpec
 
 
 class RadixAttention(AttentionBackend):
-    """One call serves any batch. On a GPU, where decode and prefill are different kernels, a mixed batch is two calls: so
-    its decode rows cost, and are bit for bit, what they are in a batch of their own."""
+    """One call serves any batch. On a GPU, where decode and prefill are different kernels, a mixed batch is two calls:
+    its decode rows then cost, and are bit for bit, what they are in a batch of their own."""
 
     @classmethod
     def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
