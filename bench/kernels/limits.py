@@ -83,7 +83,21 @@ def _matmul_tflops(device: torch.device, n: int) -> dict[torch.dtype, float]:
 
         run()
         rates[dtype] = 2 * n**3 / _best(run) / 1e12
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
+        rates[torch.float8_e4m3fn] = _fp8_tflops(device, n)
     return rates
+
+
+def _fp8_tflops(device: torch.device, n: int) -> float:
+    a, b = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def run() -> None:
+        torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+
+    run()
+    return 2 * n**3 / _best(run) / 1e12
 
 
 def _cpu_name() -> str:
