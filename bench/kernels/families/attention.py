@@ -1,4 +1,4 @@
-"""Paged attention: decode in batches and over one long row, prefill of one prompt."""
+"""Paged attention: decode in batches and over one long row, prefill of one prompt; on a GPU also MLA."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from ..harness import Case
+from .attention_decode import decode, mla
 from .attention_prefill import prefill
 
 
 def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    hq, hkv, d = 16, 8, 128
-    decode = ((1, 1024), (1, 8192), (32, 1024)) if device.type == "cpu" else (
-        (1, 8192), (64, 4096), (256, 1024))  # fmt: skip
-    for batch, length in decode:
-        yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
     if device.type == "cuda":
+        yield from decode(device, dtype)
+        yield from mla(device, dtype)
         yield from prefill(device, dtype)
-    else:
-        for length in (128, 1024):
-            yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
+        return
+    hq, hkv, d = 16, 8, 128
+    for batch, length in ((1, 1024), (1, 8192), (32, 1024)):
+        yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
+    for length in (128, 1024):
+        yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
 
 
 def _attention_case(
