@@ -87,8 +87,8 @@ def short_names(mangled: list[str]) -> list[str]:
     text = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout
     names = []
     for line in text.splitlines():
-        plain = re.sub(r"radix::|gpu::|\(anonymous namespace\)::|^void ", "", line)
-        names.append(re.sub(r"\(int\)", "", plain.split("(")[0] if "<" not in plain else plain))
+        plain = re.sub(r"^void |\(anonymous namespace\)::|\b[a-z]\w*::", "", line)
+        names.append(re.sub(r"\((int|bool)\)", "", plain.split("(")[0] if "<" not in plain else plain))
     return [re.match(r"\w+(<[^(]*>)?", name)[0] for name in names]  # type: ignore[index]
 
 

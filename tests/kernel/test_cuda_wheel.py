@@ -21,6 +21,8 @@ SHARED_BYTES = 49152  # what a kernel may have without asking
 REGISTERS = 64
 # The slow path of a division or square root is a call, which saves a few registers.
 STACK_BYTES = 32
+# Hopper kernels that spill more, outside of their inner loops: the producer of prefill has 40 registers a thread.
+SPILLS = {"prefill_kernel": 128, "decode_kernel": 104}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def test_hopper_kernels_do_not_spill(kernels):
     """Their registers and shared memory are what their launches ask for: docs/kernels has each kernel's share."""
     for name in set(kernels[HOPPER]) - PORTABLE:
         kernel = kernels[HOPPER][name]
-        assert kernel.local == 0 and kernel.stack <= STACK_BYTES, (name, kernel)
+        most = SPILLS.get(name.partition("<")[0], STACK_BYTES)
+        assert kernel.local == 0 and kernel.stack <= most, (name, kernel)
 
 
 def test_nothing_of_cuda_is_linked(library):
