@@ -1,0 +1,313 @@
+// Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element; rows that need a second pass
+// find themselves in L1 or L2.
+#include "api/quantize.h"
+#include "gpu/float8.h"
+#include "gpu/launch.h"
+#include "gpu/reduce.h"
+#include "gpu/rows.h"
+
+namespace radix {
+namespace {
+
+using namespace gpu;
+
+constexpr int kThreads = 256;
+constexpr float kSmallest = 1e-10f;  // stands for the largest value of a group of zeros
+
+template <class F>
+__device__ inline float scale_of(float largest) {
+  return fmaxf(largest, kSmallest) / F::kLargest;
+}
+
+template <int N>
+__device__ inline float largest_of(const float (&v)[N]) {
+  float largest = 0;
+#pragma unroll
+  for (int j = 0; j < N; j++) largest = fmaxf(largest, fabsf(v[j]));
+  return largest;
+}
+
+template <class F, int N>
+__device__ inline void store_quantized(uint8_t* out, float (&v)[N], float scale) {
+#pragma unroll
+  for (int j = 0; j < N; j++) v[j] = v[j] / scale;
+  store_pack<N>(out, to_float8<F>(v));
+}
+
+// What is quantized: N values of a row from a column on.
+template <class T>
+struct Plain {
+  DeviceRows input;
+  static constexpr int N = kPackSize<T>;
+  __device__ void load(int64_t row, int64_t column, float (&v)[N]) const {
+    const auto pack = load_pack<N>(input.at<T>(row) + column);
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = to_float(pack.at[j]);
+  }
+};
+template <class T>
+struct Gated {
+  DeviceRows input;
+  int64_t width;  // columns of the result
+  static constexpr int N = kPackSize<T>;
+  __device__ void load(int64_t row, int64_t column, float (&v)[N]) const {
+    const T* x = input.at<T>(row) + column;
+    const auto gate = load_pack<N>(x), up = load_pack<N>(x + width);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      const float g = to_float(gate.at[j]);
+      v[j] = g / (1.f + expf(-g)) * to_float(up.at[j]);
+    }
+  }
+};
+
+// Scales in a tensor of free strides, in elements.
+struct ScaleRows {
+  DeviceRows rows;
+  int64_t step;
+  __device__ float* at(int64_t row, int64_t group) const { return rows.at<float>(row) + group * step; }
+};
+
+struct Result {
+  DeviceRows out;
+  ScaleRows scales;
+  int64_t width;
+};
+
+// A group belongs to kLanes neighbouring lanes, a pack each.
+template <int kLanes, class F, class Source>
+__global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result result) {
+  constexpr int N = Source::N;
+  wait_for_previous();
+  const int64_t groups = result.width / (kLanes * N), total = result.out.count * groups;
+  const int lane = threadIdx.x % kLanes;
+  // Whole blocks go round together: the shuffles need every lane.
+  for (int64_t first = int64_t{blockIdx.x} * (kThreads / kLanes); first < total;
+       first += int64_t{gridDim.x} * (kThreads / kLanes)) {
+    const int64_t item = first + threadIdx.x / kLanes;
+    const bool inside = item < total;
+    const int64_t row = inside ? item / groups : 0, group = inside ? item % groups : 0;
+    const int64_t column = (group * kLanes + lane) * N;
+    float v[N] = {};
+    if (inside) source.load(row, column, v);
+    float largest = largest_of(v);
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+    const float scale = scale_of<F>(largest);
+    if (!inside) continue;
+    store_quantized<F>(result.out.at<uint8_t>(row) + column, v, scale);
+    if (lane == 0) *result.scales.at(row, group) = scale;
+  }
+}
+
+// A block a row.
+template <class F, class Source>
+__global__ void __launch_bounds__(kThreads) row_kernel(Source source, Result result) {
+  constexpr int N = Source::N;
+  wait_for_previous();
+  for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
+    float v[N], largest = 0;
+    for (int64_t i = int64_t{threadIdx.x} * N; i < result.width; i += kThreads * N) {
+      source.load(row, i, v);
+      largest = fmaxf(largest, largest_of(v));
+    }
+    const float scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
+    for (int64_t i = int64_t{threadIdx.x} * N; i < result.width; i += kThreads * N) {
+      source.load(row, i, v);
+      store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);
+    }
+    if (threadIdx.x == 0) *result.scales.at(row, 0) = scale;
+  }
+}
+
+// The scale so far: one of a float's bits order as the float does, for numbers of one sign.
+template <class F, class Source>
+__global__ void __launch_bounds__(kThreads) largest_kernel(Source source, Result result, unsigned* scale) {
+  constexpr int N = Source::N;
+  wait_for_previous();
+  const int64_t packs = result.width / N, total = result.out.count * packs;
+  float v[N], largest = 0;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
+    source.load(i / packs, i % packs * N, v);
+    largest = fmaxf(largest, largest_of(v));
+  }
+  largest = block_reduce<kThreads>(largest, Max());
+  if (threadIdx.x == 0) atomicMax(scale, __float_as_uint(scale_of<F>(largest)));
+}
+__global__ void zero_kernel(unsigned* scale) {
+  wait_for_previous();
+  *scale = 0;
+}
+template <class F, class Source>
+__global__ void __launch_bounds__(kThreads) tensor_kernel(Source source, Result result, const float* scale) {
+  constexpr int N = Source::N;
+  wait_for_previous();
+  const int64_t packs = result.width / N, total = result.out.count * packs;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / packs, column = i % packs * N;
+    float v[N];
+    source.load(row, column, v);
+    store_quantized<F>(result.out.at<uint8_t>(row) + column, v, *scale);
+  }
+}
+
+struct NormTask {
+  DeviceRows input, residual;
+  const void* weight;
+  float eps;
+  bool add;
+};
+
+template <int N, class T, class W>
+__device__ inline void normed(const T* x, const W* weight, float factor, float (&v)[N]) {
+  const auto pack = load_pack<N>(x);
+  W w[N];
+  load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight, w);
+#pragma unroll
+  for (int j = 0; j < N; j++) v[j] = to_float(pack.at[j]) * factor * to_float(w[j]);
+}
+
+// A block a row. kLanes lanes share a group; 0: the row is one.
+template <int kLanes, class F, class T, class W>
+__global__ void __launch_bounds__(kThreads) norm_kernel(NormTask task, Result result) {
+  constexpr int N = kPackSize<T>;
+  const W* weight = static_cast<const W*>(task.weight);
+  const int64_t n = result.width;
+  wait_for_previous();
+  for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
+    T* x = task.add ? task.residual.at<T>(row) : task.input.at<T>(row);
+    float squares = 0;
+    for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
+      auto pack = load_pack<N>(x + i);
+      if (task.add) {
+        const auto other = load_pack<N>(task.input.at<T>(row) + i);
+#pragma unroll
+        for (int j = 0; j < N; j++) from_float(to_float(pack.at[j]) + to_float(other.at[j]), pack.at[j]);
+        store_pack<N>(x + i, pack);  // read back below by this very thread
+      }
+#pragma unroll
+      for (int j = 0; j < N; j++) squares += to_float(pack.at[j]) * to_float(pack.at[j]);
+    }
+    const float mean = block_reduce<kThreads>(squares, Sum()) / static_cast<float>(n);
+    const float factor = 1.f / sqrtf(mean + task.eps);
+    uint8_t* out = result.out.at<uint8_t>(row);
+    float v[N];
+    if constexpr (kLanes > 0) {
+      for (int64_t first = 0; first < n; first += kThreads * N) {
+        const int64_t i = first + threadIdx.x * N;
+#pragma unroll
+        for (int j = 0; j < N; j++) v[j] = 0;
+        if (i < n) normed(x + i, weight + i, factor, v);
+        float largest = largest_of(v);
+#pragma unroll
+        for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+        const float scale = scale_of<F>(largest);
+        if (i >= n) continue;
+        store_quantized<F>(out + i, v, scale);
+        if (threadIdx.x % kLanes == 0) *result.scales.at(row, i / (kLanes * N)) = scale;
+      }
+    } else {
+      float largest = 0;
+      for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
+        normed(x + i, weight + i, factor, v);
+        largest = fmaxf(largest, largest_of(v));
+      }
+      const float scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
+      for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
+        normed(x + i, weight + i, factor, v);
+        store_quantized<F>(out + i, v, scale);
+      }
+      if (threadIdx.x == 0) *result.scales.at(row, 0) = scale;
+    }
+  }
+}
+
+using F = NativeE4m3;
+
+// Calls fn(Type<T>) with the type of the values.
+template <class Fn>
+void dispatch(const char* op, const rk_tensor& input, const rk_tensor& out, const Fn& fn) {
+  if (dtype_of(out) != kNativeE4m3)
+    fail(RK_UNSUPPORTED, "%s: out has another dtype than this library's GPUs, %s", op,
+         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+  dispatch_float(dtype_of(input), fn);
+}
+
+Result result_of(const rk_tensor& out, const rk_tensor& scales) {
+  return {Rows(out), {Rows(scales), scales.strides[scales.ndim - 1]}, out.shape[out.ndim - 1]};
+}
+
+template <class Source>
+void quantize_rows(const rk_per_token_quant_fp8_args& args, const Source& source, rk_stream stream) {
+  const char* op = "per_token_quant_fp8";
+  const rk_device device = args.input->device;
+  const Result result = result_of(*args.out, *args.scales);
+  if (args.group_size == 0)
+    return launch_dependent(op, device, stream, row_kernel<F, Source>, blocks_for(result.out.count, 1), kThreads,
+                            source, result);
+  constexpr int kLanes = 128 / Source::N;
+  const auto kernel = args.group_size == 128 ? group_kernel<kLanes, F, Source> : group_kernel<kLanes / 2, F, Source>;
+  const int64_t groups = result.out.count * (result.width / args.group_size);
+  launch_dependent(op, device, stream, kernel, blocks_for(groups, kThreads * Source::N / args.group_size), kThreads,
+                   source, result);
+}
+
+}  // namespace
+
+namespace backend {
+
+void per_token_quant_fp8(const rk_per_token_quant_fp8_args& args, rk_stream stream) {
+  dispatch("per_token_quant_fp8", *args.input, *args.out, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const DeviceRows input = Rows(*args.input);
+    if (args.gated) {
+      quantize_rows(args, Gated<T>{input, args.out->shape[args.out->ndim - 1]}, stream);
+    } else {
+      quantize_rows(args, Plain<T>{input}, stream);
+    }
+  });
+}
+
+void per_tensor_quant_fp8(const rk_per_tensor_quant_fp8_args& args, rk_stream stream) {
+  const char* op = "per_tensor_quant_fp8";
+  const rk_device device = args.input->device;
+  dispatch(op, *args.input, *args.out, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const Plain<T> source{DeviceRows(Rows(*args.input))};
+    const rk_tensor& out = *args.out;
+    const Result result = {Rows(out), {Rows(out), 0}, out.shape[out.ndim - 1]};
+    const unsigned blocks = blocks_for(result.out.count * (result.width / Plain<T>::N), kThreads, 132 * 16);
+    if (!args.is_static) {
+      unsigned* bits = data_ptr<unsigned>(*args.scale);
+      launch_dependent(op, device, stream, zero_kernel, 1, 1, bits);
+      launch_dependent(op, device, stream, largest_kernel<F, Plain<T>>, blocks > 0 ? blocks : 1, kThreads, source,
+                       result, bits);
+    }
+    if (blocks > 0)
+      launch_dependent(op, device, stream, tensor_kernel<F, Plain<T>>, blocks, kThreads, source, result,
+                       static_cast<const float*>(data_ptr<float>(*args.scale)));
+  });
+}
+
+void rmsnorm_quant_fp8(const rk_rmsnorm_quant_fp8_args& args, rk_stream stream) {
+  dispatch("rmsnorm_quant_fp8", *args.input, *args.out, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const rk_tensor& second = args.residual ? *args.residual : *args.input;
+    const NormTask task = {Rows(*args.input), Rows(second), data_ptr<char>(*args.weight), args.eps,
+                           args.residual != nullptr};
+    const Result result = result_of(*args.out, *args.scales);
+    const auto run = [&](auto w) {
+      using W = typename decltype(w)::type;
+      constexpr int kLanes = 128 / kPackSize<T>;
+      const auto kernel = args.group_size == 128  ? norm_kernel<kLanes, F, T, W>
+                          : args.group_size == 64 ? norm_kernel<kLanes / 2, F, T, W>
+                                                  : norm_kernel<0, F, T, W>;
+      launch_dependent("rmsnorm_quant_fp8", args.input->device, stream, kernel, blocks_for(result.out.count, 1),
+                       kThreads, task, result);
+    };
+    dtype_of(*args.weight) == DType::f32 ? run(Type<float>{}) : run(t);
+  });
+}
+
+}  // namespace backend
+}  // namespace radix

@@ -1,0 +1,73 @@
+"""Quantization to FP8."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+SMALLEST = 1e-10  # stands for the largest value of a group of zeros
+
+
+def per_tensor_quant_fp8(
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.per_tensor_quant_fp8`."""
+    x = input.to(compute_dtype)
+    if scale is None:
+        largest = x.abs().max() if x.numel() else x.new_zeros(())
+        scale = _scale(largest, dtype).reshape(1).float()
+    return _quantized(x, scale.to(compute_dtype), dtype), scale
+
+
+def per_token_group_quant(
+    input: torch.Tensor,
+    group_size: int | None = 128,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.per_token_group_quant`; gated: of silu_and_mul; group_size None: a scale a row."""
+    x = input.to(compute_dtype)
+    if gated:
+        gate, up = x.chunk(2, dim=-1)
+        x = F.silu(gate) * up
+    return _grouped(x, group_size, dtype)
+
+
+def rmsnorm_quant_fp8(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    group_size: int | None = 128,
+    *,
+    residual: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.rmsnorm_quant_fp8`."""
+    x = input.to(compute_dtype)
+    if residual is not None:
+        x = residual.copy_(x + residual.to(compute_dtype)).to(compute_dtype)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(compute_dtype)
+    return _grouped(x, group_size, dtype)
+
+
+def _grouped(x: torch.Tensor, group_size: int | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
+    # Scales are float32 wherever they are kept: values are divided by what is kept.
+    scales = _scale(groups.abs().amax(-1, keepdim=True), dtype).float()
+    return _quantized(groups, scales.to(x.dtype), dtype).flatten(-2), scales.squeeze(-1)
+
+
+def _scale(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return largest.clamp(min=SMALLEST) / torch.finfo(dtype).max
+
+
+def _quantized(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limit = torch.finfo(dtype).max
+    return (x / scale).clamp(-limit, limit).float().to(dtype)

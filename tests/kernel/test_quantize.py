@@ -1,0 +1,173 @@
+"""Quantization to FP8: every scale, and results within what float32's rounding allows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import FLOATS, spread
+
+E4M3 = torch.float8_e4m3fn
+SHAPES = [(0, 128), (1, 128), (3, 256), (2, 5, 384), (33, 1024), (2, 8320)]
+
+
+def fp8_like(x: torch.Tensor, width: int | None = None) -> torch.Tensor:
+    """Room for the result, full of NaN, in rows that more NaN keeps apart."""
+    *rows, last = x.shape
+    width = width or last
+    buffer = torch.full((*rows, width + 16), 0x7F, dtype=torch.uint8)
+    return buffer.view(E4M3)[..., :width]
+
+
+def check(values: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, group: int | None) -> None:
+    """`values` is the float64 truth; a result may be the neighbour where the truth is within 1e-6 of the border."""
+    groups = values.unflatten(-1, (-1, group or values.shape[-1]))
+    expected = groups.abs().amax(-1).clamp(min=1e-10) / 448
+    assert scales.shape == expected.shape and scales.dtype == torch.float32
+    if not values.numel():
+        return
+    assert ((scales.double() - expected).abs() <= 1e-6 * expected).all()
+    exact = groups / scales.double().unsqueeze(-1)
+    kept = got.double().unflatten(-1, (-1, groups.shape[-1]))
+    assert not kept.isnan().any()
+    low, high = ((exact * factor).clamp(-448, 448).float().to(E4M3).double() for factor in (1 - 1e-5, 1 + 1e-5))
+    near = (kept >= torch.minimum(low, high)) & (kept <= torch.maximum(low, high))
+    tiny = (kept - exact).abs() <= 2.0**-10 * 1.001  # half of the smallest number
+    assert (near | tiny).all(), (kept - exact)[~(near | tiny)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("group", [None, 64, 128])
+def test_per_token(dtype, shape, group, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    out = fp8_like(x)
+    if group is None:
+        q, scales = rk.per_token_quant_fp8(x, out=out)
+    else:
+        q, scales = rk.per_token_group_quant(x, group, out=out)
+    assert q is out
+    check(x.double(), q, scales, group)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("group", [None, 64, 128])
+def test_column_major_scales(dtype, group, rng):
+    x = spread((37, 512), dtype, rng)
+    plain = rk.silu_and_mul_quant_fp8(x, group)
+    turned = rk.silu_and_mul_quant_fp8(x, group, column_major_scales=True)
+    assert turned[1].stride() == (1, 37)
+    assert torch.equal(turned[1], plain[1])
+    assert torch.equal(turned[0].view(torch.uint8), plain[0].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(0, 256), (3, 256), (2, 3, 768), (19, 4096)], ids=str)
+@pytest.mark.parametrize("group", [None, 64, 128])
+def test_silu_and_mul_quant(dtype, shape, group, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    gate, up = x.double().chunk(2, dim=-1)
+    out = fp8_like(x, shape[-1] // 2)
+    q, scales = rk.silu_and_mul_quant_fp8(x, group, out=out)
+    assert q is out
+    check(gate / (1 + torch.exp(-gate)) * up, q, scales, group)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(0, 128), (1, 128), (2, 3, 384), (9, 4096), (3, 8320)], ids=str)
+@pytest.mark.parametrize("group", [None, 64, 128])
+@pytest.mark.parametrize("add", [False, True])
+def test_rmsnorm_quant(dtype, shape, group, add, rng):
+    x, w = spread(shape, dtype, rng, gap=16), spread(shape[-1:], dtype if shape[0] != 9 else torch.float32, rng)
+    residual = spread(shape, dtype, rng, gap=16) if add else None
+    total = (x.double() + residual.double()).to(dtype) if add else x
+    before = x.clone()
+    q, scales = rk.rmsnorm_quant_fp8(x, w, 1e-5, group, residual=residual, out=fp8_like(x))
+    if add:
+        assert torch.equal(residual, total)
+    assert torch.equal(x, before)
+    wide = total.double()
+    check(wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * w.double(), q, scales, group)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(0, 128), (1, 16), (5, 48), (300, 1024)], ids=str)
+def test_per_tensor(dtype, shape, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    q, scale = rk.per_tensor_quant_fp8(x, out=fp8_like(x))
+    largest = float(x.double().abs().max()) if x.numel() else 0.0
+    assert scale.shape == (1,)
+    assert float(scale) == pytest.approx(max(largest, 1e-10) / 448, rel=1e-6)
+    given = torch.tensor([0.37])
+    q, scale = rk.per_tensor_quant_fp8(x, given, out=fp8_like(x))
+    assert scale is given
+    exact = (x.double() / 0.37).clamp(-448, 448)
+    if x.numel():
+        assert ((q.double() - exact).abs() <= exact.abs() * (2.0**-4 + 1e-5) + 2.0**-10 * 1.001).all()
+
+
+def test_zeros_and_extremes():
+    x = torch.zeros(3, 128)
+    x[1, 5], x[2] = 3e38, torch.linspace(-1, 1, 128)
+    q, scales = rk.per_token_group_quant(x)
+    assert float(scales[0]) == pytest.approx(1e-10 / 448, rel=1e-6)
+    assert not q[0].float().any()
+    assert q[1, 5].float() == 448 and q[1].float().abs().sum() == 448
+    assert q[2, 0].float() == -448 and q[2, -1].float() == 448
+
+
+def test_every_rounding():
+    """All e4m3 numbers, the middles between neighbours (to even) and what lies beside them."""
+    numbers = torch.arange(0, 0x7F, dtype=torch.uint8).view(E4M3).double()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    x = torch.cat([numbers, middles, middles * (1 - 1e-6), middles * (1 + 1e-6)]).float()
+    x = torch.cat([x, -x, torch.zeros(-len(x) * 2 % 16)]).reshape(1, -1)
+    q, _ = rk.per_tensor_quant_fp8(x, torch.tensor([1.0]))
+    assert torch.equal(q.float(), x.to(E4M3).float())
+
+
+def test_nan_stays_in_its_group(rng):
+    x = spread((4, 256), torch.bfloat16, rng)
+    clean, _ = rk.per_token_group_quant(x)
+    x[2, 130] = math.nan
+    q, _ = rk.per_token_group_quant(x)
+    assert q[2, 130].float().isnan()
+    keep = torch.ones(4, 256, dtype=torch.bool)
+    keep[2, 128:] = False
+    assert torch.equal(q.view(torch.uint8)[keep], clean.view(torch.uint8)[keep])
+
+
+def test_quantized_values_stand_for_the_input(rng):
+    x = spread((16, 512), torch.bfloat16, rng)
+    q, scales = rk.per_token_group_quant(x)
+    back = q.double() * scales.double().repeat_interleave(128, -1)
+    assert ((back - x.double()).norm() / x.double().norm()) < 0.04
+
+
+def test_reference_is_the_same_op(rng):
+    x = spread((7, 256), torch.float32, rng)
+    q, scales = rk.reference.per_token_group_quant(x.double())
+    check(x.double(), q, scales, 128)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x: rk.per_token_group_quant(x, 96), ValueError, "group_size"),
+        (lambda x: rk.per_token_group_quant(x[:, :96], 64), ValueError, "groups"),
+        (lambda x: rk.per_token_group_quant(x.int()), TypeError, "input"),
+        (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 64).to(E4M3)), ValueError, "out"),
+        (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 128)), TypeError, "out"),
+        (lambda x: rk.per_token_group_quant(x, scales=torch.empty(2, 2)), ValueError, "scales"),
+        (lambda x: rk.per_token_quant_fp8(x, scales=torch.empty(2, 1).double()), TypeError, "scales"),
+        (lambda x: rk.per_tensor_quant_fp8(x, torch.ones(2)), ValueError, "scale"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(64)), ValueError, "weight"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(2, 64)), ValueError, "residual"),
+    ],
+)
+def test_errors_name_the_argument(call, error, text):
+    with pytest.raises(error, match=text):
+        call(torch.ones(2, 128))
