@@ -17,6 +17,7 @@ enum class DType : uint32_t {
   f64 = RK_CODE_FLOAT << 8 | 64,
   bf16 = RK_CODE_BFLOAT << 8 | 16,
   f8e4m3 = RK_CODE_FLOAT8_E4M3FN << 8 | 8,
+  f8e4m3fnuz = RK_CODE_FLOAT8_E4M3FNUZ << 8 | 8,
 };
 
 inline DType dtype_of(rk_dtype dtype) {

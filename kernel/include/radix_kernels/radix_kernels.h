@@ -14,6 +14,7 @@
 #include "radix_kernels/mla.h"
 #include "radix_kernels/moe.h"
 #include "radix_kernels/norm.h"
+#include "radix_kernels/quantize.h"
 #include "radix_kernels/rope.h"
 #include "radix_kernels/sampling.h"
 #include "radix_kernels/threads.h"

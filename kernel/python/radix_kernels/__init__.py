@@ -15,13 +15,20 @@ from ._dispatch import get_fallback, set_fallback
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
-from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .fused_rope import fused_qk_norm_rope_store
+from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .mla import mla_decode
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
+from .quantize import (
+    per_tensor_quant_fp8,
+    per_token_group_quant,
+    per_token_quant_fp8,
+    rmsnorm_quant_fp8,
+    silu_and_mul_quant_fp8,
+)
 from .rope import apply_rope_inplace, rope_cos_sin_cache
 from .sampling import (
     LogitEdits,
@@ -82,11 +89,16 @@ __all__ = [
     "moe_fused_gate",
     "moe_sum",
     "pack_weight",
+    "per_tensor_quant_fp8",
+    "per_token_group_quant",
+    "per_token_quant_fp8",
     "rmsnorm",
+    "rmsnorm_quant_fp8",
     "rope_cos_sin_cache",
     "set_fallback",
     "set_num_threads",
     "silu_and_mul",
+    "silu_and_mul_quant_fp8",
     "store_kv_cache",
     "token_logprobs",
     "top_k_top_p_sampling",

@@ -22,7 +22,18 @@ _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
 _GPUS = ("cuda", "rocm")
 _TRITON_OPS = frozenset({"flash_attn_with_kvcache", "fused_experts"})
 # In the CUDA library these are compiled for Hopper alone.
-_HOPPER_OPS = frozenset({"flash_attn_with_kvcache", "flash_attn_varlen", "merge_state", "mla_decode", "linear_dense", "fp8_scaled_mm", "fp8_blockwise_scaled_mm", "bmm_fp8"})
+_HOPPER_OPS = frozenset(
+    {
+        "flash_attn_with_kvcache",
+        "flash_attn_varlen",
+        "merge_state",
+        "mla_decode",
+        "linear_dense",
+        "fp8_scaled_mm",
+        "fp8_blockwise_scaled_mm",
+        "bmm_fp8",
+    }
+)
 # Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
 _TORCH_OPS = frozenset({"linear_dense", "pack_weight", "linear_packed", "embedding_packed"})
 

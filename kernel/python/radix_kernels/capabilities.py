@@ -28,6 +28,11 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "fp8_scaled_mm": _FP8,
     "fp8_blockwise_scaled_mm": _FP8,
     "bmm_fp8": _FP8,
+    "per_tensor_quant_fp8": _FLOATS,
+    "per_token_quant_fp8": _FLOATS,
+    "per_token_group_quant": _FLOATS,
+    "silu_and_mul_quant_fp8": _FLOATS,
+    "rmsnorm_quant_fp8": _FLOATS,
     "embedding": _FLOATS,
     "topk_softmax": _FLOATS,
     "topk_sigmoid": _FLOATS,
@@ -44,6 +49,8 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
 _NATIVE_NAMES = {
     "linear": "linear_packed",
     "linear_silu_and_mul": "linear_dense",
+    "per_token_group_quant": "per_token_quant_fp8",
+    "silu_and_mul_quant_fp8": "per_token_quant_fp8",
     "embedding": "embedding_packed",
 }
 

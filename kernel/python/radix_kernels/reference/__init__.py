@@ -20,6 +20,7 @@ from .mla import mla_decode, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
+from .quantize import per_tensor_quant_fp8, per_token_group_quant, rmsnorm_quant_fp8
 from .rope import apply_rope_inplace, rope_cos_sin_cache
 from .sampling import (
     apply_penalties_inplace,
@@ -64,8 +65,11 @@ __all__ = [
     "moe_align_block_size",
     "moe_fused_gate",
     "moe_sum",
+    "per_tensor_quant_fp8",
+    "per_token_group_quant",
     "philox4x32",
     "rmsnorm",
+    "rmsnorm_quant_fp8",
     "rope_cos_sin_cache",
     "silu_and_mul",
     "store_kv_cache",
