@@ -47,6 +47,21 @@ def _pointwise(warp: int) -> tuple[set[str], set[str]]:
     return wide, narrow
 
 
+def _quantize(warp: int) -> set[str]:
+    """FP8 in the format of the platform's GPUs."""
+    fp8 = "E4m3" if warp == 32 else "E4m3Fnuz"
+    names = {"zero_kernel"}
+    for dtype, pack in _PACK.items():
+        groups = [size // pack for size in (64, 128)]
+        for source in ("Plain", "Gated"):
+            names |= {f"group_kernel<{lanes}, {fp8}, {source}<{dtype}> >" for lanes in groups}
+            names.add(f"row_kernel<{fp8}, {source}<{dtype}> >")
+        names |= {f"{kind}<{fp8}, Plain<{dtype}> >" for kind in ("largest_kernel", "tensor_kernel")}
+        for weight in {dtype, "float"}:
+            names |= {f"norm_kernel<{lanes}, {fp8}, {dtype}, {weight}>" for lanes in (0, *groups)}
+    return names
+
+
 _SAMPLING = {"count_kernel", "penalties_kernel", "sampling_kernel", "logprobs_kernel"}
 
 
@@ -68,7 +83,7 @@ COLLECTIVES = _collectives()
 
 def kernels_of(warp: int) -> set[str]:
     """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return pointwise_kernels_of(warp) | _SAMPLING | COLLECTIVES
+    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | COLLECTIVES
 
 
 def pointwise_kernels_of(warp: int) -> set[str]:
