@@ -1,7 +1,5 @@
 """Radix: a lean LLM inference runtime on the radix-kernels wheel."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from .sampling_params import SamplingParams

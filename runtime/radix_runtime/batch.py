@@ -10,8 +10,6 @@ elements. One packed int32 upload carries a StepPlan:
 The first part sits at a fixed place and is used where it arrives; the rest is input of the few device operations that
 fill input_ids, positions, slot_mapping and page_table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

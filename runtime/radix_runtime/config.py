@@ -1,10 +1,6 @@
-"""ServerArgs: every setting of the runtime, once. The command line is generated from it.
+"""ServerArgs: every setting of the runtime, once; the command line is generated from it.
 
-A field's metadata: `help`, `aliases` (other spellings of the flag, vLLM's or short ones), `choices`, `minimum`, `group`
-(section of --help). `flag_name` of field `tp_size` is `--tp-size`; booleans are switches.
-"""
-
-from __future__ import annotations
+A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`, `minimum`."""
 
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -15,7 +11,6 @@ from .errors import ConfigError
 DEFAULT_PORT = 30000
 SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
-_LEVELS = ("debug", "info", "warning", "error")
 
 
 def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
@@ -83,7 +78,7 @@ class ServerArgs:
     step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
     allow_unknown_fields: bool = _server(False, "ignore unknown request fields (listed in `warnings`)")
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
-    log_level: str = _server("info", "log level", choices=_LEVELS)
+    log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
     log_requests: bool = _server(False, "log one line a request (never its text)")
     skip_server_warmup: bool = _server(False, "be ready without a first token")
 

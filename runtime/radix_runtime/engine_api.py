@@ -3,8 +3,6 @@
 Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
 are done (and advances those of other threads on the way). Other tensor-parallel ranks are child processes."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -21,13 +19,12 @@ from . import hf
 from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
 from .errors import EngineDeadError, RequestError
-from .messages import Abort, Generate, RequestFailed, TextBatch, TextDelta, TextStop, pack_ids
+from .messages import Abort, Generate, LocalChannel, RequestFailed, TextBatch, TextDelta, TextStop, pack_ids
 from .model_config import ModelConfig
-from .sampling_params import SamplingParams
-from .scheduler.channel import LocalChannel
+from .sampling_params import Limits, SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
-from .server.generation import Choices, Limits, native_output, sampling_defaults, scored
+from .server.generation import Choices, native_output, sampling_defaults, scored
 
 _SHUT_DOWN = "the engine was shut down"
 _IDLE_WAIT = 0.05
@@ -187,7 +184,7 @@ class Engine:
 
     # The machine --------------------------------------------------------------------------
 
-    def _advance(self, call: _Call) -> Iterator[int]:
+    def _advance(self, call: "_Call") -> Iterator[int]:
         """Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest."""
         with self._lock:
             for request in call.requests:
@@ -258,7 +255,7 @@ class Engine:
                 self._dead = _SHUT_DOWN
                 self._executor.close()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,5 @@
 """Errors that cross a room: what a client did wrong, what the operator did wrong, what broke."""
 
-from __future__ import annotations
-
 EXIT_CLEAN = 0
 EXIT_INTERNAL = 70
 EXIT_HANG = 75

@@ -3,8 +3,6 @@
 Imports no torch: the API and detokenizer processes live on this file. A tokenizer is a `tokenizer.json`; transformers
 is asked only for models that have none."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +93,7 @@ def load_generation_config(model_dir: Path, file: str = "generation_config.json"
         raise ConfigError(f"{file}: {error}") from None
 
 
-def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def eos_token_ids(model_dir: Path, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
     """Every id that ends a generation: generation_config's and the tokenizer's, or else config.json's."""
     found = load_generation_config(model_dir).eos_token_ids
     if tokenizer is not None and tokenizer.eos_token_id is not None:

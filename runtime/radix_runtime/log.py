@@ -2,8 +2,6 @@
 
 2026-01-31 12:00:00.123 INFO  scheduler: message"""
 
-from __future__ import annotations
-
 import logging
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s: %(message)s"
@@ -19,7 +17,3 @@ def setup_logging(process_name: str, level: str = "info") -> None:
     logging.raiseExceptions = False
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def get_logger(name: str) -> logging.Logger:
-    return logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""Every struct that crosses between the API, scheduler and detokenizer.
+"""Every struct that crosses between the API, scheduler and detokenizer, and what carries it.
 
 API -> scheduler:            Generate, Abort, Control
 scheduler -> detokenizer:    TokenBatch
@@ -9,16 +9,14 @@ scheduler -> API:            ControlReply, RequestFailed
 `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ. Ids travel as raw
 little-endian int32 bytes."""
 
-from __future__ import annotations
-
-from typing import Literal
+import threading
+from collections import deque
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from .sampling_params import SamplingParams
-
-FinishType = Literal["stop", "length", "abort"]
 
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -28,7 +26,7 @@ class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
     """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of an abort."""
 
-    type: FinishType
+    type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
     message: str | None = None
     status: int | None = None
@@ -154,3 +152,35 @@ def pack_ids(ids: object) -> bytes:
 def unpack_ids(data: bytes) -> np.ndarray:
     """int32 [n]; read-only view of `data`."""
     return np.frombuffer(data, dtype="<i4")
+
+
+class Inbox(Protocol):
+    def receive(self) -> list[Message]:
+        """All messages that have arrived, in order; never blocks."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
+
+
+class Outbox(Protocol):
+    def send(self, message: Message) -> None:
+        """Routes by type: TokenBatch to the detokenizer, the rest to the API."""
+
+
+class LocalChannel:
+    """Inbox and Outbox in one process, over a deque; any thread may send, one receives."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._arrived = threading.Event()
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+        self._arrived.set()
+
+    def receive(self) -> list[Message]:
+        self._arrived.clear()
+        return [self._messages.popleft() for _ in range(len(self._messages))]
+
+    def wait(self, timeout: float | None) -> bool:
+        return self._arrived.wait(timeout)

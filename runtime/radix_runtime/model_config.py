@@ -1,7 +1,5 @@
 """ModelConfig: a model's config.json, flattened, checked and in one spelling. Loads no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -90,7 +88,7 @@ class ModelConfig(_Common, frozen=True):
     dtype: str
 
     @classmethod
-    def from_dir(cls, path: str | Path, overrides: str = "{}") -> ModelConfig:
+    def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
         """Reads config.json, merged with `overrides` (a JSON object). Raises ConfigError, naming the key, on anything
         not supported."""
         file = Path(path) / "config.json"
@@ -103,7 +101,7 @@ class ModelConfig(_Common, frozen=True):
         return cls.from_dict(read_json(file) | changes)
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
+    def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         try:
             # null means "absent" except where it switches a default off
             given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}

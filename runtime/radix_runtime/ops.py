@@ -1,7 +1,5 @@
 """The one door to the kernel wheel. Nothing else in the runtime imports radix_kernels."""
 
-from __future__ import annotations
-
 import re
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Registry: names to factories, ours and those that other packages add through entry points."""
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 

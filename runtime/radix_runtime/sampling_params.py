@@ -1,11 +1,14 @@
-"""What a caller may ask of the sampler. One struct serves HTTP, `Engine` and the scheduler."""
-
-from __future__ import annotations
+"""What a caller may ask for: sampling, and the limits of a request. HTTP, `Engine` and the scheduler share both."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
+import numpy as np
+
+from .errors import refusal
 
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
@@ -36,11 +39,9 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     no_stop_trim: bool = False
     logit_bias: dict[int, float] = {}
 
-    def violation(self, vocab_size: int, max_n: int = 16) -> tuple[str, str] | None:
-        """The first field out of range as (field, sentence), or None. Needs no tokenizer."""
-        return next(self._violations(vocab_size, min(max_n, MAX_CHOICES)), None)
-
-    def _violations(self, vocab_size: int, max_n: int) -> Iterator[tuple[str, str]]:
+    def violations(self, vocab_size: int, max_n: int) -> Iterator[tuple[str, str]]:
+        """The fields out of range as (field, sentence). Needs no tokenizer."""
+        max_n = min(max_n, MAX_CHOICES)
         longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
         for name, fits, rule in (  # NaN fits nowhere
             ("temperature", 0 <= self.temperature <= 1e6, "be in [0, 1e+06]"),
@@ -73,6 +74,60 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def has_penalties(self) -> bool:
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
+
+@dataclass(slots=True)
+class Limits:
+    """Sizes in tokens. `max_total_tokens` is the KV cache; None until the engine has told it."""
+
+    context_length: int
+    vocab_size: int
+    max_choices: int = 16
+    max_total_tokens: int | None = None
+
+    def check_length(self, prompt: int, param: str, new: int = 0, known: str = "") -> None:
+        """Raises RequestError unless prompt and new tokens fit. `known` qualifies the numbers."""
+        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
+        context, pool = self.context_length, self.max_total_tokens
+        if prompt + new > context:
+            raise refusal("context_length_exceeded", f"{numbers}; the context is {context} tokens", param)
+        if pool and prompt + new > pool:
+            raise refusal("kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param)
+
+    def check_ids(self, ids: Sequence[int] | np.ndarray, param: str, new: int = 0) -> None:
+        """Raises RequestError `empty_input`, `invalid_token_id`, or that prompt and new tokens do not fit."""
+        if not len(ids):
+            raise refusal("empty_input", "the prompt is empty", param)
+        array = np.asarray(ids)
+        if len(outside := np.flatnonzero((array < 0) | (array >= self.vocab_size))):
+            text = f"the id at position {outside[0]} is outside [0, {self.vocab_size})"
+            raise refusal("invalid_token_id", text, param)
+        self.check_length(len(ids), param, new)
+
+    def admit(
+        self,
+        ids: Sequence[int] | np.ndarray,
+        sampling: SamplingParams,
+        param: str = "prompt",
+        names: Mapping[str, str] = MappingProxyType({}),
+        clip: bool = False,
+    ) -> SamplingParams:
+        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it may be lowered.
+        `names` translates fields of SamplingParams to what the route calls them. Raises RequestError."""
+        for field, message in sampling.violations(self.vocab_size, self.max_choices):
+            for ours, theirs in names.items():
+                message = message.replace(ours, theirs.rpartition(".")[2])
+            raise refusal("invalid_value", message[:300], names.get(field, field))
+        limit = sampling.max_new_tokens
+        free = min(self.context_length, self.max_total_tokens or self.context_length) - len(ids)
+        if limit is None or (clip and limit > free):
+            limit = max(free, 1)
+        self.check_ids(ids, param, limit)
+        if sampling.min_new_tokens > limit:
+            message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
+            raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
+        # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
+        return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size))
 
 
 def splitmix64(x: int) -> int:

@@ -9,8 +9,6 @@ is exact.
     source[t]        row (>= 0): token is     -1: token comes from `input_ids`
                      next_token[row]"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

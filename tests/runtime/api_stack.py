@@ -23,13 +23,13 @@ from radix_runtime.messages import (
     Control,
     ControlReply,
     Generate,
+    LocalChannel,
     Message,
     RequestFailed,
     TextBatch,
     TextStop,
     TokenBatch,
 )
-from radix_runtime.scheduler.channel import LocalChannel
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.server.api import create_app, uvicorn_options
 from radix_runtime.server.detokenizer import Detokenizer

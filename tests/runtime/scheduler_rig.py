@@ -14,6 +14,7 @@ from radix_runtime.messages import (
     ControlReply,
     FinishReason,
     Generate,
+    LocalChannel,
     Logprobs,
     RequestFailed,
     TextStop,
@@ -23,7 +24,6 @@ from radix_runtime.messages import (
     unpack_ids,
 )
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.scheduler.channel import LocalChannel
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_engine import FakeEngine, check_content, oracle

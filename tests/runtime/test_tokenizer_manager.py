@@ -30,8 +30,8 @@ from radix_runtime.messages import (
     TextStop,
     pack_ids,
 )
-from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.server.generation import Limits, sampling_defaults
+from radix_runtime.sampling_params import Limits, SamplingParams
+from radix_runtime.server.generation import sampling_defaults
 from radix_runtime.server.tokenizer_manager import Submission, TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)

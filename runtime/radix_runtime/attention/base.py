@@ -1,7 +1,5 @@
 """AttentionBackend: how attention over the paged KV cache is computed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

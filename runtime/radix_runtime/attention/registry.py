@@ -1,7 +1,5 @@
 """Attention backends by name; other packages add theirs through "radix.attention_backends"."""
 
-from __future__ import annotations
-
 import torch
 
 from ..device import Device

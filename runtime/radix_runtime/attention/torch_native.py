@@ -1,7 +1,5 @@
 """The torch_native backend: plain torch on any device; slow, and what the others are held to."""
 
-from __future__ import annotations
-
 import torch
 
 from ..batch import ForwardBatch

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import random
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -80,8 +81,7 @@ def figures(records: list[Record]) -> dict[str, Any]:
     """Throughput and latency of the requests that succeeded.
 
     output: output tokens over the whole time. prefill: computed prompt tokens over the time to the last first token.
-    decode: tokens after each first one, over the time since the first of all.
-    """
+    decode: tokens after each first one, over the time since the first of all."""
     good = [r for r in records if r.error is None and r.chunks]
     result: dict[str, Any] = {"requests": len(records), "failed": len(records) - len(good)}
     if not good:
@@ -115,14 +115,9 @@ def _percentiles(seconds: Any) -> dict[str, float] | None:
 
 
 def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": next(models, platform.processor()),
-        "cores": len(os.sched_getaffinity(0)),
-        "runtime": __version__,
-    }
+    model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), len(os.sched_getaffinity(0))
+    return {"date": now, "cpu": model[1] if model else platform.processor(), "cores": cores, "runtime": __version__}
 
 
 # The command ----------------------------------------------------------------------------------
@@ -143,9 +138,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = mode.add_argument_group("workload")
         group.add_argument("--workload", metavar="FILE", help="JSON with [prompt, output] lengths")
         group.add_argument("--num-prompts", type=int, help="requests; default 32, or all of FILE")
-        for flag, default, what in (("--input-len", "256", "a prompt"), ("--output-len", "64", "an answer")):
-            help = f"tokens of {what} (default: %(default)s)"
-            group.add_argument(flag, type=parse_range, default=default, metavar="N[:M]", help=help)
+        lengths: dict[str, Any] = {"type": parse_range, "metavar": "N[:M]"}
+        group.add_argument("--input-len", default="256", help="tokens of a prompt (default: %(default)s)", **lengths)
+        group.add_argument("--output-len", default="64", help="tokens of an answer (default: %(default)s)", **lengths)
         group.add_argument("--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)")
         group.add_argument("--workload-seed", type=int, default=0, help="of the lengths (default: %(default)s)")
         group.add_argument("--json", metavar="FILE", help="write the figures there")
@@ -222,14 +217,8 @@ async def _measure_server(namespace: argparse.Namespace) -> Measured:
 
 
 async def _request(client: Client, model: str, item: Item, temperature: float) -> Record:
-    body = {
-        "model": model,
-        "prompt": item.prompt,
-        "max_tokens": item.output_len,
-        "temperature": temperature,
-        "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }
+    sampling = {"max_tokens": item.output_len, "temperature": temperature, "ignore_eos": True}
+    body = {"model": model, "prompt": item.prompt, **sampling, "stream_options": {"include_usage": True}}
     record = Record(len(item.prompt), time.perf_counter())
     try:
         async for chunk in client.chunks("/v1/completions", body):

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
-    for section in (_packages, _kernels, _cpu, _memory, _gpu, *([_ops] if namespace.ops else [])):
+    for section in (_packages, _kernels, _machine, _gpu, *([_ops] if namespace.ops else [])):
         try:
             for fact in section():
                 if isinstance(fact, Problem):
@@ -84,7 +84,7 @@ def _ops() -> Facts:
         yield f"  {op}", impls if len(set(impls.values())) > 1 else next(iter(impls.values()))
 
 
-def _cpu() -> Facts:
+def _machine() -> Facts:
     cores = len(os.sched_getaffinity(0))
     yield "cpu cores", f"{cores} usable of {os.cpu_count()}"
     with suppress(OSError, ValueError):  # no cgroup v2, or its limit is "max"
@@ -94,9 +94,6 @@ def _cpu() -> Facts:
         if quota < cores:
             what = f"the cgroup allows {quota:g} cores of time on {cores} cores"
             yield Problem(what, f"start with --num-threads {max(1, int(quota))}")
-
-
-def _memory() -> Facts:
     memory = import_module("radix_runtime.device").cpu_memory()
     yield "memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
     shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0

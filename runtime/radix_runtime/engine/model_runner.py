@@ -3,8 +3,6 @@
 Everything here happens on the engine's stream, in the order of the plans: a step reads the token that the one before
 has written to `next_token`, and the host sees results only through copies."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

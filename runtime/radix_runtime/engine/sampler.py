@@ -7,8 +7,6 @@ absolute position of the token), so it depends on neither batch nor rank.
 State is kept by request-table row and replaced when the row is (re)admitted; what a batch needs of it is gathered once
 and kept while the batch stays the same, as it mostly does in decode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -11,8 +11,6 @@ A ring of bytes carries frames, each behind its length in 8 bytes. Positions cou
 A frame larger than the free room travels in pieces. Each consumer sleeps on its own eventfd, so an idle worker costs
 nothing. The memory is an anonymous memfd: it goes with the last process, however that one dies."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import select

@@ -1,7 +1,5 @@
 """The attention layer: q/k norm, RoPE, KV store, then the backend."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -44,9 +42,9 @@ class Attention(nn.Module):
         parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
         # Themselves unless the cache has another type.
         q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(pool.dtype) for part in parts)
-        weights = [norm and norm.weight.to(pool.dtype) for norm in (self.q_norm, self.k_norm)]
+        q_weight, k_weight = (norm and norm.weight.to(pool.dtype) for norm in (self.q_norm, self.k_norm))
         caches = pool.k[spec.layer_id], pool.v[spec.layer_id]
         places = self._rotary, batch.positions, *caches, batch.slot_mapping
-        ops.fused_qk_norm_rope_store(q, k, v, *weights, *places, eps=self._eps)
+        ops.fused_qk_norm_rope_store(q, k, v, q_weight, k_weight, *places, eps=self._eps)
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
         return self.o_proj(out.flatten(1).to(hidden.dtype))

@@ -1,7 +1,5 @@
 """What every layer shares: how it is built, and how a checkpoint tensor finds its place in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Token embedding and output head, split over the ranks by vocabulary."""
 
-from __future__ import annotations
-
 import torch
 
 from .. import ops

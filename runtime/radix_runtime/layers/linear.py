@@ -5,8 +5,6 @@ ColumnParallelLinear   outputs are split; several checkpoint tensors may be merg
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
 RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The gated MLP: down(act(gate(x)) * up(x))."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -11,16 +11,14 @@ class KVPool:
         k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
 
     Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned nor written: padding rows of a
-    batch read it. `num_kv_heads` is this rank's share.
-    """
+    batch read it. `num_kv_heads` is this rank's share."""
 
     def __init__(
         self, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, *,
         num_pages: int, dtype: torch.dtype, device: Device,
     ) -> None:  # fmt: skip
-        self.dtype = dtype
+        self.dtype, self.page_size = dtype, page_size
         self.num_pages = self.dummy_page = num_pages
-        self.page_size = page_size
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
         # Written once, so that memory that is not there is missed now and not under load.
         self.k, self.v = (

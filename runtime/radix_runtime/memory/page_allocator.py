@@ -11,9 +11,7 @@ class PageAllocator:
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"need at least one page of one token, got {num_pages} x {page_size}")
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.num_free = num_pages
+        self.num_pages, self.page_size, self.num_free = num_pages, page_size, num_pages
         self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._is_free = np.ones(num_pages, bool)
 

@@ -6,8 +6,7 @@ so one root serves all of them.
 
 A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
 of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, so a lock survives
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -63,9 +62,7 @@ class RadixCache:
     """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing."""
 
     def __init__(self, allocator: PageAllocator, *, eviction: str = "lru", enabled: bool = True) -> None:
-        self.allocator = allocator
-        self.page_size = allocator.page_size
-        self.enabled = enabled
+        self.allocator, self.page_size, self.enabled = allocator, allocator.page_size, enabled
         self.root = Node(None, None, _NONE, _NONE)
         self.total_pages = self.evictable_pages = self.num_nodes = 0
         self.version = 0  # changes whenever a match could come out longer or shorter

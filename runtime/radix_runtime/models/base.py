@@ -1,7 +1,5 @@
 """CausalLM: what the engine and the loader use of a model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Llama, Mistral, Qwen2 and Qwen3: one decoder; ModelConfig's flags are the differences."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -4,8 +4,6 @@ Strict both ways: a parameter that stays empty, a tensor that has no place and a
 A rank reads only its slices. As soon as all parts of a parameter are there it is finalized (packed) and its source
 freed, so no second copy of the weights ever exists."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from pathlib import Path

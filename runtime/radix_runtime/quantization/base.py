@@ -1,7 +1,5 @@
 """LinearMethod: how the weight of a linear layer is held and multiplied. One file a format."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

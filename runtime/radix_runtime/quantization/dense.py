@@ -1,7 +1,5 @@
 """Weights in the compute type: packed by the kernel wheel on the CPU, plain on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

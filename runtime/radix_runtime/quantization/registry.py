@@ -1,7 +1,5 @@
 """Weight formats by name (`--quantization`); other packages add theirs: "radix.quantization"."""
 
-from __future__ import annotations
-
 from ..registry import Registry
 from .base import LinearMethod
 from .dense import DenseMethod

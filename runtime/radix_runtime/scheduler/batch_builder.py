@@ -70,19 +70,14 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
 
 
 def _row_sampling(request: Request) -> RowSampling:
-    params, seed = request.params, request.seed
-    prompt, output = np.split(request.ids, [request.prompt_len])
-    return RowSampling(
-        row=request.row,
-        seed=seed - (1 << 64) if seed >> 63 else seed,
-        params=params,
-        min_end=request.prompt_len + params.min_new_tokens,
-        stop_ids=sorted(request.stop_ids) if params.min_new_tokens else [],
-        prompt_ids=pack_ids(prompt) if params.has_penalties else b"",
-        output_ids=pack_ids(output) if params.has_penalties else b"",
-        return_logprob=request.source.return_logprob,
-        top_logprobs=request.source.top_logprobs,
-    )
+    params, seed, source = request.params, request.seed, request.source
+    signed = seed - (1 << 64) if seed >> 63 else seed
+    state = RowSampling(request.row, signed, params, request.prompt_len + params.min_new_tokens)
+    state.stop_ids = sorted(request.stop_ids) if params.min_new_tokens else []
+    if params.has_penalties:
+        state.prompt_ids, state.output_ids = map(pack_ids, np.split(request.ids, [request.prompt_len]))
+    state.return_logprob, state.top_logprobs = source.return_logprob, source.top_logprobs
+    return state
 
 
 def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:

@@ -12,8 +12,7 @@ I9 conserve    accepted = finished + aborted + failed + live
 I10 epoch      no page or row that a step in flight touches is free, or has a new owner
 I13 content    (tests) KV read equals KV written: the fake engine compares hashes
 
-`check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes).
-"""
+`check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes)."""
 
 from __future__ import annotations
 

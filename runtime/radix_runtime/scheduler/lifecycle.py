@@ -3,8 +3,7 @@
 A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]` of a request's row
 belong to the tree, the rest of its `num_pages` to the request. Ending a request only marks it; its row and pages go
 back when the last step that contains it has completed. The same holds for duplicates that a request in flight still
-reads: they are pending until then.
-"""
+reads: they are pending until then."""
 
 from collections import deque
 
@@ -18,9 +17,7 @@ from .request import Request, State
 
 class Lifecycle:
     def __init__(self, allocator: PageAllocator, cache: RadixCache, table: RequestTable) -> None:
-        self.allocator = allocator
-        self.cache = cache
-        self.table = table
+        self.allocator, self.cache, self.table = allocator, cache, table
         self.page_size = allocator.page_size
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # PREFILL and DECODE, in order of admission

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from ..messages import FinishReason, TokenBatch, TokenDelta, pack_ids
+from ..messages import FinishReason, Outbox, TokenBatch, TokenDelta, pack_ids
 from ..step_plan import StepResult
-from .channel import Outbox
 from .request import Request
 
 _BLOCK = 64  # tokens that travel together when nobody reads before the end
@@ -41,19 +40,11 @@ class Output:
             return
         request.started = True
         request.sent += len(new)
-        delta = TokenDelta(
-            rid=request.rid,
-            choice=request.choice,
-            ids=pack_ids(new),
-            finish=reason,
-            prompt_tokens=request.prompt_len,
-            cached_tokens=max(request.cached_tokens, 0),
-            completion_tokens=request.num_output,
-            logprobs=request.logprobs.take() if request.logprobs else None,
-            prompt_logprobs=request.prompt_logprobs.take() if request.prompt_logprobs else None,
-            sampling=request.params if first else None,
-            input_ids=request.source.input_ids if first else None,
-        )
+        sizes = request.prompt_len, max(request.cached_tokens, 0), request.num_output
+        own, prompt = (part.take() if part else None for part in (request.logprobs, request.prompt_logprobs))
+        delta = TokenDelta(request.rid, request.choice, pack_ids(new), reason, *sizes, own, prompt)
+        if first:
+            delta.sampling, delta.input_ids = request.params, request.source.input_ids
         self._deltas.append(delta)
 
     def flush(self) -> None:

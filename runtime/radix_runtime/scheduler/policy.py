@@ -3,8 +3,7 @@
 Each step gives one token to every running request first and fills the rest of the token budget with prompt chunks, so
 a long prompt never stops the streams. All room is counted in pages. A request is admitted when the pages that it and
 the running ones are *expected* to need are there; how much of `max_new_tokens` that counts is adaptive (`OutputRatio`).
-Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
-"""
+Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field

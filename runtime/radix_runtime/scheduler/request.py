@@ -8,8 +8,7 @@
                  `num_ids` counts the ids that it has seen.
 
 The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
-the one token sampled last (decode).
-"""
+the one token sampled last (decode)."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto

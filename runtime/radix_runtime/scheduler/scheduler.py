@@ -2,28 +2,28 @@
 
 One iteration takes in messages, launches the next step and then finishes the step before it. With overlap the step
 just launched keeps running while the host finishes its predecessor and plans its successor; without, a step is
-finished as soon as it is launched. That is the only difference: how many steps may be in flight when an iteration ends.
-"""
+finished as soon as it is launched. That is the only difference: how many steps are in flight when an iteration ends."""
 
 import heapq
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 
 from .. import messages as msg
 from ..config import ServerArgs
-from ..errors import InvariantViolation, RequestError, require
+from ..errors import InvariantViolation, RequestError, refusal, require
 from ..memory.page_allocator import PageAllocator
 from ..memory.radix_cache import RadixCache
 from ..memory.request_table import RequestTable
+from ..sampling_params import Limits, splitmix64
 from ..step_plan import Executor, StepResult
 from . import invariants
 from .batch_builder import Step, build_step
-from .channel import Inbox, Outbox
-from .intake import Intake
 from .lifecycle import Lifecycle
 from .output import Output, finish_reason, record_logprobs
 from .policy import Decision, Entry, OutputRatio, QueueContext, plan_step, schedule_policies
@@ -58,23 +58,21 @@ class Scheduler:
     """`step()` is the whole machine; `run()` repeats it and sleeps when there is nothing to do."""
 
     def __init__(
-        self, args: ServerArgs, executor: Executor, inbox: Inbox, outbox: Outbox, *,
+        self, args: ServerArgs, executor: Executor, inbox: msg.Inbox, outbox: msg.Outbox, *,
         eos_ids: Sequence[int], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.args = args
-        self.executor = executor
-        self.inbox = inbox
-        self.outbox = outbox
-        self.clock = clock
+        self.args, self.executor, self.clock = args, executor, clock
+        self.inbox, self.outbox = inbox, outbox
         self.heartbeat: Callable[[], None] = lambda: None  # called in every iteration
-        self.intake = Intake(executor, eos_ids, args.max_choices)
+        self.limits = Limits(executor.max_context, executor.vocab_size, args.max_choices)
+        self.limits.max_total_tokens = executor.num_pages * executor.page_size
+        self._eos_ids, self._arrivals = frozenset(eos_ids), count()
         allocator = PageAllocator(executor.num_pages, executor.page_size)
         cache = RadixCache(allocator, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache)
         row_pages = min(allocator.pages_for(executor.max_context), executor.num_pages)
         self.life = Lifecycle(allocator, cache, RequestTable(executor.max_rows, row_pages))
         self.output = Output(outbox)
-        self.counters = Counters()
-        self.ratio = OutputRatio(args.schedule_conservativeness)
+        self.counters, self.ratio = Counters(), OutputRatio(args.schedule_conservativeness)
         self.policy = schedule_policies.get(args.schedule_policy)
         self.max_running = min(args.max_running_requests, executor.max_rows)
         # Unlimited: the longest prompt fits beside one token for everybody.
@@ -162,7 +160,7 @@ class Scheduler:
             if message.rid in self.live:
                 self.abort(message.rid, "another request took its id")
                 raise RequestError(400, "invalid_value", "the request id is in use", param="rid")
-            requests = self.intake.requests(message, self.clock())
+            requests = self._requests(message)
             self._check_queue(len(requests))
         except RequestError as error:
             self.counters.num_refused_requests_total += 1
@@ -174,6 +172,25 @@ class Scheduler:
             heapq.heappush(self._deadlines, (message.deadline, message.rid))
         self.counters.num_requests_total += len(requests)
         self.counters.prompt_tokens_total += requests[0].prompt_len
+
+    def _requests(self, message: msg.Generate) -> list[Request]:
+        """One Request a choice. The API has checked the same; this guards the engine whoever calls it: what is let in
+        can be served to its end by the pool alone. Raises RequestError."""
+        ids = msg.unpack_ids(message.input_ids)
+        if not message.rid:
+            raise refusal("invalid_value", "the request id is empty", "rid")  # an Abort of "" ends everything
+        for name, low, high in (("logprob_start", -1, len(ids)), ("top_logprobs", 0, self.limits.vocab_size)):
+            if not low <= getattr(message, name) <= high:
+                raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
+        params = self.limits.admit(ids, message.sampling)
+        assert params.max_new_tokens is not None
+        limit, seed = len(ids) + params.max_new_tokens, params.seed
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        seed, now = secrets.randbits(64) if seed is None else seed, self.clock()
+        return [
+            Request(message, choice, next(self._arrivals), now, splitmix64(seed + choice), limit, stop_ids)
+            for choice in range(params.n)
+        ]
 
     def _check_queue(self, choices: int) -> None:
         queued, running = len(self.life.waiting), len(self.life.running)
@@ -195,8 +212,9 @@ class Scheduler:
 
     def _send_error(self, rid: str, error: RequestError) -> None:
         self.output.flush()  # what came before the error leaves before it
-        detail = error.message, error.param, error.retry_after
-        self.outbox.send(msg.RequestFailed(rid, error.status, error.code, *detail))
+        self.outbox.send(
+            msg.RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
+        )
 
     def _fail(self, rid: str, error: RequestError) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
@@ -242,9 +260,9 @@ class Scheduler:
         life = self.life
         plan, entries = build_step(decision, self.counters.steps_total, life)
         self._count(decision)
-        page_sets = []
-        if self.args.check_invariants == "step":  # independent of how the requests change later
-            page_sets = [life.table.pages(e.request.row, e.request.num_pages).copy() for e in entries]
+        checked = entries if self.args.check_invariants == "step" else ()
+        # Independent of how the requests change later.
+        page_sets = [life.table.pages(e.request.row, e.request.num_pages).copy() for e in checked]
         self.in_flight.append(Step(plan, entries, page_sets, self.clock(), self.executor.launch(plan)))
         return True
 

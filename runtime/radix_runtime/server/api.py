@@ -1,7 +1,5 @@
 """The HTTP application: which path is served by whom, who may call it, and what operators ask of a server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import asdict, fields

@@ -1,7 +1,5 @@
 """The API process of `radix serve`: HTTP on a socket that the supervisor has bound."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

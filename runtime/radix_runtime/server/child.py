@@ -3,8 +3,6 @@
 The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
 on stdin means that the supervisor is gone. The child writes reports, a JSON array a line, to the status pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler
@@ -39,8 +37,7 @@ class Heartbeats:
     children inherit. Each word of 8 bytes has one writer.
 
         word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
-        word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0 = idle
-    """
+        word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0: idle"""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -88,8 +85,7 @@ class Child:
     """This process, as a child of the supervisor."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.args = launch.args
+        self.launch, self.args = launch, launch.args
         self.heartbeats = Heartbeats(launch.heartbeat_fd)
         self._sigterms: list[int] = []
 

@@ -3,15 +3,12 @@
 It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its first delta (which
 carries `sampling`) to its last; later ones, computed after a stop string ended it, are dropped in `_convert`."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Sequence
 
 from .. import messages as m
 from ..hf import Tokenizer
 from ..sampling_params import SamplingParams
-from ..scheduler.channel import Inbox, Outbox
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
 _REPLACEMENT = "\ufffd"
@@ -22,10 +19,8 @@ class Detokenizer:
     """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler); passes a RequestFailed on after all
     text that came before it. `outbox` routes by type. Without a tokenizer all text is empty."""
 
-    def __init__(self, tokenizer: Tokenizer | None, inbox: Inbox, outbox: Outbox) -> None:
-        self._tokenizer = tokenizer
-        self._inbox = inbox
-        self._outbox = outbox
+    def __init__(self, tokenizer: Tokenizer | None, inbox: m.Inbox, outbox: m.Outbox) -> None:
+        self._tokenizer, self._inbox, self._outbox = tokenizer, inbox, outbox
         self.streams: dict[tuple[str, int], TextStream] = {}  # of the choices that have begun and not ended
         self._batch: list[m.TextDelta] = []
 
@@ -105,10 +100,8 @@ class TextStream:
     `min_new_tokens` tokens never counts. Work per token is bounded by the longest stop string."""
 
     def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]) -> None:
-        self.count = 0
+        self.count, self.sampling, self._tokenizer = 0, sampling, tokenizer
         self.matched: str | None = None
-        self.sampling = sampling
-        self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._prefixes = {s[:k] for s in sampling.stop for k in range(1, len(s))}
         self._longest = max(map(len, sampling.stop), default=0)

@@ -1,7 +1,5 @@
 """The detokenizer process of `radix serve`."""
 
-from __future__ import annotations
-
 from .. import hf
 from .child import Child, run_child
 from .detokenizer import Detokenizer

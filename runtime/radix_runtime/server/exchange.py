@@ -1,9 +1,8 @@
 """One HTTP call, from the headers to the last byte: limits, keys, body, answer, a client that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
+import logging
 import re
 import secrets
 import time
@@ -22,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config import ServerArgs
 from ..errors import ConfigError, RequestError
-from ..log import get_logger
 from .protocol import decode_body
 from .tokenizer_manager import TokenizerManager
 
@@ -34,7 +32,7 @@ _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no
 
 Access = Enum("Access", "PUBLIC CLIENT ADMIN")  # a route that is not listed as public needs a key when one is set
 to_json = msgspec.json.Encoder().encode
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 def event(value: Any) -> bytes:
@@ -58,15 +56,12 @@ class Exchange(Request):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager) -> None:
         super().__init__(scope, receive, send)
-        self.manager = manager
-        self.started = time.perf_counter()
-        self.status = 0
+        self.manager, self.started, self.status = manager, time.perf_counter(), 0
         self.warnings: list[str] = []
         self.route = ""  # its name in metrics; none: it has not come so far
-        self.is_admin = False
+        self.is_admin = self._streaming = False
         given = self.headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        self._streaming = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -170,9 +165,7 @@ class Gate:
     """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go to the log only."""
 
     def __init__(self, app: ASGIApp, manager: TokenizerManager, auth: Auth) -> None:
-        self._app = app
-        self._manager = manager
-        self._auth = auth
+        self._app, self._manager, self._auth = app, manager, auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope["radix.exchange"] = Exchange(scope, receive, send, self._manager)

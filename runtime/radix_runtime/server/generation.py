@@ -1,73 +1,16 @@
-"""A generation as the server and `Engine` share it: what may go in, with the numbers, and what has come out."""
+"""What has come of a generation, as the server and `Engine` share it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from ..config import ServerArgs
-from ..errors import refusal
 from ..hf import Tokenizer, load_generation_config
 from ..messages import FinishReason, Generate, Logprobs, TextDelta, unpack_ids
-from ..sampling_params import SamplingParams
 
-MAX_PROMPTS = 256
 FLOOR = -9999.0
-
-
-@dataclass(slots=True)
-class Limits:
-    """Sizes in tokens. `max_total_tokens` is the KV cache; None until the engine has told it."""
-
-    context_length: int
-    vocab_size: int
-    max_choices: int = 16
-    max_total_tokens: int | None = None
-
-    def check_length(self, prompt: int, param: str, new: int = 0, known: str = "") -> None:
-        """Raises RequestError unless prompt and new tokens fit. `known` qualifies the numbers."""
-        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
-        context, pool = self.context_length, self.max_total_tokens
-        if prompt + new > context:
-            raise refusal("context_length_exceeded", f"{numbers}; the context is {context} tokens", param)
-        if pool and prompt + new > pool:
-            raise refusal("kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param)
-
-    def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises RequestError `empty_input`, `invalid_token_id`, or that not even the prompt fits."""
-        if not ids:
-            raise refusal("empty_input", "the prompt is empty", param)
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            at = next(i for i, token in enumerate(ids) if not 0 <= token < self.vocab_size)
-            raise refusal("invalid_token_id", f"the id at position {at} is outside [0, {self.vocab_size})", param)
-        self.check_length(len(ids), param)
-
-    def admit(
-        self, ids: Sequence[int], sampling: SamplingParams, param: str, names: Mapping[str, str], clip: bool
-    ) -> SamplingParams:
-        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it may be lowered.
-        `names` translates fields of SamplingParams to what the route calls them. Raises RequestError."""
-        if violation := sampling.violation(self.vocab_size, self.max_choices):
-            field, message = violation
-            for ours, theirs in names.items():
-                message = message.replace(ours, theirs.rpartition(".")[2])
-            raise refusal("invalid_value", message[:300], names.get(field, field))
-        self.check_ids(ids, param)
-        limit = sampling.max_new_tokens
-        free = min(self.context_length, self.max_total_tokens or self.context_length) - len(ids)
-        if limit is None or (clip and limit > free):
-            limit = max(free, 1)
-        self.check_length(len(ids), param, limit)
-        if sampling.min_new_tokens > limit:
-            message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
-            raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
-        # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
-        return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size))
 
 
 def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:

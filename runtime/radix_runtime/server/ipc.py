@@ -4,8 +4,6 @@ Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the s
 (u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
 in the numbers or a body that is no Message means that something was lost: LinkError, and the process ends."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging
@@ -115,9 +113,7 @@ class Sender:
     """The outbox of process `name`: sends each message where its type belongs."""
 
     def __init__(self, directory: Path, name: str, token: bytes) -> None:
-        self._token = token
-        self._source = ROLES.index(name)
-        self._routes = _ROUTES[name]
+        self._token, self._source, self._routes = token, ROLES.index(name), _ROUTES[name]
         self._sequence = dict.fromkeys(self._routes.values(), 0)
         self._sockets = {target: _socket(zmq.PUSH) for target in self._sequence}
         for target, link in self._sockets.items():
@@ -154,8 +150,7 @@ class AsyncLink:
     """The API process's side: `send` never blocks, `receive` is awaited by one task."""
 
     def __init__(self, receiver: Receiver, sender: Sender) -> None:
-        self._receiver = receiver
-        self._sender = sender
+        self._receiver, self._sender = receiver, sender
         self._unsent: deque[Message] = deque()
 
     def send(self, message: Message) -> None:

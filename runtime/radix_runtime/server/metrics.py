@@ -1,7 +1,5 @@
 """Prometheus metrics, `radix:<name>`. Labels take values from fixed sets only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """/generate, /tokenize, /detokenize and /abort_request."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

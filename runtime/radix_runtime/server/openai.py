@@ -1,7 +1,5 @@
 """POST /v1/chat/completions and /v1/completions: one path, two shapes."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import time
@@ -105,9 +103,7 @@ class Answer:
     """What goes back for one call, whole or as events; a route shapes it."""
 
     def __init__(self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str) -> None:
-        self.exchange = exchange
-        self.requests = requests
-        self.name = name
+        self.exchange, self.requests, self.name = exchange, requests, name
         self.request_of = [r for r in requests for _ in range(r.sampling.n)]  # by choice
         self._stream = bool(body.stream)
         # Requests share cached prefixes only under the same key.

@@ -3,8 +3,6 @@
 A field is built (typed below), harmless (accepted, changes no output), or known but not built (only its neutral values
 pass). Everything else is unknown."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The scheduler process of `radix serve`: rank 0 of the engine and its scheduler."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

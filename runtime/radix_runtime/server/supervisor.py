@@ -5,8 +5,6 @@ serving is fatal: the API fails its open requests, then all end. Nothing polls: 
 status pipes and signals, and looks at the heartbeats once a second. Start-up is over when the API reports `serving`;
 before that nothing is graceful."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging
@@ -87,8 +85,7 @@ class Supervisor:
     """One serving instance. The caller binds `listener`, so that a port in use is known first of all."""
 
     def __init__(self, args: ServerArgs, listener: socket.socket) -> None:
-        self._args = args
-        self._listener = listener
+        self._args, self._listener = args, listener
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._heartbeats = Heartbeats()

@@ -2,8 +2,6 @@
 
 prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission"""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time
@@ -11,32 +9,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .. import messages as m
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..hf import DEMO_MODEL_NAME, Tokenizer
-from ..messages import Abort, Control, ControlReply, Generate, Message, RequestFailed, TextBatch, TextDelta, pack_ids
 from ..model_config import ModelConfig
-from ..sampling_params import SamplingParams
-from ..scheduler.channel import Outbox
-from .generation import MAX_PROMPTS, Choices, Limits
+from ..sampling_params import Limits, SamplingParams
+from .generation import Choices
 from .metrics import Metrics
 
-Batch = dict[int, TextDelta]
+MAX_PROMPTS = 256
+Batch = dict[int, m.TextDelta]
 
 
 class Submission(Choices):
     """The open requests of one HTTP call and the mailbox that their output falls into: a lagging client gets one longer
     delta a choice. Leaving its `with` block aborts what still runs. `started` is of time.perf_counter()."""
 
-    def __init__(self, manager: TokenizerManager, name: str, requests: Sequence[Generate], started: float) -> None:
+    def __init__(self, manager: "TokenizerManager", name: str, requests: Sequence[m.Generate], started: float) -> None:
         super().__init__(requests)
-        self.name = name
-        self.started = started
-        self._manager = manager
+        self.name, self.started, self._manager = name, started, manager
         self._error: RequestError | None = None
         self._news = asyncio.Event()
 
-    def add(self, delta: TextDelta) -> int:
+    def add(self, delta: m.TextDelta) -> int:
         self._news.set()
         return super().add(delta)
 
@@ -55,11 +51,11 @@ class Submission(Choices):
             self._news.clear()
             await self._news.wait()
 
-    async def collect(self) -> list[TextDelta]:
+    async def collect(self) -> list[m.TextDelta]:
         """The whole output, one delta a choice. Raises RequestError."""
         return [delta for _, delta in sorted((await self.next_batch(whole=True)).items())]
 
-    def __enter__(self) -> Submission:
+    def __enter__(self) -> "Submission":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -82,24 +78,21 @@ class TokenizerManager:
     nothing is open. Belongs to the event loop's thread. `link.send` never blocks; RequestError: it is full."""
 
     def __init__(
-        self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer, link: Outbox, defaults: dict[str, Any]
+        self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer, link: m.Outbox, defaults: dict[str, Any]
     ) -> None:
-        self.args = args
-        self.tokenizer = tokenizer
+        self.args, self.tokenizer, self.sampling_defaults, self._link = args, tokenizer, defaults, link
         self.limits = Limits(args.context_length or model.max_context, model.vocab_size, args.max_choices)
-        self.sampling_defaults = defaults
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
         self.metrics = Metrics()
         self.counts = self.metrics.counts
-        self._link = link
         self._ready = False
         self.dead: RequestError | None = None  # why, once the engine is gone for good
         self.health: Callable[[], str | None] = lambda: None  # what tells why the engine is not alive; cheap
         self.probe: asyncio.Task[None] | None = None  # of /health_generate
         self._open: dict[str, OpenRequest] = {}
-        self._controls: dict[int, asyncio.Future[ControlReply]] = {}
+        self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
 
     # State of the engine ------------------------------------------------------------------
 
@@ -169,7 +162,7 @@ class TokenizerManager:
 
     # Requests -----------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Generate], *, name: str, started: float | None = None) -> Submission:
+    def submit(self, requests: Sequence[m.Generate], *, name: str, started: float | None = None) -> Submission:
         """Sends admitted requests, all or none; those without a rid get one from `name`. Raises RequestError."""
         if self.dead is not None:
             raise self.dead
@@ -194,7 +187,7 @@ class TokenizerManager:
     async def one_token(self) -> None:
         """Generates it, also before the server is ready. Raises RequestError if none comes."""
         sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-        request = Generate("", pack_ids([self.tokenizer.bos_token_id or 0]), sampling)
+        request = m.Generate("", m.pack_ids([self.tokenizer.bos_token_id or 0]), sampling)
         with self.submit([request], name=new_id("health-")) as submission:
             await submission.collect()
 
@@ -202,16 +195,16 @@ class TokenizerManager:
         """Asks the engine to end `rid` (a request or an HTTP call; "": all). How many open requests that concerns."""
         found = [r.rid for r in self._open.values() if rid in ("", r.rid, r.submission.name)]
         for each in found if rid else [""]:
-            self._link.send(Abort(each))
+            self._link.send(m.Abort(each))
         return len(found)
 
-    async def control(self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0) -> ControlReply:
+    async def control(self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0) -> m.ControlReply:
         """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
         self.require_ready()
         number = secrets.randbits(48)
         reply = self._controls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._link.send(Control(number, op))
+            self._link.send(m.Control(number, op))
             return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
             raise RequestError(503, "engine_timeout", "the engine does not answer") from None
@@ -220,24 +213,24 @@ class TokenizerManager:
 
     # From the engine ----------------------------------------------------------------------
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: m.Message) -> None:
         """Takes what detokenizer and scheduler send. What was under way when a request was closed comes for none."""
         match message:
-            case TextBatch(deltas):
+            case m.TextBatch(deltas):
                 now = time.perf_counter()
                 for delta in deltas:
                     if request := self._open.get(delta.rid):
                         self._take(request, delta, now)
-            case RequestFailed(rid, status, code, text, param, wait):
+            case m.RequestFailed(rid, status, code, text, param, wait):
                 if request := self._open.get(rid):
                     self._fail(request, RequestError(status, code, text[:300], param=param, retry_after=wait))
-            case ControlReply(number):
+            case m.ControlReply(number):
                 if (reply := self._controls.get(number)) and not reply.done():
                     reply.set_result(message)
             case _:
                 raise TypeError(f"the API cannot handle {type(message).__name__}")
 
-    def _take(self, request: OpenRequest, delta: TextDelta, now: float) -> None:
+    def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
         if count := len(delta.ids) // 4:
             if not request.last_token:
                 self.metrics.first.observe(now - request.submission.started)
@@ -266,7 +259,7 @@ class TokenizerManager:
             request = self._open.get(rid)
             if request is not None and request.submission is submission:
                 self._end(request, "aborted", time.perf_counter())
-                self._link.send(Abort(rid))
+                self._link.send(m.Abort(rid))
 
 
 def new_id(prefix: str) -> str:
