@@ -24,11 +24,11 @@ if importlib.util.find_spec("triton") is None:
 
 
 @functools.lru_cache
-def compiled(target: str) -> list[dict]:
+def compiled(target: str, module: str = "triton_aot") -> list[dict]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = IMPORT_PATH
     result = subprocess.run(
-        [sys.executable, "-m", "tests.kernel.triton_aot", target],
+        [sys.executable, "-m", f"tests.kernel.{module}", target],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
@@ -45,11 +45,22 @@ def test_compiles_and_fits(target):
         assert line["mma"] > 0 or not wants_matrix_unit, line
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_experts_compile_and_fit(target):
+    lines = compiled(target, "triton_aot_moe")
+    assert len(lines) == 19
+    for line in lines:
+        assert line["shared"] <= TARGETS[target], line
+        assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line
+
+
 @pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("gfx")])
 def test_no_spills_and_wide_loads(target):
-    for line in compiled(target):
+    for line in compiled(target) + compiled(target, "triton_aot_moe"):
         for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
             assert line[key] == 0, line
         assert line["vgpr_count"] <= 512, line
         if line["kernel"].startswith("attend"):
             assert line["wide_loads"] >= 8, line
+        if line["kernel"].startswith("product"):
+            assert line["wide_loads"] >= 3, line

@@ -14,6 +14,7 @@ from ..harness import Case
 from .attention import attention
 from .gemm import gemm
 from .linear import linear
+from .moe import moe
 from .pointwise import pointwise
 from .sampling import sampling
 
@@ -22,5 +23,6 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "linear": linear,
     "gemm": gemm,
     "attention": attention,
+    "moe": moe,
     "sampling": sampling,
 }

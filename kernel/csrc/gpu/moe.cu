@@ -254,20 +254,25 @@ struct AlignTask {
 // A block an expert: it counts all entries (integers: in any order), so it knows where its own begin, and writes them
 // in their order, a run of entries a warp. No workspace, one launch.
 __global__ void __launch_bounds__(kAlignThreads) align_kernel(AlignTask task) {
-  constexpr int kMaxExperts = 1024, kWarps = kAlignThreads / RK_WARP;
+  constexpr int kMaxExperts = 1024, kWarps = kAlignThreads / RK_WARP, kAhead = 4;
   __shared__ int counts[kMaxExperts], matches[kWarps];
   const int expert = blockIdx.x, warp = threadIdx.x / RK_WARP, lane = threadIdx.x % RK_WARP;
   for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) counts[e] = 0;
   __syncthreads();
   wait_for_previous();
+  // Entries of this warp; kAhead loads at a time, since each waits for the L2.
   const int run = (task.n + kAlignThreads - 1) / kAlignThreads * RK_WARP;
   const int begin = warp * run, end = min(task.n, begin + run);
   int found = 0;
-#pragma unroll 4
-  for (int i = begin; i < begin + run; i += RK_WARP) {
-    const int id = i + lane < end ? task.ids[i + lane] : -1;
-    if (id >= 0 && id < task.experts) atomicAdd(&counts[id], 1);
-    found += __popcll(ballot(id == expert));
+  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
+    int id[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) id[a] = i + a * RK_WARP < end ? task.ids[i + a * RK_WARP] : -1;
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) {
+      if (id[a] >= 0 && id[a] < task.experts) atomicAdd(&counts[id[a]], 1);
+      found += __popcll(ballot(id[a] == expert));
+    }
   }
   if (lane == 0) matches[warp] = found;
   __syncthreads();
@@ -290,12 +295,16 @@ __global__ void __launch_bounds__(kAlignThreads) align_kernel(AlignTask task) {
   int at = before;
   for (int w = 0; w < warp; w++) at += matches[w];
   if (matches[warp] == 0) return;
-#pragma unroll 4
-  for (int i = begin; i < begin + run; i += RK_WARP) {
-    const bool match = i + lane < end && task.ids[i + lane] == expert;
-    const uint64_t voters = ballot(match);
-    if (match) task.sorted[at + __popcll(voters & ((uint64_t{1} << lane) - 1))] = i + lane;
-    at += __popcll(voters);
+  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
+    bool match[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) match[a] = i + a * RK_WARP < end && task.ids[i + a * RK_WARP] == expert;
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) {
+      const uint64_t voters = ballot(match[a]);
+      if (match[a]) task.sorted[at + __popcll(voters & ((uint64_t{1} << lane) - 1))] = i + a * RK_WARP;
+      at += __popcll(voters);
+    }
   }
 }
 

@@ -1,0 +1,76 @@
+"""As `triton_aot`, for fused experts: `python -m tests.kernel.triton_aot_moe TARGET...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from radix_kernels.triton.moe import FEW_PAIRS, Tiles, choose_tiles
+from radix_kernels.triton.moe_kernel import combine, product
+from tests.kernel.triton_aot import facts, target_of
+
+INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total")
+FLOATS = ("scale", "weights")
+# (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a block; FP8; a tail.
+SHAPES = [("bf16", 2, "bf16", 0, 8, 128, 2048, 768), ("bf16", 2, "bf16", 0, 512, 128, 2048, 768),
+          ("fp16", 2, "fp16", 0, 4096, 128, 2048, 768), ("bf16", 2, "bf16", 0, 32768, 128, 2048, 768),
+          ("bf16", 2, "fp8e4nv", 2, 8, 128, 2048, 768), ("bf16", 2, "fp8e4nv", 2, 32768, 128, 2048, 768),
+          ("bf16", 2, "fp8e4nv", 1, 512, 128, 2048, 768), ("fp32", 4, "fp32", 0, 512, 8, 1000, 200)]  # fmt: skip
+
+
+def compile_one(
+    kernel: Any, constants: dict[str, Any], types: dict[str, str], target: GPUTarget, **options: Any
+) -> Any:
+    """Pointers and row strides are 16-byte aligned, as torch's are."""
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        kind = "i32" if name in INTS else "fp32" if name in FLOATS else types.get(name)
+        signature[name] = "i32" if kind is None else "*" + kind
+        if name != "pairs":
+            attributes[index,] = [["tt.divisibility", 16]]
+    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
+
+
+def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
+    for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
+        types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
+        weight_size = 1 if weight.startswith("fp8") else itemsize
+        tiles = choose_tiles(pairs, experts, itemsize, weight_size, target.backend == "hip")
+        name = f"{dtype} {weight} scale {scale} pairs {pairs}"
+        for gated, tile in zip((True, False), tiles, strict=True):
+            constants = _constants(tile, gated, pairs <= FEW_PAIRS, experts, hidden, inter, scale)
+            compiled = compile_one(
+                product, constants, types, target, num_warps=tile.num_warps, num_stages=tile.num_stages
+            )
+            yield f"product {'up' if gated else 'down'} {name}", compiled
+    for dtype in ("bf16", "fp16", "fp32"):
+        constants = {"HIDDEN": 2048, "NUM_EXPERTS": 128, "TOPK": 8, "MAPPED": True, "BLOCK": 1024}
+        yield f"combine {dtype}", compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4)
+
+
+def _constants(
+    tile: Tiles, gated: bool, few: bool, experts: int, hidden: int, inter: int, scale: int
+) -> dict[str, Any]:
+    constants: dict[str, Any] = {
+        "K": hidden if gated else inter, "N": inter if gated else hidden, "NUM_EXPERTS": experts,
+        "TOPK": 8 if gated else 1, "GATED": gated, "FEW": few, "MAPPED": few, "SCALE": scale,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
+        "SWAP": tile.swap,
+    }  # fmt: skip
+    missing = ["sorted_ids", "block_experts", "total"] if few else ["expert_map"]
+    return constants | dict.fromkeys([*missing, *([] if scale else ["scale"])])
+
+
+if __name__ == "__main__":
+    for target_name in sys.argv[1:]:
+        for kernel_name, compiled in variants(target_of(target_name)):
+            print(json.dumps({"target": target_name, "kernel": kernel_name, **facts(compiled)}), flush=True)
