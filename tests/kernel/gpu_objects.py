@@ -62,7 +62,11 @@ def _quantize(warp: int) -> set[str]:
     return names
 
 
-_SAMPLING = {"count_kernel", "penalties_kernel", "sampling_kernel", "logprobs_kernel"}
+# A block a row that ends a draw: what it calls for flat rows keeps its state on the stack.
+FINISHERS = {f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")}
+FINISHERS.add("merge_kernel")
+_SAMPLING = {"count_kernel", "penalties_kernel", *FINISHERS}
+_SAMPLING |= {f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")}
 
 
 def _collectives() -> set[str]:

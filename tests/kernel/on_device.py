@@ -7,6 +7,7 @@ the CPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,11 @@ class _Trip:
         self._origin: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def send(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(self.send(part) for part in x)
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            parts = {field.name: self.send(getattr(x, field.name)) for field in dataclasses.fields(x)}
+            return dataclasses.replace(x, **parts)
         if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
             return x
         there: Any = self._view(x)

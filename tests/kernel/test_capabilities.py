@@ -44,7 +44,7 @@ def test_keys_and_ops():
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
+        "LogitEdits", "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
         "pack_weight", "rope_cos_sin_cache", "set_fallback", "set_num_threads", "unpack_weight",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import gpu_objects
-from tests.kernel.gpu_objects import COLLECTIVES, CudaKernel
+from tests.kernel.gpu_objects import COLLECTIVES, FINISHERS, CudaKernel
 
 MACHINE_CODE = ("sm_80", "sm_89", "sm_90a", "sm_100")
 PTX = "sm_80"
@@ -21,6 +21,7 @@ SHARED_BYTES = 49152  # what a kernel may have without asking
 REGISTERS = 64
 # The slow path of a division or square root is a call, which saves a few registers.
 STACK_BYTES = 32
+CALLS_STACK_BYTES = 512  # of the finishers, which call their slow ways
 # Hopper kernels that spill more, outside of their inner loops: the producer of prefill has 40 registers a thread.
 SPILLS = {"prefill_kernel": 128, "decode_kernel": 104}
 
@@ -59,7 +60,7 @@ def test_kernels_fit_the_gpu(kernels, arch):
         wide = name in SMALL_BLOCKS or (name in COLLECTIVES and "norm" not in name)  # blocks of 512 threads at most
         assert kernel.registers <= (2 if wide else 1) * REGISTERS, (name, kernel)
         assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
-        assert kernel.stack <= STACK_BYTES, (name, kernel)
+        assert kernel.stack <= (CALLS_STACK_BYTES if name in FINISHERS else STACK_BYTES), (name, kernel)
 
 
 def test_hopper_kernels_do_not_spill(kernels):

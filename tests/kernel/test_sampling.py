@@ -377,6 +377,262 @@ def test_token_logprobs_ties_masks_and_skips():
     assert none[1].shape == none[2].shape == (2, 0)
 
 
+# ------------------------------------------------------------------ edits on the way
+
+
+def some_edits(batch: int, vocab_size: int, rng: torch.Generator) -> rk.LogitEdits:
+    """All four steps, with values that round the same in any order; rows without each of them."""
+    few = max(1, min(5, vocab_size))
+    bias_ids = integers(0, vocab_size, (batch, few), rng).to(torch.int32)
+    bias_ids[0, 0] = bias_ids[0, -1]  # twice the same
+    bias_ids[1, few // 2 :] = -1
+    bias_values = integers(-8, 9, (batch, few), rng).float() / 4
+    counts = integers(0, 3, (batch + 1, vocab_size), rng).to(torch.int32)
+    counts[integers(0, 2, counts.shape, rng).bool()] |= IN_PROMPT
+    slots = torch.randperm(batch + 1, generator=rng)[:batch].to(torch.int32)
+    slots[2 % batch] = -1
+    rep, freq, pres = (integers(1, 5, (batch,), rng).float() / 4 + 0.5 for _ in range(3))
+    stops = integers(0, vocab_size, (batch, 3), rng).to(torch.int32)
+    stops[0, 1] = -1
+    min_position = integers(0, 2, (batch,), rng) * 2**40
+    bitmask = integers(-(2**31), 2**31, (batch, -(-vocab_size // 32)), rng).to(torch.int32)
+    bitmask[:, 0] |= 3
+    return rk.LogitEdits((bias_ids, bias_values), (counts, slots, rep, freq, pres), (stops, min_position), bitmask)
+
+
+def edited_python(logits: torch.Tensor, rows: list[Row], edits: rk.LogitEdits) -> torch.Tensor:
+    """The edits by the definition, an id at a time, in float32."""
+    out = logits.clone()
+    f32 = np.float32
+    for b, row in enumerate(rows):
+        x = [f32(v) for v in logits[b].tolist()]
+        if edits.bias is not None:
+            for i, value in zip(*(t[b].tolist() for t in edits.bias), strict=True):
+                if i < 0:
+                    break
+                x[i] += f32(value)
+        if edits.penalties is not None:
+            counts, slots, rep, freq, pres = edits.penalties
+            words = counts[int(slots[b])].tolist() if slots[b] >= 0 else [0] * len(x)
+            r, f, p = (f32(float(t[b])) for t in (rep, freq, pres))
+            for i, word in enumerate(words):
+                if word:
+                    x[i] = x[i] / r if x[i] > 0 else x[i] * r
+                if word & (IN_PROMPT - 1):
+                    x[i] -= f * f32(word & (IN_PROMPT - 1)) + p
+        if edits.min_tokens is not None and row.position < int(edits.min_tokens[1][b]):
+            for i in edits.min_tokens[0][b].tolist():
+                if i < 0:
+                    break
+                x[i] = f32(-math.inf)
+        if edits.bitmask is not None:
+            words = edits.bitmask[b].tolist()
+            x = [v if words[i // 32] >> (i % 32) & 1 else f32(-math.inf) for i, v in enumerate(x)]
+        out[b] = torch.tensor(np.array(x))
+    return out
+
+
+def only(edits: rk.LogitEdits, name: str) -> rk.LogitEdits:
+    return rk.LogitEdits(**{name: getattr(edits, name)})
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 67, 256, 1000])
+def test_reference_edits_equal_the_definition(vocab_size, rng):
+    rows = [random_row(rng) for _ in range(6)]
+    logits = torch.randn(6, vocab_size, generator=rng) * 3
+    edits = some_edits(6, vocab_size, rng)
+    position = torch.tensor([row.position for row in rows])
+    for case in (edits, *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask"))):
+        got = rk.reference.edited_logits(logits, position, case, compute_dtype=torch.float32)
+        assert_same_bits(got + 0.0, edited_python(logits, rows, case) + 0.0)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 67, 1000, 5_003])
+def test_edits_on_the_way_equal_edited_logits(vocab_size, rng):
+    """The same ids as from logits that were edited before, and the tensor stays as it was."""
+    rows = [random_row(rng) for _ in range(24)]
+    for row in rows[:8]:
+        row.temperature = 0.0
+    holder = guarded((24, vocab_size), torch.float32, gap=3)
+    holder.view.copy_(torch.randn(24, vocab_size, generator=rng) * 3)
+    edits = some_edits(24, vocab_size, rng)
+    for case in (edits, *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask"))):
+        expected = sample(edited_python(holder.view, rows, case), rows)
+        assert torch.equal(sample(holder.view, rows, edits=case), expected)
+    holder.check()
+
+
+def test_logprobs_beside_the_draw(rng):
+    """The ids of the draw alone, and log-probabilities of the logits as given, edits or not."""
+    rows = [random_row(rng) for _ in range(9)]
+    rows[3].temperature = 0.0
+    logits = torch.randn(9, 777, generator=rng) * 3
+    edits = some_edits(9, 777, rng)
+    logits[5, 1] = math.nan
+    edits.min_tokens[0][5] = -1  # nothing masks the NaN: the bitmask allows id 1
+    columns = [
+        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+        for name, dtype in (
+            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
+            ("min_p", torch.float32), ("seed", torch.int64), ("position", torch.int64),
+        )
+    ]  # fmt: skip
+    for case in (None, edits):
+        ids, *found = rk.top_k_top_p_sampling_with_logprobs(logits, *columns, 4, edits=case)
+        assert torch.equal(ids, sample(logits, rows, edits=case))
+        assert ids[5] == -1 and math.isnan(float(found[0][5]))
+        good = torch.arange(9) != 5
+        for got, expected in zip(found, rk.token_logprobs(logits[good], ids[good], 4), strict=True):
+            assert_same_bits(got[good], expected)
+    assert [len(x) for x in rk.top_k_top_p_sampling_with_logprobs(logits[:0], *(c[:0] for c in columns))] == [0] * 4
+
+
+# ------------------------------------------------------------------ real vocabularies
+
+
+def near_tie(logits: torch.Tensor, row: Row) -> bool:
+    """Whether the rounding of float32 may decide the row: a border or two scores within 1e-4."""
+    x = (logits / np.float32(row.temperature)).double()
+    order = torch.sort(x, descending=True, stable=True)
+    count = row.top_k if 0 < row.top_k < len(x) else len(x)
+    mass = torch.softmax(order.values[:count], 0)
+    before = mass.cumsum(0) - mass
+    kept = torch.ones(count, dtype=torch.bool)
+    if row.top_p < 1:
+        if ((before - row.top_p).abs() < 1e-5).any():
+            return True
+        kept &= before < row.top_p
+    if row.min_p > 0:
+        ratio = mass / mass[0]
+        if ((ratio / row.min_p - 1).abs() < 1e-5).any():
+            return True
+        kept &= ratio >= row.min_p
+    u = rk.reference.uniform(torch.tensor([row.seed]), torch.tensor([row.position]), len(x))[0].double()
+    scores = (x - torch.log(-torch.log1p(-u)))[order.indices[:count][kept]]
+    best = scores.topk(min(2, len(scores))).values
+    return len(best) == 2 and float(best[0] - best[1]) < 1e-4
+
+
+FILTERS = [
+    {}, {"top_k": 1}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"top_k": 1000}, {"top_k": 3000, "min_p": 0.01},
+    {"top_k": 20_000, "top_p": 0.8}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.95, "min_p": 0.1}, {"min_p": 0.05},
+    {"min_p": 1e-6}, {"top_p": 0.999},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("vocab_size", [50_257, 151_936])
+def test_real_vocabularies_equal_the_reference(vocab_size, spread, rng):
+    """From flat rows, where a filter keeps most of the vocabulary, to those of a trained model."""
+    rows = [Row(seed=7 * i, position=i, temperature=0.7 + 0.1 * i, **f) for i, f in enumerate(FILTERS)]
+    logits = torch.randn(len(rows), vocab_size, generator=rng) * spread
+    check_against_reference(logits, rows)
+
+
+def check_against_reference(logits: torch.Tensor, rows: list[Row]) -> None:
+    ids = sample(logits, rows)
+    columns = (
+        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+        for name, dtype in (
+            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
+            ("min_p", torch.float32), ("seed", torch.int64), ("position", torch.int64),
+        )
+    )  # fmt: skip
+    expected = rk.reference.top_k_top_p_sampling(logits, *columns)
+    for i in torch.nonzero(ids != expected).flatten().tolist():
+        assert near_tie(logits[i], rows[i]), vars(rows[i])
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_many_equal_logits(filters, rng):
+    """Rows of one value, of a few values, and of a few allowed ids: borders cut through ties."""
+    logits = torch.zeros(4, 20_000)
+    logits[1] = integers(0, 3, (20_000,), rng).float()
+    logits[2] = -math.inf
+    logits[2, integers(0, 20_000, (40,), rng)] = 1.5
+    logits[3] = torch.randn(20_000, generator=rng).half().float() * 0.1
+    check_against_reference(logits, [Row(seed=i, **filters) for i in range(4)])
+
+
+def test_a_row_does_not_depend_on_its_batch(rng):
+    """The same row alone and in batches that are split otherwise over the machine."""
+    vocab_size = 32_003
+    rows = [Row(seed=i, **FILTERS[i % len(FILTERS)]) for i in range(300)]
+    logits = torch.randn(300, vocab_size, generator=rng) * 3
+    together = sample(logits, rows)
+    assert torch.equal(together, sample(logits, rows))
+    for n in (1, 17, 65):
+        assert torch.equal(sample(logits[:n], rows[:n]), together[:n])
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.9}])
+def test_distribution_of_each_filter(filters, request, rng):
+    """A million draws (fewer on the CPU) of one row follow the renormalised softmax of what the filters keep."""
+    draws = 20_000 if request.config.getoption("--device") == "cpu" else 1_000_000
+    logits = torch.randn(64, generator=rng) * 1.5
+    first = int(integers(0, 2**40, (), rng))
+    column = torch.ones(draws)
+    given = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    ids = rk.top_k_top_p_sampling(
+        logits.expand(draws, -1),
+        column,
+        (column * given["top_k"]).int(),
+        column * given["top_p"],
+        column * given["min_p"],
+        torch.arange(draws) + first,
+        torch.arange(draws) % 7,
+    )
+    kept = torch.tensor(kept_python(logits.numpy(), Row(**filters)))
+    counts = torch.bincount(ids.long(), minlength=64)
+    assert int(counts[kept].sum()) == draws
+    expected = torch.softmax(logits[kept].double(), -1) * draws
+    chi_square = float(((counts[kept] - expected) ** 2 / expected).sum())
+    freedom = len(kept) - 1
+    # Wilson-Hilferty: six deviations.
+    bound = freedom * (1 - 2 / (9 * freedom) + 6 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-6
+    assert chi_square < bound
+
+
+@pytest.mark.parametrize("top_n", [0, 1, 5, 60, 3000])
+def test_top_logprobs_of_flat_and_tied_rows(top_n, rng):
+    logits = torch.randn(4, 40_003, generator=rng) * 0.3
+    logits[1] = integers(0, 4, (40_003,), rng).float()
+    logits[2, 100:] = -math.inf
+    logits[3] = 2.5
+    ids = torch.tensor([7, 40_002, 100, -1], dtype=torch.int32)
+    logprob, top, top_ids = rk.token_logprobs(logits, ids, top_n)
+    wide = torch.log_softmax(logits.double(), -1)
+    order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_n]
+    assert torch.equal(top_ids.long(), order)
+    expected = wide.gather(1, order)
+    assert torch.equal(torch.isinf(top), torch.isinf(expected))
+    assert bool(((top.double() - expected).nan_to_num(0, 0, 0).abs() < 2e-5).all())
+    assert abs(float(logprob[0].double() - wide[0, 7])) < 2e-5 and math.isnan(float(logprob[3]))
+
+
+def test_errors_of_edits():
+    logits, row = torch.zeros(2, 40), torch.ones(2)
+    good = [row, row.int(), row, row, row.long(), row.long()]
+    lists, values = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3)
+    counts = torch.zeros(2, 40, dtype=torch.int32)
+    bad = [
+        (rk.LogitEdits(bias=(lists, values[:, :2])), ValueError),
+        (rk.LogitEdits(bias=(lists.long(), values)), TypeError),
+        (rk.LogitEdits(bias=(lists[:1], values[:1])), ValueError),
+        (rk.LogitEdits(penalties=(counts[:, :39].contiguous(), row.int(), row, row, row)), ValueError),
+        (rk.LogitEdits(penalties=(counts, row.long(), row, row, row)), TypeError),
+        (rk.LogitEdits(min_tokens=(lists, row)), TypeError),
+        (rk.LogitEdits(min_tokens=(lists, row[:1].long())), ValueError),
+        (rk.LogitEdits(bitmask=torch.zeros(2, 1, dtype=torch.int32)), ValueError),
+        (rk.LogitEdits(bitmask=torch.zeros(2, 2)), TypeError),
+    ]
+    for edits, error in bad:
+        with pytest.raises(error):
+            rk.top_k_top_p_sampling(logits, *good, edits=edits)
+    with pytest.raises(ValueError, match="top_n"):
+        rk.top_k_top_p_sampling_with_logprobs(logits, *good, 41)
+
+
 def test_errors():
     logits, row = torch.zeros(2, 8), torch.ones(2)
     good = [row, row.int(), row, row, row.long(), row.long()]

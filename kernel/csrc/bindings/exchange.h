@@ -16,7 +16,7 @@ namespace radix::bind {
 
 namespace py = pybind11;
 
-constexpr int kMaxTensors = 16;
+constexpr int kMaxTensors = 24;
 constexpr int kMaxStrides = 8;
 
 // Raises the Python exception that belongs to a status (see RK_INVALID and its neighbours in types.h).

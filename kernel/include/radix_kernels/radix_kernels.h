@@ -17,6 +17,7 @@
 #include "radix_kernels/quantize.h"
 #include "radix_kernels/rope.h"
 #include "radix_kernels/sampling.h"
+#include "radix_kernels/sampling_shards.h"
 #include "radix_kernels/threads.h"
 #include "radix_kernels/types.h"
 

@@ -38,6 +38,7 @@ from .sampling import (
     top_k_top_p_sampling,
     top_k_top_p_sampling_with_logprobs,
 )
+from .sampling_shards import sample_candidates, sampling_candidates
 from .threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ __all__ = [
     "rmsnorm",
     "rmsnorm_quant_fp8",
     "rope_cos_sin_cache",
+    "sample_candidates",
+    "sampling_candidates",
     "set_fallback",
     "set_num_threads",
     "silu_and_mul",

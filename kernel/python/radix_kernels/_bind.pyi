@@ -126,9 +126,49 @@ def apply_penalties_inplace(
     logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
 ) -> None: ...
 def count_tokens_inplace(counts: Any, slots: Any, ids: Any) -> None: ...
+def sampling_workspace_size(rows: int, columns: int) -> int: ...
 def top_k_top_p_sampling(
-    logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, stream: int, out: Any
+    logits: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    position: Any,
+    stream: int,
+    out: Any,
+    workspace: Any,
+    edits: tuple[Any, ...] | None,
+    logprobs: tuple[Any, ...] | None,
 ) -> None: ...
+def sampling_candidates(
+    logits: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    position: Any,
+    stream: int,
+    first_id: int,
+    vocab_size: int,
+    records: Any,
+    workspace: Any,
+    edits: tuple[Any, ...] | None,
+) -> None: ...
+def sample_candidates(
+    records: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    position: Any,
+    stream: int,
+    vocab_size: int,
+    out: Any,
+) -> None: ...
+def token_logprobs(logits: Any, ids: Any, logprob: Any, top_logprobs: Any, top_ids: Any, workspace: Any) -> None: ...
 def mla_decode(
     q_nope: Any,
     q_rope: Any,
@@ -146,4 +186,3 @@ def mla_decode(
 def mla_decode_workspace_size(
     tokens: int, batch: int, heads: int, page_size: int, max_pages: int, max_seqlen_q: int
 ) -> int: ...
-def token_logprobs(logits: Any, ids: Any, top_n: int, logprob: Any, top_logprobs: Any, top_ids: Any) -> None: ...

@@ -43,6 +43,9 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "apply_penalties_inplace": ("float32",),
     "count_tokens_inplace": ("int32",),
     "top_k_top_p_sampling": ("float32",),
+    "top_k_top_p_sampling_with_logprobs": ("float32",),
+    "sampling_candidates": ("float32",),
+    "sample_candidates": ("int64",),
     "token_logprobs": ("float32",),
 }
 # Public ops whose binding function has another name.
@@ -52,6 +55,7 @@ _NATIVE_NAMES = {
     "per_token_group_quant": "per_token_quant_fp8",
     "silu_and_mul_quant_fp8": "per_token_quant_fp8",
     "embedding": "embedding_packed",
+    "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
 }
 
 

@@ -7,7 +7,25 @@
 #include "cpu/sampling/sampling.h"
 #include "cpu/thread_pool.h"
 
-namespace radix::backend {
+namespace radix {
+
+void cpu::row_logprobs(const float* x, int64_t n, int32_t id, int64_t top_n, float* logprob, float* top_logprobs,
+                       int32_t* top_ids) {
+  static thread_local std::vector<int32_t> best;
+  const float top = sampling_kernels().max(x, n);
+  const double log_sum = std::log(sampling_kernels().sum_exp(x, top, n));
+  const auto value = [&](int32_t at) {
+    return static_cast<float>(static_cast<double>(x[at]) - static_cast<double>(top) - log_sum);
+  };
+  *logprob = id < 0 ? NAN : value(id);
+  first_ids(x, n, top_n, best);
+  for (int64_t i = 0; i < top_n; i++) {
+    top_ids[i] = best[i];
+    top_logprobs[i] = value(best[i]);
+  }
+}
+
+namespace backend {
 
 using namespace cpu;
 
@@ -19,22 +37,12 @@ void token_logprobs(const rk_token_logprobs_args& args, rk_stream) {
     if (ids[b] < -1 || ids[b] >= n)
       fail(RK_INVALID, "token_logprobs: ids[%lld] is %d, expected -1 to %lld", (long long)b, ids[b], (long long)n - 1);
   parallel_for(logits.shape[0], 1, [&](int64_t begin, int64_t end) noexcept {
-    static thread_local std::vector<int32_t> best;
-    for (int64_t b = begin; b < end; b++) {
-      const float* x = data_ptr<float>(logits) + b * logits.strides[0];
-      const float top = sampling_kernels().max(x, n);
-      const double log_sum = std::log(sampling_kernels().sum_exp(x, top, n));
-      const auto logprob = [&](int32_t id) {
-        return static_cast<float>(static_cast<double>(x[id]) - static_cast<double>(top) - log_sum);
-      };
-      data_ptr<float>(*args.logprob)[b] = ids[b] < 0 ? NAN : logprob(ids[b]);
-      first_ids(x, n, top_n, best);
-      for (int64_t i = 0; i < top_n; i++) {
-        data_ptr<int32_t>(*args.top_ids)[b * top_n + i] = best[i];
-        data_ptr<float>(*args.top_logprobs)[b * top_n + i] = logprob(best[i]);
-      }
-    }
+    for (int64_t b = begin; b < end; b++)
+      row_logprobs(data_ptr<float>(logits) + b * logits.strides[0], n, ids[b], top_n,
+                   data_ptr<float>(*args.logprob) + b, data_ptr<float>(*args.top_logprobs) + b * top_n,
+                   data_ptr<int32_t>(*args.top_ids) + b * top_n);
   });
 }
 
-}  // namespace radix::backend
+}  // namespace backend
+}  // namespace radix

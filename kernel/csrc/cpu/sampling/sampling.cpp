@@ -141,6 +141,16 @@ T* row_of(const rk_tensor& t, int64_t row) {
   return data_ptr<T>(t) + row * t.strides[0];
 }
 
+// counts: the row's words. See apply_penalties.
+void penalise(float* x, const int32_t* counts, int64_t n, float repetition, float frequency, float presence) {
+  for (int64_t i = 0; i < n; i++) {
+    if (counts[i] == 0) continue;
+    x[i] = x[i] > 0 ? x[i] / repetition : x[i] * repetition;
+    const int32_t count = counts[i] & (kInPrompt - 1);
+    if (count > 0) x[i] -= frequency * static_cast<float>(count) + presence;
+  }
+}
+
 void check_slots(const char* op, const rk_tensor& slots, const rk_tensor& counts) {
   const int32_t* slot = data_ptr<int32_t>(slots);
   for (int64_t b = 0; b < slots.shape[0]; b++)
@@ -149,9 +159,51 @@ void check_slots(const char* op, const rk_tensor& slots, const rk_tensor& counts
            (long long)counts.shape[0] - 1);
 }
 
+bool edits_logits(const rk_top_k_top_p_sampling_args& a) {
+  return a.bias_ids || a.counts || a.stop_ids || a.bitmask;
+}
+
+// A row's list of ids [M], ended by a negative one; ids past the vocabulary are skipped.
+template <class Fn>
+void for_each_listed(const rk_tensor& lists, int64_t b, int64_t n, const Fn& fn) {
+  const int64_t count = lists.shape[1];
+  const int32_t* ids = data_ptr<int32_t>(lists) + b * count;
+  for (int64_t i = 0; i < count && ids[i] >= 0; i++)
+    if (ids[i] < n) fn(ids[i], b * count + i);
+}
+
+// A copy of row b with bias, penalties, minimum of tokens and grammar applied, in this thread's memory.
+const float* edited_row(const rk_top_k_top_p_sampling_args& a, int64_t b) {
+  static thread_local std::vector<float> edited;
+  const float* logits = row_of<const float>(*a.logits, b);
+  const int64_t n = a.logits->shape[1];
+  edited.assign(logits, logits + n);
+  float* x = edited.data();
+  if (a.bias_ids)
+    for_each_listed(*a.bias_ids, b, n, [&](int32_t id, int64_t at) { x[id] += data_ptr<float>(*a.bias_values)[at]; });
+  if (a.counts) {
+    const int32_t slot = data_ptr<int32_t>(*a.slots)[b];
+    if (slot >= 0)
+      penalise(x, row_of<int32_t>(*a.counts, slot), n, data_ptr<float>(*a.repetition)[b],
+               data_ptr<float>(*a.frequency)[b], data_ptr<float>(*a.presence)[b]);
+  }
+  if (a.stop_ids && data_ptr<int64_t>(*a.position)[b] < data_ptr<int64_t>(*a.min_position)[b])
+    for_each_listed(*a.stop_ids, b, n, [&](int32_t id, int64_t) { x[id] = -kInf; });
+  if (a.bitmask) {
+    const uint32_t* words = row_of<const uint32_t>(*a.bitmask, b);
+    for (int64_t i = 0; i < n; i++)
+      if (!(words[i / 32] >> (i % 32) & 1u)) x[i] = -kInf;
+  }
+  return x;
+}
+
 }  // namespace
 
 namespace backend {
+
+int64_t sampling_workspace_size(int64_t, int64_t) {
+  return 0;
+}
 
 void apply_penalties(const rk_apply_penalties_args& args, rk_stream) {
   check_slots("apply_penalties_inplace", *args.slots, *args.counts);
@@ -162,15 +214,9 @@ void apply_penalties(const rk_apply_penalties_args& args, rk_stream) {
   const float* presence = data_ptr<float>(*args.presence);
   parallel_for(args.logits->shape[0], 1, [&](int64_t begin, int64_t end) noexcept {
     for (int64_t b = begin; b < end; b++) {
-      if (slots[b] < 0) continue;
-      float* x = row_of<float>(*args.logits, b);
-      const int32_t* words = row_of<int32_t>(*args.counts, slots[b]);
-      for (int64_t i = 0; i < n; i++) {
-        if (words[i] == 0) continue;
-        x[i] = x[i] > 0 ? x[i] / repetition[b] : x[i] * repetition[b];
-        const int32_t count = words[i] & (kInPrompt - 1);
-        if (count > 0) x[i] -= frequency[b] * static_cast<float>(count) + presence[b];
-      }
+      if (slots[b] >= 0)
+        penalise(row_of<float>(*args.logits, b), row_of<int32_t>(*args.counts, slots[b]), n, repetition[b],
+                 frequency[b], presence[b]);
     }
   });
 }
@@ -192,10 +238,18 @@ void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& args, rk_stream) {
   const Settings s{data_ptr<float>(*args.temperature), data_ptr<float>(*args.top_p),
                    data_ptr<float>(*args.min_p),       data_ptr<int32_t>(*args.top_k),
                    data_ptr<int64_t>(*args.seed),      data_ptr<int64_t>(*args.position)};
+  if (args.counts) check_slots("top_k_top_p_sampling", *args.slots, *args.counts);
+  const bool edits = edits_logits(args);
+  const int64_t n = args.logits->shape[1], top_n = args.logprob ? args.top_ids->shape[1] : 0;
   int32_t* out = data_ptr<int32_t>(*args.out);
   parallel_for(args.logits->shape[0], 1, [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t b = begin; b < end; b++)
-      out[b] = sample_row(row_of<const float>(*args.logits, b), args.logits->shape[1], s, b, args.draw_stream);
+    for (int64_t b = begin; b < end; b++) {
+      const float* logits = row_of<const float>(*args.logits, b);
+      out[b] = sample_row(edits ? edited_row(args, b) : logits, n, s, b, args.draw_stream);
+      if (args.logprob)
+        row_logprobs(logits, n, out[b], top_n, data_ptr<float>(*args.logprob) + b,
+                     data_ptr<float>(*args.top_logprobs) + b * top_n, data_ptr<int32_t>(*args.top_ids) + b * top_n);
+    }
   });
 }
 

@@ -17,4 +17,8 @@ struct SamplingKernels {
 };
 RK_CPU_TABLE(SamplingKernels, sampling)
 
+// Log-softmax of a row at id (negative: NaN) and of its top_n largest.
+void row_logprobs(const float* x, int64_t n, int32_t id, int64_t top_n, float* logprob, float* top_logprobs,
+                  int32_t* top_ids);
+
 }  // namespace radix::cpu

@@ -30,6 +30,7 @@ from .sampling import (
     token_logprobs,
     top_k_top_p_sampling,
 )
+from .sampling_shards import sample_candidates, sampling_candidates
 
 
 def float32() -> torch.dtype:
@@ -66,11 +67,16 @@ __all__ = [
     "moe_fused_gate",
     "moe_sum",
     "per_tensor_quant_fp8",
+    "per_tensor_quant_fp8",
+    "per_token_group_quant",
     "per_token_group_quant",
     "philox4x32",
     "rmsnorm",
     "rmsnorm_quant_fp8",
+    "rmsnorm_quant_fp8",
     "rope_cos_sin_cache",
+    "sample_candidates",
+    "sampling_candidates",
     "silu_and_mul",
     "store_kv_cache",
     "token_logprobs",

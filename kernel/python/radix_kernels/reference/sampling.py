@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..sampling import LogitEdits
 from .philox import uniform
 
 _IN_PROMPT = 1 << 30
@@ -36,6 +37,36 @@ def count_tokens_inplace(counts: torch.Tensor, slots: torch.Tensor, ids: torch.T
     rows = ((slots >= 0) & (ids >= 0)).nonzero().squeeze(1)
     where = (slots[rows].long(), ids[rows].long())
     counts.index_put_(where, torch.ones_like(ids[rows]), accumulate=True)
+
+
+def edited_logits(
+    logits: torch.Tensor, position: torch.Tensor, edits: LogitEdits, *, compute_dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """A copy of the logits with bias, penalties, minimum of tokens and grammar applied, in that order."""
+    x = logits.clone()
+    if edits.bias is not None:
+        ids, values = edits.bias
+        row, id_, where = _listed(ids, x.shape[1])
+        wide = x.to(compute_dtype).index_put((row, id_), values[where].to(compute_dtype), accumulate=True)
+        x = wide.to(x.dtype)
+    if edits.penalties is not None:
+        apply_penalties_inplace(x, *edits.penalties, compute_dtype=compute_dtype)
+    if edits.min_tokens is not None:
+        stop_ids, min_position = edits.min_tokens
+        early = (position < min_position)[:, None]
+        row, id_, _ = _listed(stop_ids.masked_fill(~early, -1), x.shape[1])
+        x[row, id_] = -torch.inf
+    if edits.bitmask is not None:
+        bits = torch.arange(32, device=x.device, dtype=torch.int32)
+        allowed = (edits.bitmask[:, :, None] >> bits & 1).flatten(1)[:, : x.shape[1]]
+        x = x.masked_fill(allowed == 0, -torch.inf)
+    return x
+
+
+def _listed(ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows and ids of lists that end at the first negative id, and the mask of where they stand."""
+    where = ((ids < 0).to(torch.int32).cumsum(1) == 0) & (ids < vocab_size)
+    return where.nonzero()[:, 0], ids[where].long(), where
 
 
 def kept_ids(

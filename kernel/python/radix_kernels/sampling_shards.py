@@ -1,0 +1,108 @@
+"""Sampling where each rank holds the logits of a part of the vocabulary.
+
+Each rank lists what its shard may contribute (`sampling_candidates`, a few kilobytes a row), the lists are gathered,
+and one draw from them (`sample_candidates`) gives the id that `top_k_top_p_sampling` draws from the whole logits: the
+full logits never travel.
+"""
+
+from __future__ import annotations
+
+from . import _arrays, _checks, _dispatch
+from ._arrays import Array
+from .sampling import LogitEdits, check_draw, workspace
+
+HEADER = 3  # words of a record before its candidates
+MOST_CANDIDATES = 2048  # of all shards together
+
+
+def sampling_candidates(
+    logits: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seed: Array,
+    position: Array,
+    *,
+    first_id: int,
+    vocab_size: int,
+    num_candidates: int = 256,
+    stream: int = 0,
+    edits: LogitEdits | None = None,
+) -> Array:
+    """What one shard of the vocabulary contributes to a draw: int64 [B, 3 + num_candidates].
+
+    logits: float32 [B, n], those of ids first_id .. first_id + n - 1; first_id is a multiple of 4. The other arrays and
+    the edits are as in `top_k_top_p_sampling`, the same on every rank; but counts and bitmask are those of the shard's
+    columns. A record's words are described in `radix_kernels/sampling_shards.h`; what a record does not use is not
+    written. Errors: TypeError, ValueError.
+    """
+    op = "sampling_candidates"
+    settings = (temperature, top_k, top_p, min_p, seed, position)
+    records = _arrays.empty(logits, (int(logits.shape[0]), HEADER + num_candidates), "int64")
+    run = _dispatch.native(op, logits)
+    if run is not None:
+        flat = None if edits is None else edits.flat()
+        run(logits, *settings, stream, first_id, vocab_size, records, workspace(logits), flat)
+        return records
+    from . import reference
+
+    x, columns, checked = check_draw(op, logits, settings, stream, edits)
+    end = first_id + int(x.shape[1])
+    _checks.require(
+        op,
+        first_id >= 0 and first_id % 4 == 0 and end <= vocab_size,
+        f"first_id is {first_id}, vocab_size {vocab_size}",
+    )
+    _checks.require(
+        op, 1 <= num_candidates <= MOST_CANDIDATES, f"records has {num_candidates} candidates, expected 1 to 2048"
+    )
+    found = reference.sampling_candidates(
+        x, *columns, first_id=first_id, vocab_size=vocab_size, num_candidates=num_candidates, stream=stream,
+        edits=checked,
+    )  # fmt: skip
+    _arrays.as_torch(records).copy_(found)
+    return records
+
+
+def sample_candidates(
+    records: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seed: Array,
+    position: Array,
+    *,
+    vocab_size: int,
+    stream: int = 0,
+    out: Array | None = None,
+) -> Array:
+    """The draw from the records of all shards: int32 [B].
+
+    records: int64 [W, B, 3 + C] of `sampling_candidates`, in any order of the shards; W * C at most 2,048. The other
+    arguments are those of `sampling_candidates`. The id is that which `top_k_top_p_sampling` draws from the whole
+    logits, -1 included; -2 says that the filters may keep ids that no shard listed (top_k above C, or a nucleus of more
+    ids than that): such a row must be drawn from its logits. Greedy and unfiltered rows, and rows with top_k up to C,
+    never give -2. Errors: TypeError, ValueError.
+    """
+    op = "sample_candidates"
+    settings = (temperature, top_k, top_p, min_p, seed, position)
+    if out is None:
+        out = _arrays.empty(records, tuple(temperature.shape), "int32")
+    run = _dispatch.native(op, records)
+    if run is not None:
+        run(records, *settings, stream, vocab_size, out)
+        return out
+    from . import reference
+
+    r, o, *columns = (_arrays.as_torch(t) for t in (records, out, *settings))
+    _checks.dtype(op, "records", r, ("int64",))
+    _checks.rank(op, "records", r, 3)
+    candidates = r.shape[2] - HEADER
+    _checks.require(
+        op, candidates >= 1 and 1 <= r.shape[0] * candidates <= MOST_CANDIDATES,
+        f"records has {r.shape[0]} x {candidates} candidates, expected 1 to {MOST_CANDIDATES}",
+    )  # fmt: skip
+    reference.sample_candidates(r, *columns, vocab_size=vocab_size, stream=stream, out=o)
+    return out
