@@ -16,21 +16,22 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Largest tensor in bytes that goes in one shot, by the number of ranks.
+// Largest tensor in bytes that goes in one shot, by the number of ranks (docs/kernels/all_reduce.md).
 inline int64_t one_shot_bytes(int world_size) {
   switch (world_size) {
-    case 2: return INT64_MAX;  // both move the same bytes; one shot has a hop less
-    case 4: return 512 << 10;
+    case 2: return 1 << 20;
+    case 4: return 256 << 10;
     default: return 128 << 10;
   }
 }
 
-// algorithm, blocks and threads of the caller come first; 0 asks for ours.
+// algorithm, blocks and threads of the caller come first; 0 asks for ours: the smallest blocks of which 64 do, a thread
+// for each place in one shot and for every second place of a share in two.
 inline AllReducePlan plan_all_reduce(int world_size, int64_t bytes, int algorithm, int blocks, int threads) {
   const bool two_shot = algorithm ? algorithm == RK_ALL_REDUCE_TWO_SHOT : bytes > one_shot_bytes(world_size);
-  const int64_t words = ceil_div(bytes, 16);
-  if (!threads) threads = 512;
-  if (!blocks) blocks = static_cast<int>(std::min<int64_t>(ceil_div(words, threads), 64));
+  const int64_t words = ceil_div(bytes, 16), wanted = two_shot ? ceil_div(words, 2 * world_size) : words;
+  if (!threads) threads = wanted <= 64 * 128 ? 128 : wanted <= 64 * 256 ? 256 : 512;
+  if (!blocks) blocks = static_cast<int>(std::min<int64_t>(ceil_div(wanted, threads), kMaxChannels));
   return {two_shot, blocks, threads};
 }
 
