@@ -12,11 +12,11 @@ namespace radix::attention::prefill {
 struct Args {
   Params p;
   int tokens_per_tile = 0;
-  int box_tokens = 0;    // keys that one copy brings, a divisor of the page size; 0: keys are gathered one by one
-  int page_shift = -1;   // log2 of the page size, or -1
-  float scale_log2 = 0;  // softmax_scale * log2(e); with a soft cap 1, and scores arrive scaled
+  int tokens_per_step = 0;  // of a cluster's tiles together
+  int box_tokens = 0;       // keys that one copy brings, a divisor of the page size; 0: keys are gathered one by one
+  int page_shift = -1;      // log2 of the page size, or -1
+  float scale_log2 = 0;     // softmax_scale * log2(e); with a soft cap 1, and scores arrive scaled
   float cap_in = 0, cap_out = 0;  // score -> cap_out * tanh(score * cap_in)
-  int* next_tile = nullptr;       // tiles handed out, beyond the first of each block; NULL: tiles are dealt in turn
 };
 
 // One tile, as the producer hands it to the consumers. Blocks of keys n_begin .. n_end - 1 are visible to some query.

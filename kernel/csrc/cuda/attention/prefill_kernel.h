@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/attention/prefill_gather.h"
+#include "cuda/hopper/cluster.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/hopper/registers.h"
 #include "cuda/hopper/tma.h"
@@ -20,14 +21,14 @@ namespace radix::attention::prefill {
 
 using namespace hopper;
 
-// kDim: the head dimension, rounded up to 64 columns. kConsumers: warpgroups of 64 rows.
-template <class T_, int kDim_, int kBlockN_, int kConsumers_ = 2, bool kQueryRegisters_ = false, bool kTurns_ = true,
-          int kStages_ = 2, bool kLazy_ = true>
+// kDim: the head dimension, rounded up to 64 columns. kConsumers: warpgroups of 64 rows. kCluster: blocks that work on
+// neighbouring tiles of one head; each copies its share of the keys and values to all of them. kQueryRegisters: queries
+// are read from shared memory once a tile.
+template <class T_, int kDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_>
 struct Config {
   using T = T_;
-  static constexpr int kDim = kDim_, kBlockN = kBlockN_, kConsumers = kConsumers_, kStages = kStages_;
-  static constexpr bool kQueryRegisters = kQueryRegisters_;  // queries are read from shared memory once a tile
-  static constexpr bool kTurns = kTurns_, kLazy = kLazy_;
+  static constexpr int kDim = kDim_, kBlockN = kBlockN_, kConsumers = kConsumers_, kCluster = kCluster_, kStages = 2;
+  static constexpr bool kQueryRegisters = kQueryRegisters_;
   static constexpr Operand kType = std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
   static constexpr int kColumnBlocks = kDim / 64;             // of 128 bytes
@@ -53,7 +54,13 @@ template <class C>
 class Producer {
  public:
   __device__ Producer(const Args& a, Shared<C>& shared, const TensorMap* q, const TensorMap* k, const TensorMap* v)
-      : a_(a), shared_(shared), q_(q), keys_(threadIdx.x < 64), map_(keys_ ? k : v), lane_(threadIdx.x % 32) {}
+      : a_(a),
+        shared_(shared),
+        q_(q),
+        keys_(threadIdx.x < 64),
+        map_(keys_ ? k : v),
+        lane_(threadIdx.x % 32),
+        rank_(C::kCluster > 1 ? cluster_rank() : 0) {}
 
   __device__ void run() {
     Gatherer<C, Shared<C>> gatherer(a_, shared_);
@@ -76,17 +83,16 @@ class Producer {
     Tile t{};
     t.row = -1;
     if (at < schedule.total()) t = schedule.template tile<C::kBlockN>(at);
+    if (C::kCluster > 1) t.first += cluster_rank() * a_.tokens_per_tile;
     barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
     if (lane_ == 0) send_queries(t, i & 1);
     __syncwarp();
   }
 
-  // Handed out as blocks come for more, or dealt there and back, so that no block has the longer one each time.
-  __device__ int place(int i) const {
-    if (!a_.next_tile || i == 0) return i * gridDim.x + (i % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    int taken = 0;
-    if (lane_ == 0) taken = atomicAdd(a_.next_tile, 1);
-    return gridDim.x + __shfl_sync(~0u, taken, 0);
+  // Tiles are dealt there and back, so that no block has the longer one each time.
+  __device__ static int place(int i) {
+    const int block = blockIdx.x / C::kCluster, blocks = gridDim.x / C::kCluster;
+    return i * blocks + (i % 2 ? blocks - 1 - block : block);
   }
 
   __device__ void send_queries(const Tile& t, int slot) {
@@ -112,11 +118,10 @@ class Producer {
     }
   }
 
-  // This lane's first token of block n; the lane copies box_tokens tokens, if there are any.
-  __device__ int token(int n) const { return n * C::kBlockN + lane_ * a_.box_tokens; }
-  __device__ bool copies(const Tile& t, int n) const {
-    return lane_ * a_.box_tokens < C::kBlockN && token(n) < t.kv_len;
-  }
+  // Where in a block this lane's box begins; box_tokens tokens, if there are any. Blocks of a cluster take turns.
+  __device__ int place_in_block() const { return (lane_ * C::kCluster + rank_) * a_.box_tokens; }
+  __device__ int token(int n) const { return n * C::kBlockN + place_in_block(); }
+  __device__ bool copies(const Tile& t, int n) const { return place_in_block() < C::kBlockN && token(n) < t.kv_len; }
   __device__ int look_up(const Tile& t, int n) const {
     if (!a_.p.page_table || !copies(t, n)) return 0;
     return a_.p.page_table[t.row * a_.p.table_row + page_of(token(n))];
@@ -130,14 +135,20 @@ class Producer {
     barrier_wait(&(keys_ ? shared_.k_empty : shared_.v_empty)[ring_.index], ring_.parity ^ 1);
     const bool mine = copies(t, n);
     const int half = threadIdx.x / 32 % 2, columns = (C::kColumnBlocks + C::kIssuers - 1 - half) / C::kIssuers;
-    const int boxes = __popc(__ballot_sync(~0u, mine));
+    const int tokens = min(C::kBlockN, t.kv_len - n * C::kBlockN);
+    const int boxes = (tokens + a_.box_tokens - 1) / a_.box_tokens;
     if (lane_ == 0) barrier_arrive_expect(full, boxes * a_.box_tokens * columns * 128);
     __syncwarp();
     if (mine) {
       const int at = a_.p.page_table ? token(n) - page_of(token(n)) * a_.p.page_size : t.kv_begin + token(n);
-      char* to = (keys_ ? shared_.k : shared_.v)[ring_.index] + lane_ * a_.box_tokens * 128;
+      char* to = (keys_ ? shared_.k : shared_.v)[ring_.index] + place_in_block() * 128;
       for (int c = half; c < C::kColumnBlocks; c += C::kIssuers)
-        tma_load_4d(to + c * C::kBlockN * 128, map_, full, c * 64, at, t.kv_head, page, L2Keep::last_out);
+        if constexpr (C::kCluster > 1) {
+          tma_multicast_4d(to + c * C::kBlockN * 128, map_, full, (1 << C::kCluster) - 1, c * 64, at, t.kv_head, page,
+                           L2Keep::last_out);
+        } else {
+          tma_load_4d(to + c * C::kBlockN * 128, map_, full, c * 64, at, t.kv_head, page, L2Keep::last_out);
+        }
     }
     __syncwarp();
     ring_.next();
@@ -148,7 +159,7 @@ class Producer {
   const TensorMap* q_;
   bool keys_;
   const TensorMap* map_;
-  int lane_;
+  int lane_, rank_;
   Ring<C::kStages> ring_;
 };
 
@@ -226,7 +237,7 @@ class Consumer {
   }
 
   __device__ void run() {
-    if (C::kTurns && group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
+    if (group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
     for (int i = 0;; i++) {
       barrier_wait(&shared_.q_full, i & 1);
       const Tile t = shared_.tiles[i & 1];
@@ -296,11 +307,11 @@ class Consumer {
       rescale(o, softmax);
       if (n == t.n_begin) break;
       barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
-      if (C::kTurns) named_barrier(kTurn + group_, 256);
+      named_barrier(kTurn + group_, 256);
       start_scores(s, q);
       barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
       start_output(o, p);
-      if (C::kTurns) named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
+      named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
       wgmma_wait<1>();
       wgmma_hold(s);
       release_block(shared_.k_empty, k_at_);
@@ -319,7 +330,11 @@ class Consumer {
     if (lane_ == 0) barrier_arrive(empty);
   }
   __device__ void release_block(uint64_t* empty, Ring<C::kStages>& ring) {
-    release(&empty[ring.index]);
+    if constexpr (C::kCluster > 1) {
+      if (lane_ < C::kCluster) barrier_arrive_remote(&empty[ring.index], lane_);
+    } else {
+      release(&empty[ring.index]);
+    }
     ring.next();
   }
 
@@ -390,7 +405,7 @@ class Consumer {
 
   // Once the largest scores are found, later steps leave them: mostly there is nothing to do.
   __device__ static void rescale(float (&o)[C::kDim / 2], const Softmax& softmax) {
-    if (C::kLazy && __all_sync(~0u, softmax.shrink[0] == 1.f && softmax.shrink[1] == 1.f)) return;
+    if (__all_sync(~0u, softmax.shrink[0] == 1.f && softmax.shrink[1] == 1.f)) return;
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
   }
@@ -478,12 +493,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     for (int i = 0; i < C::kStages; i++) {
       barrier_init(&shared.k_full[i], arrivals);
       barrier_init(&shared.v_full[i], arrivals);
-      barrier_init(&shared.k_empty[i], 4 * C::kConsumers);
-      barrier_init(&shared.v_empty[i], 4 * C::kConsumers);
+      barrier_init(&shared.k_empty[i], 4 * C::kConsumers * C::kCluster);
+      barrier_init(&shared.v_empty[i], 4 * C::kConsumers * C::kCluster);
     }
     barrier_init_fence();
   }
-  __syncthreads();
+  C::kCluster > 1 ? cluster_sync() : __syncthreads();
   pdl_wait();
   if (threadIdx.x < 128) {
     give_registers<C::kProducerRegisters>();
@@ -492,6 +507,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     take_registers<C::kConsumerRegisters>();
     Consumer<C>(args, shared).run();
   }
+  if (C::kCluster > 1) cluster_sync();  // the others may still write here
 }
 
 }  // namespace radix::attention::prefill

@@ -36,35 +36,49 @@ inline TensorMap key_map(const Args& a, CUtensorMapDataType type, const void* da
   return make_tensor_map(tokens > 0 && pages > 0 ? data : p.q, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+// Keys that one copy brings; 0 where a page is too small: swizzled rows are copied eight at a time.
+template <class C>
+int box_tokens(const Params& p) {
+  const int most = C::kBlockN / C::kCluster, tokens = p.page_table ? std::gcd(p.page_size, most) : most;
+  return tokens % 8 == 0 ? tokens : 0;
+}
+
 template <class C>
 void launch_config(Args a, rk_stream stream) {
   const Params& p = a.p;
   a.tokens_per_tile = C::kBlockM / p.group();
-  a.box_tokens = p.page_table ? std::gcd(p.page_size, C::kBlockN) : C::kBlockN;
-  const bool gathers = a.box_tokens % 8 != 0;  // swizzled rows are copied eight at a time
-  if (gathers) a.box_tokens = 0;
+  a.tokens_per_step = a.tokens_per_tile * C::kCluster;
+  a.box_tokens = box_tokens<C>(p);
   const CUtensorMapDataType type =
       C::kType == Operand::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   int sms = 0;
   gpu::check_gpu(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, p.device.id), "multiprocessors");
-  const int64_t tiles = (p.tokens / a.tokens_per_tile + p.batch) * p.kv_heads;
-  if (tiles > INT_MAX) fail(RK_UNSUPPORTED, "flash_attn: prefill cannot count %lld tiles", (long long)tiles);
+  const int64_t steps = (p.tokens / a.tokens_per_step + p.batch) * p.kv_heads;
+  if (steps > INT_MAX) fail(RK_UNSUPPORTED, "flash_attn: prefill cannot count %lld tiles", (long long)steps);
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(tiles, sms)));
+  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(steps, sms / C::kCluster)) * C::kCluster);
+  shape.cluster = C::kCluster;
   shape.threads = C::kThreads;
   shape.shared_bytes = sizeof(Shared<C>);
+  const TensorMap none{};
   launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map(a, type),
-                   gathers ? TensorMap{} : key_map(a, type, p.k, p.k_page, p.k_token, p.k_head),
-                   gathers ? TensorMap{} : key_map(a, type, p.v, p.v_page, p.v_token, p.v_head));
+                   a.box_tokens ? key_map(a, type, p.k, p.k_page, p.k_token, p.k_head) : none,
+                   a.box_tokens ? key_map(a, type, p.v, p.v_page, p.v_token, p.v_head) : none);
 }
 
 template <class T>
 void launch(const Args& a, rk_stream stream) {
   const int dim = a.p.head_dim;
-  if (dim <= 64) return launch_config<Config<T, 64, 128>>(a, stream);
-  if (dim <= 128) return launch_config<Config<T, 128, 128>>(a, stream);
-  if (dim <= 192) return launch_config<Config<T, 192, 96>>(a, stream);
-  return launch_config<Config<T, 256, 80>>(a, stream);
+  if (dim <= 64) return launch_config<Config<T, 64, 128, 3, 1, false>>(a, stream);
+  if (dim <= 128) {
+    using Single = Config<T, 128, 128, 2, 1, true>;
+    using Pair = Config<T, 128, 128, 2, 2, true>;
+    // A pair shares its keys where rows fill both tiles and the copy engine can bring them.
+    const bool pair = a.p.max_seqlen_q > Pair::kBlockM / a.p.group() && box_tokens<Pair>(a.p) > 0;
+    return pair ? launch_config<Pair>(a, stream) : launch_config<Single>(a, stream);
+  }
+  if (dim <= 192) return launch_config<Config<T, 192, 96, 2, 1, false>>(a, stream);
+  return launch_config<Config<T, 256, 80, 2, 1, false>>(a, stream);
 }
 
 }  // namespace radix::attention::prefill

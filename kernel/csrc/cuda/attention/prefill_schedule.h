@@ -50,9 +50,9 @@ class Schedule {
     t.q_len = a_.p.cu_q[t.row + 1] - t.q_begin;
     t.kv_len = kv_len(t.row);
     t.kv_begin = a_.p.cu_k ? a_.p.cu_k[t.row] : 0;
-    t.first = (tiles_of(t.row) - 1 - level_) * a_.tokens_per_tile;
+    t.first = (tiles_of(t.row) - 1 - level_) * a_.tokens_per_step;
     const int offset = t.kv_len - t.q_len;  // position of query token 0
-    const int last = offset + min(t.q_len, t.first + a_.tokens_per_tile) - 1;
+    const int last = offset + min(t.q_len, t.first + a_.tokens_per_step) - 1;
     const int end = a_.p.causal ? min(t.kv_len, last + 1) : t.kv_len;
     const int begin = a_.p.window_left >= 0 ? max(0, offset + t.first - a_.p.window_left) : 0;
     t.n_begin = begin / kBlockN;
@@ -65,7 +65,7 @@ class Schedule {
     return a_.p.cu_k ? a_.p.cu_k[row + 1] - a_.p.cu_k[row] : max(a_.p.kv_lens[row], 0);
   }
   __device__ int tiles_of(int row) const {
-    return (a_.p.cu_q[row + 1] - a_.p.cu_q[row] + a_.tokens_per_tile - 1) / a_.tokens_per_tile;
+    return (a_.p.cu_q[row + 1] - a_.p.cu_q[row] + a_.tokens_per_step - 1) / a_.tokens_per_step;
   }
   // Rows that have a tile at this level.
   __device__ int rows_with(int level) const {

@@ -110,11 +110,14 @@ __device__ inline void tma_multicast_3d(void* shared, const TensorMap* map, uint
       : "memory");
 }
 
-// `bytes` that lie together, a multiple of 16, both ends aligned to 16; completes on `barrier`.
-__device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
+__device__ inline void tma_multicast_4d(void* shared, const TensorMap* map, uint64_t* barrier, uint16_t blocks, int x,
+                                        int y, int z, int w, L2Keep keep = L2Keep::normal) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3, %8;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z), "r"(w),
+      "l"(static_cast<uint64_t>(keep))
+      : "memory");
 }
 
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.
