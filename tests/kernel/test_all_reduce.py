@@ -62,13 +62,13 @@ def test_device_code_on_threads(tmp_path):
     assert done.stdout.splitlines()[-1] == "abort: seen"
 
 
-def test_between_gpus(request):
-    """Sums, bits, graphs beside other work, a rank that is killed: each rank a process and a GPU."""
+def test_between_processes_on_gpus(request):
+    """Sums, bits, graphs beside other work, a rank that is killed: each rank a process, two of them on a lone GPU."""
     gpus = torch.cuda.device_count()
-    if request.config.getoption("--device") != "cuda" or gpus < 2:
-        pytest.skip("needs --device cuda and two GPUs")
+    if request.config.getoption("--device") != "cuda" or not hasattr(_loader.bind, "GpuComm"):
+        pytest.skip("needs --device cuda")
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    for world in (n for n in (2, 4, 8) if n <= gpus):
+    for world in (n for n in (2, 4, 8) if n <= max(gpus, 2)):
         command = [sys.executable, "-m", "tests.gpu.all_reduce", "--ranks", str(world)]
-        done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
