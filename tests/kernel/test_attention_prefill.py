@@ -107,3 +107,51 @@ def test_bits_repeat_and_do_not_depend_on_the_batch(rng):
             torch.tensor([0, n], dtype=torch.int32),
         )
         assert_same_bits(alone, whole[begin : begin + n])
+
+
+def fp8_case(rng: torch.Generator) -> tuple[Case, dict]:
+    """A case whose caches are FP8, and the scales that go with it; keys and values are what they stand for."""
+    case = make_case([(3, 40), (20, 25)], rng, heads=(4, 2), dtype=torch.bfloat16)
+    scales = {"k_scale": torch.tensor([0.5, 0.25]), "v_scale": torch.tensor([2.0, 1.0])}
+    case.k_cache, case.v_cache = (x.to(torch.float8_e4m3fn) for x in (case.k_cache, case.v_cache))
+    for kept, scale in zip((case.keys, case.values), scales.values(), strict=True):
+        kept[:] = [x.to(torch.float8_e4m3fn).double() * scale[:, None] for x in kept]
+    return case, scales
+
+
+@pytest.mark.cpu_only
+def test_what_no_kernel_serves_runs_the_reference_or_is_an_error(rng):
+    case, scales = fp8_case(rng)
+    before = rk.get_fallback()
+    try:
+        rk.set_fallback("reference")
+        got = rk.flash_attn_with_kvcache(*case.args, **scales)
+        rk.set_fallback("error")
+        with pytest.raises(RuntimeError, match="no kernel .*set_fallback"):
+            rk.flash_attn_with_kvcache(*case.args, **scales)
+    finally:
+        rk.set_fallback(before)
+    assert_close("flash_attn_with_kvcache", got, oracle(case)[0], ATTENTION[torch.bfloat16])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"k_scale": None},
+        {"v_scale": None},
+        {"k_scale": torch.ones(3)},
+        {"v_scale": torch.ones(1, 2)},
+        {"max_seqlen_q": -1},
+    ],
+    ids=str,
+)
+def test_errors_of_fp8(change, rng):
+    case, scales = fp8_case(rng)
+    with pytest.raises(ValueError):
+        rk.flash_attn_with_kvcache(*case.args, **{**scales, **change})
+
+
+def test_scales_are_for_fp8_alone(rng):
+    case = make_case([(3, 40)], rng)
+    with pytest.raises(ValueError, match="k_scale"):
+        rk.flash_attn_with_kvcache(*case.args, k_scale=torch.ones(1), v_scale=torch.ones(1))
