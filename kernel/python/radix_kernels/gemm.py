@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
+from .activation import silu_and_mul
 from .linear import PackedWeight, linear, raw_weight, small_product
 
 _GATE = {False: 1, True: 2}
@@ -38,15 +39,12 @@ def linear_silu_and_mul(
         flat = (x.reshape(-1, inputs), raw_weight(weight), None, None)
         run(*flat, _GATE[interleaved], isinstance(weight, PackedWeight), out.reshape(-1, features))
         return out
-    both = linear(x, weight)
-    from . import reference
-
-    tx, to = _arrays.as_torch(both), _arrays.as_torch(out)
+    both, to = _arrays.as_torch(linear(x, weight)), _arrays.as_torch(out)
     _checks.shape(op, "out", to, (*tuple(x.shape)[:-1], features), "rows of x, half of weight's")
-    _checks.same_dtype(op, "out", to, "x", tx)
+    _checks.same_dtype(op, "out", to, "x", both)
     if interleaved:
-        tx = tx.unflatten(-1, (features, 2)).transpose(-1, -2).flatten(-2)
-    reference.silu_and_mul(tx, out=to, compute_dtype=reference.float32())
+        both = both.unflatten(-1, (features, 2)).transpose(-1, -2).flatten(-2)
+    silu_and_mul(both, out=to)
     return out
 
 

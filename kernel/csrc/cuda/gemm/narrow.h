@@ -10,15 +10,15 @@
 namespace radix::gemm {
 
 struct NarrowShape {
-  int share;   // blocks of a cluster, over k
-  int blocks;  // clusters that run at once
-  int rows;    // of the weight in a tile
+  int share;     // blocks of a cluster, over k
+  int clusters;  // of the first round: one block a multiprocessor
+  int rows;      // of the weight in a tile
 };
 
-// Tiles alike, of at most `most` rows, in the fewest rounds of all clusters; `fit` blocks of a multiprocessor.
-inline NarrowShape narrow_tiles(const Problem& q, int multiprocessors, int share, int fit, int most) {
+// Tiles alike, of at most `most` rows, in the fewest rounds of one block a multiprocessor.
+inline NarrowShape narrow_tiles(const Problem& q, int multiprocessors, int share, int most) {
   // Clusters of more than 2 leave some multiprocessors of a GPC alone.
-  const int clusters = fit * (share <= 2 ? multiprocessors / share : multiprocessors / 16 * 16 / share);
+  const int clusters = share <= 2 ? multiprocessors / share : multiprocessors / 16 * 16 / share;
   const int unit = q.gated() ? 16 : 8;
   const int rounds = (q.n + most * clusters - 1) / (most * clusters);
   const int rows = (q.n + clusters * rounds - 1) / (clusters * rounds);
@@ -53,7 +53,7 @@ void launch_narrow(const Problem& q, const NarrowShape& s) {
   p.block_w_step = q.block_w_step;
   p.epilogue = q.epilogue;
   hopper::LaunchShape shape;
-  shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.blocks, p.tiles), q.batch);
+  shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.clusters, p.tiles), q.batch);
   shape.threads = Tile::kThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = s.share;
@@ -61,16 +61,20 @@ void launch_narrow(const Problem& q, const NarrowShape& s) {
                            token_map(q, Tile::kTokens), p);
 }
 
-// Large weights: a block has a multiprocessor, two warpgroups and up to 256 rows, so that x is read seldom. Smaller
-// ones: blocks of half a multiprocessor, with 64 rows or, where clusters are large, few rounds.
+// Weights whose k is shared: blocks of half a multiprocessor with up to 64 rows, two beside each other where a round is
+// not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
+// multiprocessor, so that x is read seldom.
 template <hopper::Operand kType, class Out, int kTokens, bool kBlockScaled>
 void narrow(const Problem& q) {
   const int sms = multiprocessors(q.device), share = narrow_share(q, sms);
-  if (share == 1 && q.n > 64 * sms)
-    return launch_narrow<kType, Out, NarrowTile<2, 2, kTokens, kBlockScaled, false>>(q,
-                                                                                     narrow_tiles(q, sms, 1, 1, 256));
-  const int fit = share <= 2 ? 2 : 1;
-  launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, true>>(q, narrow_tiles(q, sms, share, fit, 64));
+  const NarrowShape small = narrow_tiles(q, sms, share, 64);
+  if (share > 1 || q.n <= 64 * sms) {
+    launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, true>>(q, small);
+  } else if constexpr (kTokens <= 32) {
+    launch_narrow<kType, Out, NarrowTile<2, 1, kTokens, kBlockScaled, true>>(q, narrow_tiles(q, sms, 1, 128));
+  } else {
+    launch_narrow<kType, Out, NarrowTile<2, 2, kTokens, kBlockScaled, false>>(q, narrow_tiles(q, sms, 1, 256));
+  }
 }
 
 }  // namespace radix::gemm

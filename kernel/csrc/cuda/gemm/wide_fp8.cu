@@ -36,9 +36,11 @@ void launch_wide(const Problem& q) {
                            token_map(q, Tile::kRows / kCluster), weight_map(q, kWideColumns), result_map(q), p);
 }
 
+// Tiles of 256 tokens pay where there are many and a tile takes long.
 template <class Out, bool kBlockScaled>
 void run(const Problem& q) {
-  q.m <= 128 ? launch_wide<Out, 1, 2, kBlockScaled>(q) : launch_wide<Out, 2, 2, kBlockScaled>(q);
+  const bool large = q.m >= 1024 && q.k >= 8192;
+  large ? launch_wide<Out, 2, 2, kBlockScaled>(q) : launch_wide<Out, 1, 2, kBlockScaled>(q);
 }
 
 template <class Out>
