@@ -1,14 +1,12 @@
 """ForwardBatch: one step on the device.
 
-All tensors have addresses that never change (a captured graph replays on them); a step's tensors are their first
-elements. One packed int32 upload carries a StepPlan:
+All tensors have fixed addresses; a step's are their first elements. One packed int32 upload carries a StepPlan:
 
     [5, max_batch + 1]: rows, cu_seqlens_q, kv_lens, logit_rows, sample_rows
     [5, T]: prompt id or -1, row of next_token, position, entry of the page table, offset in the page
     [2, D]: page deltas: entry of the page table, page
 
-The first part sits at a fixed place and is used where it arrives; the rest is input of the few device operations that
-fill input_ids, positions, slot_mapping and page_table."""
+The first part is used where it arrives; from the rest a few device operations make the other tensors."""
 
 from typing import Any
 
@@ -33,8 +31,7 @@ class ForwardBatch:
     `kv_lens_host` are host values. A padding row has one token at slot -1 and sees one slot of the dummy page.
     `metadata` belongs to the attention backend.
 
-    Owns the device page table [max_rows + 1, max_pages]; row `max_rows` is all dummy pages. Used on the engine stream
-    only."""
+    Owns the device page table [max_rows + 1, max_pages]; row `max_rows` is all dummy pages."""
 
     def __init__(
         self, device: Device, kv_pool: KVPool, *, max_tokens: int, max_batch: int, max_rows: int, max_context: int
@@ -61,7 +58,7 @@ class ForwardBatch:
         0). `padded_batch` > B pads a decode step with dummy rows. Copies from host memory of its own, so `plan` may be
         reused at once. Does not synchronise."""
         self.metadata = None
-        fixed, tokens = self._layout(plan, max(0, padded_batch - plan.batch_size))
+        fixed, tokens = self._layout(plan, max(0, padded_batch - len(plan.rows)))
         # Of an entry that is named twice the last page: a device scatter promises no order.
         entries, last = np.unique((plan.page_rows * self.max_pages + plan.page_index)[::-1], return_index=True)
         deltas = np.stack([entries, plan.page_ids[::-1][last]])
@@ -82,11 +79,10 @@ class ForwardBatch:
         self.page_table = torch.index_select(self._table[:, :width], 0, self.rows, out=view)
 
     def _layout(self, plan: StepPlan, padding: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first two parts of the upload; sets the host values."""
-        if padding and plan.num_decode != plan.batch_size:
+        if padding and plan.num_decode != len(plan.rows):
             raise ValueError("only a decode step can be padded")
-        self.num_tokens, self.batch_size, self.num_decode = plan.num_tokens, plan.batch_size, plan.num_decode
-        self.padded_batch, self.padded_tokens = plan.batch_size + padding, plan.num_tokens + padding
+        self.num_tokens, self.batch_size, self.num_decode = len(plan.source), len(plan.rows), plan.num_decode
+        self.padded_batch, self.padded_tokens = self.batch_size + padding, self.num_tokens + padding
         ones = np.ones(padding, np.int32)
         query = self.query_lens_host = np.concatenate([plan.query_len, ones])
         kv = self.kv_lens_host = np.concatenate([plan.kv_len, ones])
@@ -114,7 +110,6 @@ class ForwardBatch:
         return fixed, tokens
 
     def _upload(self, target: torch.Tensor, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """The arrays, one after the other in `target`."""
         host = self.device.host_empty(sum(array.size for array in arrays), dtype=torch.int32)
         np.concatenate([array.ravel() for array in arrays], out=host.numpy())
         target = target[: len(host)].copy_(host, non_blocking=True)

@@ -43,9 +43,7 @@ class ServerArgs:
     disable_custom_all_reduce: bool = _engine(False, "GPU ranks exchange tensors by NCCL alone")
     num_threads: int | None = _engine(None, "CPU threads of all ranks together; default: all cores", minimum=1)
     attention_backend: str | None = _engine(None, "radix, triton, torch_native or a registered name; default: the best")
-    mem_fraction_static: float | None = _engine(
-        None, "share of memory for weights and KV cache; GPU: 0.88", "--gpu-memory-utilization"
-    )
+    mem_fraction_static: float | None = _engine(None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization")
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=1)
     kv_cache_dtype: str = _engine("auto", "KV cache; auto: the model's", choices=_FLOATS)
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
@@ -57,9 +55,7 @@ class ServerArgs:
         None, "requests waiting before 503; default: max(64, 4 x running)", "--max-num-queued-reqs", minimum=0
     )
     chunked_prefill_size: int = _sched(2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens")
-    schedule_policy: str = _sched(
-        "fcfs", "order of the queue: fcfs, lpm (longest prefix match) or a registered name", "--scheduling-policy"
-    )
+    schedule_policy: str = _sched("fcfs", "fcfs, lpm (longest prefix) or a registered name", "--scheduling-policy")
     schedule_age_bound: float = _sched(5.0, "seconds after which a waiting request goes first under lpm")
     schedule_conservativeness: float = _sched(1.0, "larger: admit fewer requests, retract less often", minimum=0)
     disable_radix_cache: bool = _sched(False, "do not share prefixes")
@@ -97,11 +93,6 @@ class ServerArgs:
             raise ConfigError("--chunked-prefill-size must be -1 or at least 1")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")
-
-    @property
-    def queue_limit(self) -> int:
-        default = max(64, 4 * self.max_running_requests)
-        return default if self.max_queued_requests is None else self.max_queued_requests
 
 
 def flag_name(field_name: str) -> str:

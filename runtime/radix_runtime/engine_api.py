@@ -21,7 +21,7 @@ from .engine.executor import create_executor
 from .errors import EngineDeadError, RequestError
 from .messages import Abort, Generate, LocalChannel, RequestFailed, TextBatch, TextDelta, TextStop, pack_ids
 from .model_config import ModelConfig
-from .sampling_params import Limits, SamplingParams
+from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
@@ -61,8 +61,7 @@ class Engine:
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
         self._scheduler = Scheduler(args, self._executor, self._inbox, tokens, eos_ids=eos_ids)
         self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
-        pool = self._executor.num_pages * self._executor.page_size
-        self._limits = Limits(self._executor.max_context, self.config.vocab_size, args.max_choices, pool)
+        self._limits = self._scheduler.limits
 
     # Generation ---------------------------------------------------------------------------
 
@@ -81,11 +80,10 @@ class Engine:
 
         `sampling_params` is a SamplingParams or a dict of its fields, one for all prompts or a list of the same length;
         what a dict leaves out comes from the model's generation_config.json. Each output is a dict: `text`,
-        `output_ids`, `meta_info` (as /generate gives it: id, finish_reason, prompt_tokens, completion_tokens,
-        cached_tokens, e2e_latency, and with `return_logprob` output_token_logprobs, a list of [logprob, id, None], and
-        input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is not -1; with
-        `top_logprobs_num` also output_top_logprobs and input_top_logprobs). A single prompt with n = 1 gives one
-        output, else a list, the choices of a prompt side by side. With `stream` see `stream`."""
+        `output_ids`, `meta_info` as /generate gives it (with `return_logprob` also output_token_logprobs, a list of
+        [logprob, id, None], and input_token_logprobs, those of the prompt from position `logprob_start_len` on if that
+        is not -1; with `top_logprobs_num` output_top_logprobs and input_top_logprobs). A single prompt with n = 1 gives
+        one output, else a list, the choices of a prompt side by side. With `stream` see `stream`."""
         ids, single = self._prompt_ids(prompt, input_ids)
         params = sampling_params if isinstance(sampling_params, (list, tuple)) else [sampling_params] * len(ids)
         if len(params) != len(ids):
@@ -124,7 +122,7 @@ class Engine:
             if apply_softmax or item_first:
                 raise ValueError("apply_softmax and item_first need label_token_ids")
             return self._continuations([(self._ids(query), self._ids(i, False)) for i in many])
-        prefixes = [self._joined(*((item, query) if item_first else (query, item))) for item in many]
+        prefixes = [self._joined(item, query) if item_first else self._joined(query, item) for item in many]
         flat = self._continuations([(p, [t]) for p in prefixes for t in label_token_ids])
         table = np.array(flat, np.float64).reshape(len(prefixes), len(label_token_ids))
         if apply_softmax:
@@ -251,9 +249,8 @@ class Engine:
     def shutdown(self) -> None:
         """Ends the engine and its processes. Idempotent; later calls raise EngineDeadError."""
         with self._lock:
-            if self._dead != _SHUT_DOWN:
-                self._dead = _SHUT_DOWN
-                self._executor.close()
+            self._dead = _SHUT_DOWN
+            self._executor.close()
 
     def __enter__(self) -> "Engine":
         return self

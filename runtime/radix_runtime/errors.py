@@ -45,6 +45,5 @@ class InvariantViolation(AssertionError):
 
 
 def require(condition: bool, name: str, detail: str) -> None:
-    """Raises InvariantViolation unless `condition` holds."""
     if not condition:
         raise InvariantViolation(name, detail)

@@ -1,7 +1,4 @@
-"""Model directories in the Hugging Face layout: tokenizer, chat template, generation_config.
-
-Imports no torch: the API and detokenizer processes live on this file. A tokenizer is a `tokenizer.json`; transformers
-is asked only for models that have none."""
+"""Model directories in the Hugging Face layout: tokenizer, chat template, generation_config. Imports no torch."""
 
 import json
 import re
@@ -16,7 +13,7 @@ import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
 
 from .errors import ConfigError, refusal
 
@@ -115,9 +112,7 @@ class ChatTemplate:
     """A Jinja template of the operator's, rendered in the immutable sandbox."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-        )
+        env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         env.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         env.globals.update(special_tokens, tools=None, documents=None, raise_exception=_raise_exception)
         env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -143,8 +138,7 @@ def _raise_exception(message: str) -> None:
 
 
 class Tokenizer:
-    """Text to ids and back over one `tokenizers.Tokenizer`. Thread-safe after construction. `vocab_size` counts added
-    tokens; the model may have more embedding rows than that."""
+    """Text to ids and back; thread-safe. `vocab_size` counts added tokens; the model may have more rows than that."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None
@@ -152,6 +146,7 @@ class Tokenizer:
         config, self._backend = config or {}, backend
         backend.no_truncation()
         backend.no_padding()
+        self.changes_length = backend.normalizer is not None  # a text may shrink before it is cut into tokens
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         special = _special_tokens(config)
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
@@ -183,7 +178,6 @@ class Tokenizer:
         return self.chat_template.render(messages, **options)
 
     def apply_chat_template(self, messages: Messages, **options: Any) -> list[int]:
-        """Ids of the rendered messages. Raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def id_to_bytes(self, token_id: int) -> bytes:
@@ -211,14 +205,8 @@ class Tokenizer:
         """Length of the longest token: a text of more than k times this has more than k tokens."""
         return max(1, *(len(self.id_to_bytes(i)) for i in range(self.vocab_size)))
 
-    @cached_property
-    def changes_length(self) -> bool:
-        """Whether normalisation may shorten a text before it is cut into tokens."""
-        return self._backend.normalizer is not None
-
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name and text of the special tokens; the file has a text or an object with `content`."""
     values = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
@@ -234,8 +222,7 @@ def _byte_style(definition: Mapping[str, Any]) -> str:
 
 
 def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a model directory; `chat_template` is the path of a template that replaces the model's own.
-    Raises ConfigError."""
+    """The tokenizer of a directory; `chat_template`: path of one that replaces the model's. Raises ConfigError."""
     directory = Path(path)
     config = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
     definition = directory / "tokenizer.json"
@@ -245,7 +232,7 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
         if definition.is_file():
             backend = tokenizers.Tokenizer.from_file(str(definition))
         else:
-            from transformers import AutoTokenizer
+            from transformers import AutoTokenizer  # only for models without a tokenizer.json
 
             tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
             if not hasattr(tokenizer, "backend_tokenizer"):

@@ -1,6 +1,4 @@
-"""Logging of every process: one format on stderr, never a prompt or a generated text.
-
-2026-01-31 12:00:00.123 INFO  scheduler: message"""
+"""Logging of every process: one format on stderr, never a prompt or a generated text."""
 
 import logging
 

@@ -1,13 +1,7 @@
 """Every struct that crosses between the API, scheduler and detokenizer, and what carries it.
 
-API -> scheduler:            Generate, Abort, Control
-scheduler -> detokenizer:    TokenBatch
-detokenizer -> scheduler:    TextStop
-detokenizer -> API:          TextBatch
-scheduler -> API:            ControlReply, RequestFailed
-
-`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ. Ids travel as raw
-little-endian int32 bytes."""
+`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ (server/ipc.py has the
+routes). Ids travel as raw little-endian int32 bytes."""
 
 import threading
 from collections import deque
@@ -81,8 +75,7 @@ class RequestFailed(_Message):
 
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Log-softmax of the raw float32 logits for consecutive tokens: `ids` int32 and `logprobs` float32, one a token
-    (NaN for the first prompt token of a request); `top_ids`, `top_logprobs`: `top_n` a token, row-major."""
+    """Log-softmax of the raw logits: int32 ids, float32 values (NaN: a prompt's first token), `top_n` for each."""
 
     ids: bytes = b""
     logprobs: bytes = b""
@@ -106,16 +99,13 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenDelta(_Delta):
-    """Only the first delta of a choice has `sampling`, where the detokenizer takes its stop strings and flags from, and
-    `input_ids`, the context that decoding starts from."""
+    """The first delta of a choice also has `sampling` and `input_ids`, the context that decoding starts from."""
 
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
 
 
 class TokenBatch(_Message):
-    """All that one step produced for the clients."""
-
     deltas: list[TokenDelta]
 
 
@@ -129,8 +119,6 @@ class TextStop(_Message):
 
 
 class TextDelta(_Delta):
-    """As the client may see it."""
-
     text: str = ""
 
 

@@ -27,8 +27,6 @@ _Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _Common(msgspec.Struct, kw_only=True, frozen=True, rename=_FILE_NAMES):
-    """What the runtime takes from the file as it stands."""
-
     num_layers: _Size
     hidden_size: _Size
     intermediate_size: _Size
@@ -62,8 +60,7 @@ class _HFConfig(_Common, frozen=True):
 
 
 class RopeConfig(NamedTuple):
-    """Rotary embedding: `scaling` is None for the plain form, else a dict whose "rope_type" is linear, llama3 or yarn,
-    with transformers' keys."""
+    """`scaling`: None for the plain form, else transformers' keys, "rope_type" being linear, llama3 or yarn."""
 
     theta: float
     rotary_dim: int
@@ -89,8 +86,7 @@ class ModelConfig(_Common, frozen=True):
 
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
-        """Reads config.json, merged with `overrides` (a JSON object). Raises ConfigError, naming the key, on anything
-        not supported."""
+        """config.json, merged with `overrides` (a JSON object). Raises ConfigError, naming the key not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
@@ -146,7 +142,7 @@ class ModelConfig(_Common, frozen=True):
         return max(self.max_position_embeddings, int(scaling["factor"] * scaling[_ORIGINAL_CONTEXT]))
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
-        """KV heads are split over the ranks, or repeated where there are fewer than ranks."""
+        """They are split over the ranks, or repeated where there are fewer than ranks."""
         return max(1, self.num_kv_heads // tp_size)
 
     def check_tp(self, tp_size: int) -> None:
@@ -182,8 +178,7 @@ def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
 
 
 def _windows(hf: _HFConfig, family: str) -> tuple[int | None, ...]:
-    """Llama has no window; Mistral has one on every layer; Qwen has one where it is switched on, from layer
-    `max_window_layers` up or where `layer_types` says so."""
+    """Llama: none. Mistral: on every layer. Qwen: if on, from `max_window_layers` up or where `layer_types` says so."""
     layers, window = hf.num_layers, hf.sliding_window
     if family == "Llama" or (family.startswith("Qwen") and not hf.use_sliding_window) or window is None:
         return (None,) * layers

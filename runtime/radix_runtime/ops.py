@@ -8,14 +8,14 @@ from .errors import ConfigError
 WHEEL_FLOOR = (0, 1)  # the first version of the kernel wheel that this runtime works with
 WHEEL_CEILING = (0, 2)  # and the first one that it does not
 _RANGE = ">={}.{},<{}.{}".format(*WHEEL_FLOOR, *WHEEL_CEILING)
-_INSTALL = f"pip install 'radix-kernels-cpu{_RANGE}' (or -cuda, -rocm)"
+_PIP = f"pip install 'radix-kernels-cpu{_RANGE}' (or -cuda, -rocm)"
 
 try:
     import radix_kernels
 except ModuleNotFoundError as error:
     if error.name != "radix_kernels":
         raise
-    raise ConfigError(f"the radix-kernels wheel is not installed; run: {_INSTALL}") from None
+    raise ConfigError(f"the radix-kernels wheel is not installed; run: {_PIP}") from None
 except ImportError as error:  # the wheel says itself why it cannot work here
     raise ConfigError(str(error)) from None
 
@@ -25,9 +25,7 @@ def check_version(version: str) -> None:
     match = re.match(r"(\d+)\.(\d+)", version)
     found = (int(match[1]), int(match[2])) if match else (0, 0)
     if not WHEEL_FLOOR <= found < WHEEL_CEILING:
-        raise ConfigError(
-            f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; run: {_INSTALL}"
-        )
+        raise ConfigError(f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; run: {_PIP}")
 
 
 check_version(radix_kernels.__version__)
@@ -48,8 +46,7 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
 
 
 def use_native() -> None:
-    """From now on an op without a kernel is an error, not a slow reference. A source tree whose library is missing, or
-    lacks an op of the runtime, keeps the reference and its one warning."""
+    """From now on an op without a kernel is an error. A source tree without the whole library keeps the reference."""
     found = capabilities()
     used = (entry for op, dtypes in found["ops"].items() if op in globals() for entry in dtypes.values())
     complete = found["backend"] is not None and all(entry["impl"] != "reference" for entry in used)

@@ -9,8 +9,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`kind` is the word of the error message, `group` the entry-point group: an entry point called NAME is loaded when
-    NAME is first asked for and not in `items`."""
+    """`kind` is the word of the error message; an entry point of `group` is loaded when its name is first asked for."""
 
     def __init__(self, kind: str, group: str, items: dict[str, T]) -> None:
         self.kind, self.group, self._items = kind, group, dict(items)

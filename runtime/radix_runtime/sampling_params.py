@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -12,6 +11,7 @@ from .errors import refusal
 
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
+Ids = Sequence[int] | np.ndarray
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -94,7 +94,7 @@ class Limits:
         if pool and prompt + new > pool:
             raise refusal("kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param)
 
-    def check_ids(self, ids: Sequence[int] | np.ndarray, param: str, new: int = 0) -> None:
+    def check_ids(self, ids: Ids, param: str, new: int = 0) -> None:
         """Raises RequestError `empty_input`, `invalid_token_id`, or that prompt and new tokens do not fit."""
         if not len(ids):
             raise refusal("empty_input", "the prompt is empty", param)
@@ -105,12 +105,7 @@ class Limits:
         self.check_length(len(ids), param, new)
 
     def admit(
-        self,
-        ids: Sequence[int] | np.ndarray,
-        sampling: SamplingParams,
-        param: str = "prompt",
-        names: Mapping[str, str] = MappingProxyType({}),
-        clip: bool = False,
+        self, ids: Ids, sampling: SamplingParams, param: str, names: Mapping[str, str], clip: bool
     ) -> SamplingParams:
         """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it may be lowered.
         `names` translates fields of SamplingParams to what the route calls them. Raises RequestError."""

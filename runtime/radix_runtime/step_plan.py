@@ -1,14 +1,13 @@
 """StepPlan: what the scheduler tells every rank about one step, as plain numpy.
 
 One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is an index into the
-request table. `kv_len` is an upper bound once accepted counts are unknown to the host (speculative decoding); today it
-is exact.
+request table.
 
     batch index      0 .. num_decode-1        num_decode .. B-1
     query_len        1                        length of the chunk
-    source[t]        row (>= 0): token is     -1: token comes from `input_ids`
-                     next_token[row]"""
+    source[t]        row of next_token        -1: token comes from `input_ids`"""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,8 +36,7 @@ class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
-    """Prompt logprobs wanted from batch entry `index`: the rows [first, first + len(targets)) of its chunk score
-    `targets` (int32 bytes), the token that follows each of them."""
+    """Prompt logprobs: rows [first, first + len(targets)) of entry `index` score `targets`, int32 bytes."""
 
     index: int
     first: int
@@ -64,14 +62,6 @@ class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=F
     new_rows: list[RowSampling] = []
     logprob_spans: list[LogprobSpan] = []
 
-    @property
-    def batch_size(self) -> int:
-        return len(self.rows)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.source)
-
 
 encode_plan = msgspec.msgpack.Encoder(enc_hook=lambda array: array.astype("<i4", copy=False).tobytes()).encode
 decode_plan = msgspec.msgpack.Decoder(StepPlan, dec_hook=lambda kind, data: np.frombuffer(data, "<i4")).decode
@@ -93,14 +83,6 @@ class StepResult:
     prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
 
 
-class StepHandle(Protocol):
-    """A launched step."""
-
-    def result(self) -> StepResult:
-        """Waits for the step. Raises EngineDeadError when the engine cannot go on."""
-        ...
-
-
 class Executor(Protocol):
     """The engine as the scheduler sees it: steps are executed in the order of their launch."""
 
@@ -110,6 +92,7 @@ class Executor(Protocol):
     max_context: int  # tokens a request may have in all
     vocab_size: int
 
-    def launch(self, plan: StepPlan) -> StepHandle: ...
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
+        """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go on."""
 
     def close(self) -> None: ...

@@ -110,7 +110,7 @@ class FakeEngine:
     def launch(self, plan: StepPlan) -> Handle:
         assert plan.step_id == self.last_step + 1, "steps are numbered without a gap"
         self.last_step = plan.step_id
-        self.steps.append((plan.num_decode, plan.batch_size, plan.num_tokens))
+        self.steps.append((plan.num_decode, len(plan.rows), len(plan.source)))
         self.queue.append((plan.step_id, encode_plan(plan)))
         if not self.lazy:
             self.run_until(plan.step_id)
@@ -193,7 +193,7 @@ class FakeEngine:
         assert (plan.query_len >= 1).all() and (plan.kv_len >= plan.query_len).all()
         assert plan.kv_len.max() <= self.table.shape[1] * self.page_size
         assert (plan.query_len[: plan.num_decode] == 1).all()
-        assert tokens == plan.num_tokens
+        assert tokens == len(plan.source)
         assert plan.source[: plan.num_decode].tolist() == rows[: plan.num_decode]
         assert (plan.source[plan.num_decode :] == FROM_PROMPT).all()
         assert len(plan.input_ids) == tokens - plan.num_decode

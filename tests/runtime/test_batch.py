@@ -97,8 +97,8 @@ def test_random_plans(page_size: int, packed_deltas: int, monkeypatch: pytest.Mo
         next_token = np.array([rng.randrange(-1, 1000) for _ in range(MAX_ROWS + 1)], np.int32)
         batch.load(plan, torch.from_numpy(next_token))
         check(batch, plan, table, next_token)
-        assert batch.input_ids.shape == (plan.num_tokens,)
-        assert batch.cu_seqlens_q.shape == (plan.batch_size + 1,)
+        assert batch.input_ids.shape == (len(plan.source),)
+        assert batch.cu_seqlens_q.shape == (len(plan.rows) + 1,)
 
 
 def test_addresses_never_change() -> None:

@@ -180,7 +180,7 @@ class Driver:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
         self.batch.load(plan, self.next_token, padded_batch)
         hidden = self.model.forward(self.batch)
-        return self.model.compute_logits(hidden[: plan.num_tokens])
+        return self.model.compute_logits(hidden[: len(plan.source)])
 
     def step(self, work: list[tuple[Sequence, int]], **options: Any) -> torch.Tensor | None:
         return self.run(self.plan(work, options.pop("from_device", ())), **options)

@@ -12,8 +12,7 @@ from ..model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a backend must know of one attention layer; head counts are this rank's. `window`: tokens that a token sees,
-    itself included; None for all."""
+    """One attention layer; head counts are this rank's. `window`: tokens that a token sees with itself; None: all."""
 
     layer_id: int
     num_heads: int
@@ -24,8 +23,7 @@ class AttentionSpec:
 
 
 class AttentionBackend(ABC):
-    """A backend only reads the KV cache; the attention layer has stored the step's keys and values before. One instance
-    serves all layers of a rank. The methods with a body have nothing to do unless a backend keeps state of its own."""
+    """Only reads the KV cache, in which the step's keys and values are already. One instance serves all layers."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self.config, self.device = config, device
@@ -42,6 +40,3 @@ class AttentionBackend(ABC):
     def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
         """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the same shape (rows past
         num_tokens: anything finite). Returns `out`; does not synchronise."""
-
-    def graph_buffers(self, max_rows: int) -> None:  # noqa: B027
-        """Allocates what `plan` writes for a captured decode graph of up to `max_rows` rows."""

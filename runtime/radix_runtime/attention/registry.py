@@ -18,14 +18,11 @@ attention_backends: Registry[type[AttentionBackend]] = Registry("attention backe
 def create_attention_backend(
     name: str | None, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
 ) -> AttentionBackend:
-    """The backend called `name`, or the best for None. Raises ConfigError when it is unknown or does not support the
-    model on this device."""
+    """The backend called `name`, or the best for None. Raises ConfigError: unknown, or not for this model."""
     candidates = [name] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)
         if backend.supports(config, device, kv_dtype, page_size):
             return backend(config, device)
-    raise ConfigError(
-        f"attention backend {' / '.join(candidates)} does not support {config.architecture} with "
-        f"head_dim {config.head_dim}, {kv_dtype} KV and page size {page_size} on {device.kind}"
-    )
+    what = f"{config.architecture} with head_dim {config.head_dim}, {kv_dtype} KV and page size {page_size}"
+    raise ConfigError(f"attention backend {' / '.join(candidates)} does not support {what} on {device.kind}")

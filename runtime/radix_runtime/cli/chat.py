@@ -39,11 +39,8 @@ def run(namespace: argparse.Namespace) -> int:
             if engine.tokenizer is None:
                 raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
             reply = partial(_ask_engine, engine, engine.tokenizer.apply_chat_template, sampling)
-        read: Callable[[], str] = input  # plain lines without a terminal
-        if sys.stdin.isatty():
-            session: PromptSession[str] = PromptSession()
-            read = partial(session.prompt, "> ")
-        _converse(reply, namespace.system, read)
+        # Plain lines without a terminal.
+        _converse(reply, namespace.system, partial(PromptSession().prompt, "> ") if sys.stdin.isatty() else input)
     return 0
 
 
@@ -61,8 +58,8 @@ def _ask_engine(
 
 
 def _ask_server(url: str, key: str | None, sampling: dict[str, Any], messages: Messages, show: Show) -> None:
-    names = {"max_new_tokens": "max_tokens"}  # the others have their names in OpenAI's API
-    body = {"messages": messages, **{names.get(name, name): value for name, value in sampling.items()}}
+    # The others have their names in OpenAI's API.
+    body = {"messages": messages, **{name.replace("max_new", "max"): value for name, value in sampling.items()}}
 
     async def ask() -> None:
         async with Client(url, key) as client:

@@ -14,13 +14,10 @@ class Client(httpx.AsyncClient):
     """One server; `url` with or without /v1. An answer that is an error raises RequestError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        super().__init__(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(None, connect=10),
-            limits=httpx.Limits(max_connections=None),
-            event_hooks={"response": [_check]},
-        )
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        base, hooks = url.rstrip("/").removesuffix("/v1"), {"response": [_check]}
+        timeout, limits = httpx.Timeout(None, connect=10), httpx.Limits(max_connections=None)
+        super().__init__(base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks)
 
     async def chunks(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed answer. Raises RequestError also when the stream breaks off without [DONE]."""

@@ -14,8 +14,7 @@ from ..log import setup_logging
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations; an unknown flag is an error that names the nearest known one; errors take one line and exit
-    code 78."""
+    """No abbreviations; an unknown flag is told the nearest known one; errors take one line and exit code 78."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -73,8 +72,7 @@ def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
 def server_args(namespace: argparse.Namespace) -> ServerArgs:
     """Raises ConfigError. `model`, the positional argument, is another way to say --model-path."""
     args = ServerArgs(**{f.name: getattr(namespace, f.name) for f in fields(ServerArgs) if f.name in namespace})
-    model = getattr(namespace, "model", None)
-    if model is not None:
+    if (model := getattr(namespace, "model", None)) is not None:
         if args.model_path not in (None, model):
             raise ConfigError("the model is given twice: as an argument and by --model-path")
         args.model_path = model
@@ -90,7 +88,6 @@ def engine_args(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def explain(args: ServerArgs) -> str:
-    """Every setting with its value, those that differ from the default marked."""
     lines = []
     for field in fields(ServerArgs):
         value = getattr(args, field.name)

@@ -39,8 +39,7 @@ def run(namespace: argparse.Namespace) -> int:
     with Engine(**engine_args(namespace)) as engine:
         prompts = [_ids(engine, line, namespace.chat) for line in lines]
         params = [{**sampling_of(namespace), **line.sampling_params} for line in lines]
-        done: dict[int, dict[str, Any]] = {}
-        written = 0
+        done, written = dict[int, dict[str, Any]](), 0
         with open(namespace.output, "w", encoding="utf-8") if namespace.output else nullcontext(sys.stdout) as out:
             try:
                 stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()

@@ -1,7 +1,5 @@
 """Executors: the engine as the scheduler sees it, with one rank or several."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -35,15 +35,14 @@ _MIB = 1 << 20
 
 
 class ModelRunner:
-    """Loads the model on construction; raises ConfigError for what cannot work. All ranks of a group construct it
-    together (their pools get the size of the smallest)."""
+    """Loads the model; raises ConfigError. All ranks construct it together: their pools get the smallest's size."""
 
     def __init__(self, args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> None:
         self.config, self.device, self._comm = config, device, communicator
         self.max_context = args.context_length or config.max_context
         if self.max_context > config.max_context:
-            limit = f"the {config.max_context} positions of the model"
-            raise ConfigError(f"--context-length {self.max_context} exceeds {limit}")
+            positions = f"the {config.max_context} positions of the model"
+            raise ConfigError(f"--context-length {self.max_context} exceeds {positions}")
         self.max_rows = 2 * args.max_running_requests  # released rows wait for their last step
         max_tokens = max(args.chunked_prefill_size, args.max_running_requests)
         if args.chunked_prefill_size == -1:
@@ -79,8 +78,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Queues one step on the stream. A collective of all ranks; results are rank 0's. On a GPU the arrays are
-        filled when the stream has passed."""
+        """Queues one step, on all ranks; results are rank 0's, on a GPU filled when the stream has passed."""
         if self._sampler is not None:
             for state in plan.new_rows:
                 self._sampler.admit(state)
@@ -110,15 +108,13 @@ class ModelRunner:
         return sampled
 
     def _to_host(self, tensor: torch.Tensor | None) -> Any:
-        """The array that a tensor's values will be in."""
         if tensor is None:
             return None
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
 
     def _warm_up(self, length: int) -> None:
-        """One prefill and one decode step into the dummy page: first calls are slow, and what cannot run should be
-        known before the first request."""
+        """One prefill and one decode step into the dummy page: what is slow once, or cannot run, shows now."""
         zero, kv_len = np.zeros(1, np.int32), np.array([length], np.int32)
         prompt, source = np.zeros(length, np.int32), np.full(length, FROM_PROMPT, np.int32)
         self.run(StepPlan(-1, 0, zero, kv_len, kv_len, prompt, source, sample_index=zero))
@@ -130,9 +126,8 @@ def kv_pages(
     args: ServerArgs, device: Device, page_bytes: int, *, ranks_here: int, full_pages: int, before: Memory
 ) -> int:
     """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or what the memory
-    gives, but no more than can be used. Raises ConfigError with the numbers. `page_bytes` of this rank; `ranks_here`
-    share the memory; `full_pages`: every running request at its longest; `before`: memory before any weights were
-    loaded."""
+    gives, but no more than can be used. Raises ConfigError with the numbers. `ranks_here` share the memory;
+    `full_pages`: every running request at its longest; `before`: memory before any weights were loaded."""
     memory = device.memory()
     room = memory.available // ranks_here
     if args.max_total_tokens is not None:
@@ -153,8 +148,6 @@ def kv_pages(
             budget = min(budget, _DEMO_LIMIT)
     budget = min(room, budget // ranks_here)
     if budget < page_bytes:
-        raise ConfigError(
-            f"no memory for a KV cache: {budget // _MIB} MiB are left after the weights, a page "
-            f"takes {page_bytes / _MIB:.1f} MiB; see --mem-fraction-static and --page-size"
-        )
+        needs = f"{budget // _MIB} MiB are left after the weights, a page takes {page_bytes / _MIB:.1f} MiB"
+        raise ConfigError(f"no memory for a KV cache: {needs}; see --mem-fraction-static and --page-size")
     return min(full_pages, budget // page_bytes)

@@ -1,11 +1,8 @@
 """Logits to token ids, with per-row state that outlives the step.
 
-Order of effects (the same on every backend): logit_bias, penalties, min_new_tokens mask, temperature, top-k, top-p,
-min-p, draw. Log-probabilities come from the logits as the model gave them. The draw is keyed by (seed of the row,
-absolute position of the token), so it depends on neither batch nor rank.
-
-State is kept by request-table row and replaced when the row is (re)admitted; what a batch needs of it is gathered once
-and kept while the batch stays the same, as it mostly does in decode."""
+SamplingParams has the order of effects. Log-probabilities come from the logits as the model gave them. A draw is keyed
+by (seed of the row, absolute position of the token), so it depends on neither batch nor rank. State is kept by row of
+the request table; what a batch needs of it is gathered once and kept while the batch stays the same."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,7 +57,6 @@ class Sampler:
         self._batch: _Batch | None = None
 
     def admit(self, state: RowSampling) -> None:
-        """Replaces all state of `state.row`."""
         if (slot := int(self._slots[state.row])) >= 0:
             self._free_slots.append(slot)
         self._slots[state.row] = self._fill_counts(state) if state.params.has_penalties else -1
@@ -68,7 +64,6 @@ class Sampler:
         self._batch = None
 
     def _fill_counts(self, state: RowSampling) -> int:
-        """A slot of the counts with the row's prompt bits and generated counts."""
         if not self._free_slots:
             old = self._counts
             more = max(_FIRST_COUNT_SLOTS, len(old))
@@ -81,8 +76,7 @@ class Sampler:
         return slot
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
-        """One token for each row. `logits` float32 [S, V] may be overwritten; `positions` [S] is where each token will
-        stand in its sequence."""
+        """One token a row. `logits` float32 [S, V] may be overwritten; `positions` [S]: where each token will stand."""
         batch = self._gather(rows)
         # index_select copies, so the raw values survive the edits below.
         raw = None if batch.scored is None else logits.index_select(0, batch.scored)
@@ -103,8 +97,7 @@ class Sampler:
         tokens = ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, at)
         if batch.penalties is not None:
             ops.count_tokens_inplace(self._counts, batch.penalties[0], tokens)
-        scored = batch.scored
-        if raw is None or scored is None:
+        if raw is None or (scored := batch.scored) is None:
             return Sampled(tokens)
         chosen = tokens.index_select(0, scored).clamp_min(0)
         logprobs, top, top_ids = ops.token_logprobs(raw, chosen, batch.top_n)
@@ -150,19 +143,14 @@ class Sampler:
 
 
 def score_in_blocks(
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    top_n: int,
-    compute_logits: Callable[[torch.Tensor], torch.Tensor | None],
+    hidden: torch.Tensor, targets: torch.Tensor, top_n: int, logits_of: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> list[torch.Tensor]:
     """Log-probabilities of `targets` int32 [n] after `hidden` [n, H]: [logprobs [n], top_ids [n, top_n], top_logprobs
-    [n, top_n]]. Logits of at most PROMPT_LOGPROB_ROWS rows exist at once.
-
-    `compute_logits` is a collective; it gives None on ranks that do not score, where the result is empty."""
+    [n, top_n]]. Logits of at most PROMPT_LOGPROB_ROWS rows exist at once. `logits_of` is a collective; it gives None on
+    ranks that do not score, where the result is empty."""
     blocks = []
     for rows, ids in zip(hidden.split(PROMPT_LOGPROB_ROWS), targets.split(PROMPT_LOGPROB_ROWS), strict=True):
-        logits = compute_logits(rows)
-        if logits is not None:
+        if (logits := logits_of(rows)) is not None:
             logprobs, top, top_ids = ops.token_logprobs(logits, ids, top_n)
             blocks.append((logprobs, top_ids, top))
     return [torch.cat(parts) for parts in zip(*blocks, strict=True)]

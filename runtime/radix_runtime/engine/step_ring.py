@@ -61,8 +61,7 @@ class StepRing(_Ring):
         self._published = 0
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
-        """Hands `frame` to every consumer. Raises EngineDeadError when the ring is closed, or when it stays full for
-        `timeout` seconds (the text names the slow consumers)."""
+        """To every consumer. Raises EngineDeadError: the ring is closed, or stays full (names the slow)."""
         rest = memoryview(len(frame).to_bytes(8, "little") + frame)
         while rest:
             room, start = self._room(timeout), self._published % self.handle.capacity
@@ -74,7 +73,6 @@ class StepRing(_Ring):
             rest = rest[len(part) :]
 
     def _room(self, timeout: float) -> int:
-        """Waits until there is some."""
         deadline = time.monotonic() + timeout
         while not self.closed:
             taken = self._acks.tolist()
@@ -121,8 +119,7 @@ class StepRingReader(_Ring):
         self._poll.register(self._event_fd, select.POLLIN)
 
     def receive(self, wake_every: float = 1.0) -> bytes | None:
-        """The next frame; None when the ring is closed. Blocks without using the processor and writes the heartbeat at
-        least every `wake_every` seconds."""
+        """The next frame; None when the ring is closed. Sleeps, but beats at least every `wake_every` seconds."""
         size = self._take(8, wake_every)
         return None if size is None else self._take(int.from_bytes(size, "little"), wake_every)
 

@@ -3,8 +3,6 @@
 Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays open as long as rank
 0 lives. It decides nothing and samples nothing."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

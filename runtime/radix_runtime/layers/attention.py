@@ -23,8 +23,6 @@ def rotary_table(ctx: BuildContext, rope: RopeConfig) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped KV heads over the paged cache."""
-
     def __init__(self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim

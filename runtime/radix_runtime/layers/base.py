@@ -15,8 +15,7 @@ Part = str | None  # of a merged parameter: the checkpoint's name of the module 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Passed down the constructors of a model; rank and world size are the communicator's. `max_positions`: tokens that
-    RoPE must reach."""
+    """Passed down the constructors of a model. `max_positions`: tokens that RoPE must reach."""
 
     communicator: Communicator
     backend: AttentionBackend
@@ -35,9 +34,8 @@ class TensorSource(Protocol):
 
 
 class Layer(nn.Module):
-    """A module with parameters. They are created on the meta device; the loader gives each its memory, calls
-    `weight_loader` once for every part and then `finalize`. The defaults here are those of a parameter that every rank
-    holds whole."""
+    """A module with parameters, created on the meta device; the loader gives each memory, calls `weight_loader` for
+    every part once, then `finalize`. These defaults are of a parameter that every rank holds whole."""
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """The parts parameter `name` is merged from; (None,) when it is one tensor."""

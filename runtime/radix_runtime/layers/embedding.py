@@ -8,10 +8,8 @@ from .base import BuildContext, Layer, Part, TensorSource, check_shape
 
 
 class VocabParallel(Layer):
-    """A [vocab, hidden] matrix, as embedding, as output head or (tied) as both from one copy.
-
-    Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero. It is packed for matrix
-    products only when it is a head."""
+    """A [vocab, hidden] matrix, as embedding, as output head (then packed for matrix products) or, tied, as both from
+    one copy. Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero."""
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
 """The gated MLP: down(act(gate(x)) * up(x))."""
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -11,11 +9,7 @@ from .base import BuildContext
 from .linear import ColumnParallelLinear, RowParallelLinear
 
 # act(x[..., :I]) * x[..., I:] by the names of ModelConfig.hidden_act
-gated_activations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": ops.silu_and_mul,
-    "gelu": ops.gelu_and_mul,
-    "gelu_tanh": ops.gelu_tanh_and_mul,
-}
+gated_activations = {"silu": ops.silu_and_mul, "gelu": ops.gelu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 
 
 class GatedMLP(nn.Module):

@@ -21,10 +21,8 @@ class KVPool:
         self.num_pages = self.dummy_page = num_pages
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
         # Written once, so that memory that is not there is missed now and not under load.
-        self.k, self.v = (
-            [torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0) for _ in range(num_layers)]
-            for _ in range(2)
-        )
+        tensors = [torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0) for _ in range(2 * num_layers)]
+        self.k, self.v = tensors[::2], tensors[1::2]
 
     @staticmethod
     def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -16,7 +16,6 @@ class PageAllocator:
         self._is_free = np.ones(num_pages, bool)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def alloc(self, n: int) -> np.ndarray:

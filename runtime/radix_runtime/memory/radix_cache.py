@@ -5,15 +5,16 @@ page, which is also their key in the parent. `extra_key` (a tenant, an adapter) 
 so one root serves all of them.
 
 A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
-of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, so a lock survives
-them."""
+of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, and so its locks."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator
+import itertools
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,11 +51,7 @@ class Match(NamedTuple):
     node: Node
 
 
-_PRIORITY: dict[str, Callable[[Node], tuple[int, ...]]] = {
-    "lru": lambda node: (node.last_use,),
-    "lfu": lambda node: (node.hits, node.last_use),
-    "fifo": lambda node: (node.created,),
-}
+_PRIORITY = {"lru": attrgetter("last_use"), "lfu": attrgetter("hits", "last_use"), "fifo": attrgetter("created")}
 _NONE = np.zeros(0, np.int32)
 
 
@@ -69,7 +66,7 @@ class RadixCache:
         self.evicted_pages_total = self.lookups_total = self.hits_total = 0
         self._priority = _PRIORITY[eviction]
         self._now = 0  # logical clock
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._heap: list[tuple[Any, int, Node]] = []
 
     # Reading ------------------------------------------------------------------------------
 
@@ -132,8 +129,7 @@ class RadixCache:
             at.hits += 1
 
     def insert(self, ids: np.ndarray, pages: np.ndarray, extra_key: str | None = None) -> tuple[Match, np.ndarray]:
-        """Gives `pages` (KV of the whole pages of `ids`) to the tree, less those it has already. Returns what is
-        cached now, for the caller to point its row at, and the duplicates, for it to free then."""
+        """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates to free."""
         if not self.enabled:
             return Match(0, _NONE, self.root), _NONE
         if len(ids) != len(pages) * self.page_size:
@@ -157,10 +153,8 @@ class RadixCache:
         """Cuts `node` after `num_pages` pages; the new upper part is returned."""
         parent, cut = node.parent, num_pages * self.page_size
         assert parent is not None
-        upper = Node(
-            parent, node.edge, node.key[:cut], node.pages[:num_pages],
-            node.created, node.last_use, node.hits, node.lock_count,
-        )  # fmt: skip
+        history = node.created, node.last_use, node.hits, node.lock_count
+        upper = Node(parent, node.edge, node.key[:cut], node.pages[:num_pages], *history)
         parent.children[node.edge] = upper
         node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[num_pages:]
         node.edge = self.edge(upper, node.key, 0, None)
@@ -185,12 +179,8 @@ class RadixCache:
 
     def prune(self, node: Node) -> int:
         """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns pages freed."""
-        freed = 0
-        for at in list(node.path()):
-            if not self._is_evictable(at):
-                break
-            freed += self._cut(at, len(at.pages))
-        return freed
+        bad = itertools.takewhile(self._is_evictable, list(node.path()))
+        return sum(self._cut(at, len(at.pages)) for at in bad)
 
     def reset(self) -> None:
         """Frees everything. Raises RuntimeError while a node is locked."""

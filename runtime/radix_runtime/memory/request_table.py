@@ -34,7 +34,6 @@ class RequestTable:
         self._changes.append((row, change))
 
     def pages(self, row: int, count: int) -> np.ndarray:
-        """int32 [count], a view: the first pages of a row."""
         return self._pages[row, :count]
 
     def take_changes(self) -> np.ndarray:

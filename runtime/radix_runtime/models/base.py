@@ -9,8 +9,7 @@ from ..batch import ForwardBatch
 
 
 class CausalLM(nn.Module, ABC):
-    """Built on the meta device from (ctx, config); its parameters carry the checkpoint's names. All of them belong to
-    modules of class `Layer`."""
+    """Built on the meta device from (ctx, config); its parameters, all of `Layer`s, carry the checkpoint's names."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -18,5 +17,4 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden [S, hidden_size] (rows of forward's result) -> float32 [S, vocab_size] on rank 0; None on the other
-        ranks, which must call it too."""
+        """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which must call it too."""

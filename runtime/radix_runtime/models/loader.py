@@ -1,8 +1,7 @@
 """Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors.
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is filled twice are errors.
-A rank reads only its slices. As soon as all parts of a parameter are there it is finalized (packed) and its source
-freed, so no second copy of the weights ever exists."""
+A rank reads only its slices. A parameter is packed and its source freed at once: no second copy ever exists."""
 
 import zlib
 from collections.abc import Iterator
@@ -31,8 +30,7 @@ _DUMMY_STD = 0.02
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
-    """The model of `config` with this rank's weights on `ctx.device`, ready to run. `args.model_path` is a local
-    directory; with `load_format` dummy only its config was needed. Raises ConfigError."""
+    """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises ConfigError."""
     ops.use_native()
     model = models.get(config.architecture)(ctx, config)
     params = [

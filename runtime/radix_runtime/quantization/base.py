@@ -8,8 +8,7 @@ from torch import nn
 
 
 class LinearMethod(ABC):
-    """The layer (an nn.Module) slices checkpoints for its rank and merges parts; the method owns the parameters other
-    than the bias: what they are before and after loading."""
+    """Owns a layer's parameters other than the bias; the layer slices checkpoints for its rank and merges parts."""
 
     @abstractmethod
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:

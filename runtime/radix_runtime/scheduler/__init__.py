@@ -1,1 +1,0 @@
-"""What runs next, who owns which page, and when a request is done. Plain Python and numpy."""

@@ -1,12 +1,13 @@
 """From a Decision to the StepPlan, taking rows and pages on the way."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..messages import pack_ids
-from ..step_plan import FROM_PROMPT, LogprobSpan, RowSampling, StepHandle, StepPlan
+from ..step_plan import FROM_PROMPT, LogprobSpan, RowSampling, StepPlan, StepResult
 from .lifecycle import Lifecycle
 from .policy import Decision, Entry
 from .request import Request, State
@@ -22,7 +23,7 @@ class Step:
     entries: list[Entry]
     page_sets: list[np.ndarray]
     launched_at: float
-    handle: StepHandle
+    handle: Future[StepResult]
 
 
 def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepPlan, list[Entry]]:
@@ -43,22 +44,14 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
     rows = np.array([e.request.row for e in entries], np.int32)
     prompts = [e.request.ids[e.start : e.end] for e in entries[num_decode:]]
     input_ids = np.concatenate([np.zeros(0, np.int32), *prompts])
+    source = np.concatenate([rows[:num_decode], np.full(len(input_ids), FROM_PROMPT, np.int32)])
+    kv_len = np.array([e.end for e in entries], np.int32)
+    query_len = kv_len - np.array([e.start for e in entries], np.int32)
+    samples = np.array([i for i, e in enumerate(entries) if e.samples], np.int32)
+    spans = [span for i, e in enumerate(entries) if e.is_chunk for span in _logprob_spans(e, i)]
     page_rows, page_index, page_ids = life.table.take_changes()
-    plan = StepPlan(
-        step_id,
-        num_decode,
-        rows,
-        query_len=np.array([e.end - e.start for e in entries], np.int32),
-        kv_len=np.array([e.end for e in entries], np.int32),
-        input_ids=input_ids,
-        source=np.concatenate([rows[:num_decode], np.full(len(input_ids), FROM_PROMPT, np.int32)]),
-        page_rows=page_rows,
-        page_index=page_index,
-        page_ids=page_ids,
-        sample_index=np.array([i for i, e in enumerate(entries) if e.samples], np.int32),
-        new_rows=new_rows,
-        logprob_spans=[span for i, e in enumerate(entries) if e.is_chunk for span in _logprob_spans(e, i)],
-    )
+    arrays = rows, query_len, kv_len, input_ids, source, page_rows, page_index, page_ids, samples
+    plan = StepPlan(step_id, num_decode, *arrays, new_rows, spans)
     for entry in entries:
         request = entry.request
         request.computed_len, request.last_step = entry.end, step_id
@@ -81,8 +74,7 @@ def _row_sampling(request: Request) -> RowSampling:
 
 
 def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:
-    """Row j of a chunk scores position start + j + 1, so the chunk's last row scores the first token of the next
-    chunk; the row that samples scores nothing."""
+    """Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples scores nothing."""
     request, start = entry.request, max(entry.start + 1, entry.request.logprob_next)
     end = min(entry.end, request.prompt_len - 1) + 1
     for at in range(start, end, LOGPROB_BLOCK):

@@ -33,7 +33,6 @@ FREE, TREE, PENDING, FIRST_REQUEST = 0, 1, 2, 3
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raises InvariantViolation with the first thing that is wrong."""
     life = scheduler.life
     owner = page_owners(life)
     life.cache.check()
@@ -135,25 +134,23 @@ def check_counts(scheduler: Scheduler) -> None:
 
 def check_in_flight(scheduler: Scheduler, owner: np.ndarray) -> None:
     life = scheduler.life
-    done = life.completed_step
     code = {request: code for code, request in enumerate(resident(life), FIRST_REQUEST)}
     for step in scheduler.in_flight:
         number = step.plan.step_id
-        require(number > done, "I10", "a completed step is in flight")
+        require(number > life.completed_step, "I10", "a completed step is in flight")
         for entry, pages in zip(step.entries, step.page_sets, strict=False):
             request, name = entry.request, f"step {number} of {entry.request.rid}"
             require(request in code, "I10", f"{name}: its row was given back")
             require(request.last_step >= number, "I10", f"{name}: last step forgot it")
             legal = np.isin(owner[pages], (TREE, PENDING, code[request]))
             require(bool(legal.all()), "I10", f"{name}: a page it touches has a new owner")
-    require(all(step_id > done for step_id, _ in life.pending), "I10", "a pending page was not given back")
+    require(all(step_id > life.completed_step for step_id, _ in life.pending), "I10", "a pending page was kept")
     for request in life.draining:
-        require(request.last_step > done, "I10", f"{request.rid} should have been released")
+        require(request.last_step > life.completed_step, "I10", f"{request.rid} should have been released")
 
 
 def check_idle(life: Lifecycle, owner: np.ndarray) -> None:
     require(not (life.waiting or life.running), "I2", "requests nobody waits for")
     require(bool((owner <= TREE).all()), "I2", "pages held while idle")
-    held = life.cache.total_pages - life.cache.evictable_pages
-    require(held == 0, "I2", f"{held} cached pages locked while idle")
+    require(life.cache.total_pages == life.cache.evictable_pages, "I2", "cached pages locked while idle")
     require(len(life.table.free_rows) == life.table.max_rows, "I2", "rows missing while idle")

@@ -44,7 +44,6 @@ class Lifecycle:
         return self.allocator.alloc(num_pages)
 
     def grow(self, request: Request, pages: np.ndarray) -> None:
-        """The request's row continues with `pages`."""
         if len(pages):
             self.table.assign(request.row, request.num_pages, pages)
             request.num_pages += len(pages)

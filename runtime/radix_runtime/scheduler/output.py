@@ -17,7 +17,6 @@ def finish_reason(request: Request, token: int | None) -> FinishReason | None:
 
 
 def record_logprobs(request: Request, token: int, result: StepResult, slot: int) -> None:
-    """Keeps the logprobs of the token in entry `slot` of the result."""
     if request.logprobs is not None and result.logprobs is not None:
         one = slice(slot, slot + 1)
         top = (None if part is None else part[one] for part in (result.top_ids, result.top_logprobs))
@@ -32,8 +31,7 @@ class Output:
         self._deltas: list[TokenDelta] = []
 
     def add(self, request: Request, reason: FinishReason | None) -> None:
-        """What was not sent yet: with a `reason` all of it, as the request's last delta; else the first token at once
-        and later ones in blocks. A stop string must be looked for after each token."""
+        """What was not sent yet: the first token and the end at once, others in blocks if nobody waits for each."""
         first, new = not request.started, request.ids[request.prompt_len + request.sent :]
         together = 1 if request.source.stream or request.params.stop else _BLOCK
         if reason is None and not first and len(new) < together:

@@ -32,7 +32,6 @@ LPM_WINDOW = 128  # oldest requests among which the longest prefix is looked for
 
 
 def fcfs(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
-    """First come, first served."""
     return waiting
 
 
@@ -47,9 +46,7 @@ def lpm(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
     return sorted(islice(waiting, LPM_WINDOW), key=rank)
 
 
-schedule_policies: Registry[SchedulePolicy] = Registry(
-    "--schedule-policy", "radix.schedule_policies", {"fcfs": fcfs, "lpm": lpm}
-)
+schedule_policies = Registry[SchedulePolicy]("--schedule-policy", "radix.schedule_policies", {"fcfs": fcfs, "lpm": lpm})
 
 
 # How long outputs are expected to get ---------------------------------------------------------
@@ -58,8 +55,7 @@ OUTPUT_HORIZON = 4096  # no more output tokens than this are counted on ahead of
 
 
 class OutputRatio:
-    """Share of the output still allowed that admission counts on. It sinks step by step towards a floor and jumps when
-    a retraction shows that it was too low."""
+    """Share of the output still allowed that admission counts on: sinks step by step, jumps after a retraction."""
 
     START, FLOOR, STEPS, JUMP = 0.7, 0.1, 600, 0.1
 

@@ -45,17 +45,14 @@ class LogprobBuffer:
         self.top_n = top_n
         self._parts: list[tuple[np.ndarray, ...]] = []
 
-    def add(
-        self, ids: np.ndarray, values: np.ndarray, top_ids: np.ndarray | None, top_values: np.ndarray | None
-    ) -> None:
+    def add(self, ids: np.ndarray, values: np.ndarray, top_ids: np.ndarray | None, tops: np.ndarray | None) -> None:
         """`ids`, `values` [n]; alternatives [n, at least top_n], or None: id -1 and NaN."""
         none = (len(ids), self.top_n)
         top_ids = np.full(none, -1) if top_ids is None else top_ids[:, : self.top_n]
-        top_values = np.full(none, np.nan) if top_values is None else top_values[:, : self.top_n]
-        self._parts.append((ids, values, top_ids.ravel(), top_values.ravel()))
+        tops = np.full(none, np.nan) if tops is None else tops[:, : self.top_n]
+        self._parts.append((ids, values, top_ids.ravel(), tops.ravel()))
 
     def take(self) -> Logprobs | None:
-        """Everything since the last call, or None."""
         if not self._parts:
             return None
         columns = zip(zip(*self._parts, strict=True), ("<i4", "<f4", "<i4", "<f4"), strict=True)
@@ -144,8 +141,7 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Longest prefix that may come from the cache: one token is left to compute, and the row before the first
-        prompt position still to be scored."""
+        """Longest prefix to take from the cache: one token, or what is to be scored, is left to compute."""
         scored = self.logprob_next >= self.prompt_len
         return self.total_len - 1 if scored else min(self.total_len, max(self.logprob_next, 1)) - 1
 

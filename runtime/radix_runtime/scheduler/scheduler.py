@@ -35,8 +35,7 @@ IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
 
 @dataclass(slots=True)
 class Counters:
-    """Requests are counted by choice: an n=4 request counts four times. accepted = finished + aborted + failed + still
-    live. Names end in _total where a value only grows."""
+    """Requests are counted by choice: n=4 counts four times. accepted = finished + aborted + failed + live."""
 
     num_requests_total: int = 0  # accepted
     num_refused_requests_total: int = 0  # whole requests answered with an error at submission
@@ -74,6 +73,8 @@ class Scheduler:
         self.output = Output(outbox)
         self.counters, self.ratio = Counters(), OutputRatio(args.schedule_conservativeness)
         self.policy = schedule_policies.get(args.schedule_policy)
+        default = max(64, 4 * args.max_running_requests)
+        self.queue_limit = default if args.max_queued_requests is None else args.max_queued_requests
         self.max_running = min(args.max_running_requests, executor.max_rows)
         # Unlimited: the longest prompt fits beside one token for everybody.
         unlimited = executor.max_context + executor.max_rows
@@ -130,7 +131,6 @@ class Scheduler:
         return None
 
     def check(self) -> None:
-        """Raises InvariantViolation."""
         try:
             invariants.check(self)
         except InvariantViolation:
@@ -174,34 +174,31 @@ class Scheduler:
         self.counters.prompt_tokens_total += requests[0].prompt_len
 
     def _requests(self, message: msg.Generate) -> list[Request]:
-        """One Request a choice. The API has checked the same; this guards the engine whoever calls it: what is let in
-        can be served to its end by the pool alone. Raises RequestError."""
+        """One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises RequestError."""
         ids = msg.unpack_ids(message.input_ids)
         if not message.rid:
             raise refusal("invalid_value", "the request id is empty", "rid")  # an Abort of "" ends everything
         for name, low, high in (("logprob_start", -1, len(ids)), ("top_logprobs", 0, self.limits.vocab_size)):
             if not low <= getattr(message, name) <= high:
                 raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
-        params = self.limits.admit(ids, message.sampling)
+        params = self.limits.admit(ids, message.sampling, "prompt", {}, clip=False)
         assert params.max_new_tokens is not None
         limit, seed = len(ids) + params.max_new_tokens, params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         seed, now = secrets.randbits(64) if seed is None else seed, self.clock()
         return [
-            Request(message, choice, next(self._arrivals), now, splitmix64(seed + choice), limit, stop_ids)
-            for choice in range(params.n)
+            Request(message, i, next(self._arrivals), now, splitmix64(seed + i), limit, stop_ids)
+            for i in range(params.n)
         ]
 
     def _check_queue(self, choices: int) -> None:
         queued, running = len(self.life.waiting), len(self.life.running)
-        limit = self.args.queue_limit + max(0, self.max_running - running)
+        limit = self.queue_limit + max(0, self.max_running - running)
         if queued + choices > limit and (queued or running):
             done = self.counters.prefill_tokens_total + self.counters.generation_tokens_total
             seconds = sum(r.total_len for r in self.life.waiting) * self._busy_seconds / max(1, done)
-            raise RequestError(
-                503, "engine_overloaded", f"{queued} requests are waiting, the limit is {self.args.queue_limit}",
-                retry_after=min(30, 1 + int(seconds)),
-            )  # fmt: skip
+            text = f"{queued} requests are waiting, the limit is {self.queue_limit}"
+            raise RequestError(503, "engine_overloaded", text, retry_after=min(30, 1 + int(seconds)))
 
     def abort(self, rid: str, reason: str) -> None:
         """Ends all choices of `rid`, or everything if it is empty. Idempotent."""
@@ -212,9 +209,8 @@ class Scheduler:
 
     def _send_error(self, rid: str, error: RequestError) -> None:
         self.output.flush()  # what came before the error leaves before it
-        self.outbox.send(
-            msg.RequestFailed(rid, error.status, error.code, error.message, error.param, error.retry_after)
-        )
+        what = error.status, error.code, error.message, error.param, error.retry_after
+        self.outbox.send(msg.RequestFailed(rid, *what))
 
     def _fail(self, rid: str, error: RequestError) -> None:
         """The whole request ends with an error; the detokenizer forgets what it had begun."""
@@ -329,7 +325,6 @@ class Scheduler:
         self.life.reclaim()
 
     def _accept(self, entry: Entry, token: int | None, result: StepResult, slot: int) -> None:
-        """What a completed step means for one request in it."""
         request = entry.request
         if request.ended:
             self.counters.dropped_tokens_total += token is not None
@@ -368,7 +363,6 @@ class Scheduler:
     # Figures ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters, flat, for metrics and logs."""
         life, cache, total = self.life, self.life.cache, self.life.allocator.num_pages
         used = total - life.allocator.num_free - cache.evictable_pages
         return {

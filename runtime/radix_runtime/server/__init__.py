@@ -1,1 +1,0 @@
-"""The processes of `radix serve`: HTTP, scheduler, detokenizer, and the supervisor over them."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -66,7 +67,6 @@ def uvicorn_options(args: ServerArgs) -> dict[str, Any]:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in our shape."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
         return error_response(RequestError(error.status_code, "not_found", "no such path"))
@@ -75,7 +75,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
-    """OpenAPI for /docs, from the body structs."""
     bodies = {endpoint.body for endpoint in paths.values()} - {None}
     references, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, references, strict=True))
@@ -133,9 +132,9 @@ async def _model(exchange: Exchange) -> None:
 
 
 def _card(manager: TokenizerManager) -> dict[str, Any]:
-    name, length = manager.model_name, manager.limits.context_length
+    sizes = {"max_model_len": manager.limits.context_length, "sampling_defaults": manager.sampling_defaults}
     fixed = {"object": "model", "created": manager.created, "owned_by": "radix", "parent": None}
-    return {"id": name, "root": name, **fixed, "max_model_len": length, "sampling_defaults": manager.sampling_defaults}
+    return {"id": manager.model_name, "root": manager.model_name, **fixed, **sizes}
 
 
 async def _model_info(exchange: Exchange) -> None:
@@ -196,10 +195,9 @@ async def _metrics(exchange: Exchange) -> None:
 
 async def _flush_cache(exchange: Exchange) -> None:
     """400 `busy` while requests run or wait; `?timeout=s` waits for them."""
-    try:
+    seconds = -1.0
+    with suppress(ValueError):
         seconds = float(exchange.query_params.get("timeout") or 0)
-    except ValueError:
-        seconds = -1.0
     if not 0 <= seconds <= _MAX_FLUSH_WAIT:
         raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
     end = time.monotonic() + seconds

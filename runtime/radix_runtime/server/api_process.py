@@ -22,7 +22,6 @@ from .tokenizer_manager import TokenizerManager
 
 
 async def serve(child: Child) -> None:
-    """Until the server has closed or a task has failed."""
     args, model_dir = child.args, Path(child.args.model_path or "")
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)

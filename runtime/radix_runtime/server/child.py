@@ -57,8 +57,7 @@ class Heartbeats:
         return worst if now - last[worst] > limit * 1e9 else None
 
     def watch_step(self, since: float | None) -> None:
-        """To be told about once a second: when the engine last completed a step, None if it is idle. The scheduler's
-        loop may wait for a step longer than a heartbeat, so this beats in its stead."""
+        """When the engine last completed a step, None if idle. Beats for a loop that a step holds up."""
         self._words[_STEP] = 0 if since is None else int(1e9 * (time.monotonic() - since))
         if since is not None:
             self.beat(SCHEDULER)
@@ -82,16 +81,13 @@ class Launch(msgspec.Struct):
 
 
 class Child:
-    """This process, as a child of the supervisor."""
-
     def __init__(self, launch: Launch) -> None:
         self.launch, self.args = launch, launch.args
         self.heartbeats = Heartbeats(launch.heartbeat_fd)
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """`ready` (info: what the API should know), `serving` (the API only), `config` (what the operator must change)
-        or `fatal` (why it ends)."""
+        """`ready` (info: for the API), `serving` (the API), `config` (the operator's mistake) or `fatal`."""
         report = event, " ".join(str(error).split())[:1000], info or {}
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
             os.write(self.launch.status_fd, msgspec.json.encode(report) + b"\n")

@@ -25,7 +25,6 @@ class Detokenizer:
         self._batch: list[m.TextDelta] = []
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
-        """Loops until `should_stop()`; sleeps in the inbox while there is nothing to do."""
         while not should_stop():
             beat()
             if not self.step():

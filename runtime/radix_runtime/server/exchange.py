@@ -78,8 +78,7 @@ class Exchange(Request):
         await self.respond(Response(to_json(value), media_type="application/json"))
 
     async def write(self, frames: bytes, *, last: bool = False) -> None:
-        """Events. The status line goes out with the first, so that an error before it can still choose its own status.
-        Waits while the client does not read; the caller joins what comes meanwhile."""
+        """Events; the status line goes out with the first. Waits while the client does not read."""
         if not self._streaming:
             self._streaming = True
             await self.send({"type": "http.response.start", "status": 200, "headers": Headers(_SSE).raw})
@@ -93,7 +92,6 @@ class Exchange(Request):
             await self.write(event(error_object(error)), last=True)
 
     def check_headers(self) -> None:
-        """Raises RequestError 431."""
         headers = self.scope["headers"]
         size = sum(len(name) + len(value) for name, value in headers)
         size += len(self.scope["path"]) + len(self.scope.get("query_string", b""))

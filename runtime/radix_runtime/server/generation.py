@@ -14,7 +14,6 @@ FLOOR = -9999.0
 
 
 def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
-    """What the operator lets the model's generation_config.json say."""
     return dict(load_generation_config(model_dir).sampling_defaults()) if args.sampling_defaults == "model" else {}
 
 
@@ -38,7 +37,6 @@ class Choices:
 
 
 def merge(into: TextDelta, new: TextDelta) -> None:
-    """Appends `new`, the next delta of the same choice, to `into`."""
     into.text += new.text
     into.ids += new.ids
     into.finish, into.completion_tokens = new.finish, new.completion_tokens
@@ -99,9 +97,6 @@ def native_output(request: Generate, delta: TextDelta, seconds: float, tokenizer
 
 
 def _finish_reason(delta: TextDelta, finish: FinishReason) -> dict[str, Any]:
-    details: dict[str, dict[str, Any]] = {
-        "stop": {"matched": finish.matched},
-        "length": {"length": delta.completion_tokens},
-        "abort": {"message": finish.message or "", "status_code": finish.status},
-    }
+    abort = {"message": finish.message or "", "status_code": finish.status}
+    details: Any = {"stop": {"matched": finish.matched}, "length": {"length": delta.completion_tokens}, "abort": abort}
     return {"type": finish.type, **details[finish.type]}

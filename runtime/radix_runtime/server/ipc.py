@@ -2,7 +2,7 @@
 
 Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32 bytes), the sender
 (u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
-in the numbers or a body that is no Message means that something was lost: LinkError, and the process ends."""
+in the numbers or a body that is no Message ends the process by LinkError: something was lost."""
 
 import asyncio
 import hmac

@@ -21,8 +21,7 @@ _HELP = {
 
 
 class Metrics:
-    """Everything `GET /metrics` shows. Tokens are counted by the scheduler: of the prompt tokens
-    `radix:prefill_tokens_total` were computed and `radix:cached_tokens_total` were not."""
+    """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached tokens."""
 
     def __init__(self) -> None:
         # Requests since the start; those that are in none of the last three are open.

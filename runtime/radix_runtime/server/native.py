@@ -18,7 +18,6 @@ _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fi
 
 
 async def generate(exchange: Exchange, body: NativeBody) -> None:
-    """POST or PUT /generate, in SGLang's shapes."""
     param = _one_of(body, "text", "input_ids")
     all_ids = await exchange.manager.encode(getattr(body, param), param)
     names = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")

@@ -113,7 +113,6 @@ class Answer:
             request.extra_key = key or None
 
     async def send(self) -> None:
-        """Runs the requests. Raises RequestError."""
         exchange, submit = self.exchange, self.exchange.manager.submit
         with submit(self.requests, name=self.name, started=exchange.started) as submission:
             if not self._stream:
@@ -195,7 +194,6 @@ class _OpenAIAnswer(Answer):
         return {**usage, "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())}}
 
     def _content(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any]:
-        """Text and logprobs of a piece of a choice."""
         request = self.request_of[choice]
         entries = [(entry, self._shown(entry.token)) for entry in scored(delta.logprobs)]
         if entries and delta.finish is not None and delta.finish.matched == entries[-1][0].token:

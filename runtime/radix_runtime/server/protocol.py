@@ -83,8 +83,7 @@ class TemplateOptions(Body, kw_only=True):
 
 
 class Sampling(SamplingParams, kw_only=True):
-    """SamplingParams as clients give them. What they leave out comes from the model; `default_length`: max_new_tokens
-    then, lowered to what fits (None: to the end of the context)."""
+    """SamplingParams as clients give them. `default_length`: max_new_tokens if left out, lowered to what fits."""
 
     default_length: ClassVar[int | None] = None
     max_new_tokens: int | None = None
@@ -95,8 +94,6 @@ OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
-    """What chat and completions share."""
-
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     model: str | None = None
@@ -187,12 +184,8 @@ class AbortBody(Body, kw_only=True):
 
 
 # Fields that hold bodies themselves (one, or a list of them).
-_NESTED: dict[str, type[msgspec.Struct]] = {
-    "stream_options": StreamOptions,
-    "messages": ChatMessage,
-    "chat_template_kwargs": TemplateOptions,
-    "sampling_params": NativeSampling,
-}
+_NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": ChatMessage}
+_NESTED |= {"chat_template_kwargs": TemplateOptions, "sampling_params": NativeSampling}
 
 B = TypeVar("B", bound=msgspec.Struct)
 

@@ -40,7 +40,6 @@ def heartbeats(child: Child, stats: Callable[[], dict[str, float]]) -> Iterator[
 
 
 def main(child: Child) -> None:
-    """Loads the engine, tells the supervisor, and schedules until SIGTERM."""
     inbox, outbox = child.connect()
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)

@@ -2,8 +2,7 @@
 
 A janitor process removes the private directory when this process is gone, however it went. Any exit of a child while
 serving is fatal: the API fails its open requests, then all end. Nothing polls: the loop sleeps on exit descriptors,
-status pipes and signals, and looks at the heartbeats once a second. Start-up is over when the API reports `serving`;
-before that nothing is graceful."""
+status pipes and signals, and looks at the heartbeats once a second. Start-up has no grace."""
 
 import contextlib
 import errno
@@ -41,14 +40,11 @@ class ChildProcess:
     def __init__(self, launch: Launch) -> None:
         self.role = launch.role
         self.status, launch.status_fd = os.pipe()
-        inherited = (launch.status_fd, launch.heartbeat_fd, launch.listen_fd)
+        inherited = [fd for fd in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd) if fd is not None]
+        command = [sys.executable, "-m", f"radix_runtime.server.{launch.role}_process"]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", f"radix_runtime.server.{launch.role}_process"],
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=[descriptor for descriptor in inherited if descriptor is not None],
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            command, stdin=subprocess.PIPE, bufsize=0, pass_fds=inherited, env=env, start_new_session=True
         )
         os.close(launch.status_fd)
         self.pid = self._popen.pid
@@ -98,8 +94,7 @@ class Supervisor:
         self._config_error: str | None = None
 
     def run(self) -> int:
-        """Serves until a signal or a failure; the exit code. Raises ConfigError when a child finds that the
-        configuration cannot work. Must run in the main thread: children die with it."""
+        """Serves until a signal or a failure; the exit code. Main thread only. Raises a child's ConfigError."""
         wake = on_signals(self._signals.append, signal.SIGTERM, signal.SIGINT)
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
         with private_directory() as directory:
@@ -133,7 +128,6 @@ class Supervisor:
         self._verdict = self._verdict or (code, reason)
 
     def _look(self) -> None:
-        """At the signals and at the heartbeats."""
         limit = self._args.step_timeout
         if self._signals:
             self._decide(EXIT_CLEAN, f"{signal.Signals(self._signals[0]).name}: shutting down")

@@ -52,7 +52,6 @@ class Submission(Choices):
             await self._news.wait()
 
     async def collect(self) -> list[m.TextDelta]:
-        """The whole output, one delta a choice. Raises RequestError."""
         return [delta for _, delta in sorted((await self.next_batch(whole=True)).items())]
 
     def __enter__(self) -> "Submission":
@@ -147,8 +146,6 @@ class TokenizerManager:
         return prompts
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Ids of the messages as the chat template, with its `options`, renders them."""
-
         def render() -> list[int]:
             text = self.tokenizer.render_chat(messages, **options)
             self._check_bytes(text, "messages")
