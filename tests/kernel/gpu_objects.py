@@ -125,13 +125,13 @@ def need(what: str, found: object) -> None:
         pytest.skip(text)
 
 
-def build_wheel(backend: str, folder: Path) -> Path:
-    """Builds (incrementally) the backend's wheel; unpacks it and returns the library's path.
+def build_wheel(backend: str, folder: Path, archs: str = "") -> Path:
+    """Builds (incrementally) the backend's wheel, for `archs` only; unpacks it and returns the library's path.
 
     It goes to TEST_WHEELS: dist/ may hold a release.
     """
-    command = [sys.executable, "tools/build_wheel.py", backend, "--dist", str(TEST_WHEELS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    command = [sys.executable, "tools/build_wheel.py", backend, "--dist", str(TEST_WHEELS), "--archs", archs]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (wheel,) = TEST_WHEELS.glob(f"radix_kernels_{backend}-*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -17,6 +17,8 @@ import pytest
 from tests.kernel import fake_hip, gpu_objects
 from tests.kernel.gpu_objects import COLLECTIVES, FINISHERS, AmdKernel
 
+pytestmark = pytest.mark.timeout(1500)  # the first test compiles the wheel
+
 TARGETS = ("gfx90a", "gfx942")
 WARP = 64
 LDS_BYTES = 65536
