@@ -7,15 +7,15 @@
 
 namespace radix::gpu {
 
-// A kernel's parameters stay where they are when their address is taken. And functions that are called, not copied:
-// code that runs once costs what its instructions cost to fetch. (AMD's compiler gives each call a stack.)
+// A kernel's parameters stay where they are when their address is taken. And functions that are called, not copied; on
+// AMD all is copied, since a call would need a stack.
 #if defined(__HIP__)
 #define RK_PARAMETER
 #define RK_INLINE __attribute__((always_inline)) inline
 #define RK_CALLED RK_INLINE
 #else
 #define RK_PARAMETER __grid_constant__
-#define RK_INLINE __forceinline__
+#define RK_INLINE inline
 #define RK_CALLED inline __noinline__
 #endif
 
@@ -106,13 +106,6 @@ __device__ inline float penalised(float x, int32_t word, float repetition, float
   return y;
 }
 
-__device__ RK_CALLED Quad load_edge(const float* data, int64_t first, int64_t columns) {
-  Quad q;
-#pragma unroll
-  for (int i = 0; i < 4; i++) q.at[i] = first + i < columns ? data[first + i] : -INFINITY;
-  return q;
-}
-
 // One row: pointers, and what its edits and its temperature are. Ids are those of the row's own columns.
 template <bool kEdits>
 struct Row {
@@ -149,12 +142,6 @@ struct Row {
         v[j].at[i] = id < columns ? data[id] : -INFINITY;
       }
     }
-  }
-
-  // One quad: that of the lane in this group.
-  __device__ Quad load_one(int64_t group) const {
-    const int64_t first = group * kGroup + threadIdx.x % kLanes * 4;
-    return aligned && first + 4 <= columns ? load_pack<4>(data + first) : load_edge(data, first, columns);
   }
 
   // Applies the edits to what load() gave: bias, penalties, minimum of tokens, grammar.

@@ -21,17 +21,19 @@ struct Finish {
 
 // ------------------------------------------------------------------ the draw
 
-// A row's filters, and what they are measured against.
+// How filters of one row look at their words.
 struct Filters {
-  RowDraw row;
+  bool by_number, by_mass;
+  int64_t top_k;
+  float top_p, min_p;
   float largest;  // x
   double mass;    // of the row in units of its largest; where needed
 
-  __device__ bool above_min_p(float x) const { return row.min_p <= 0 || expf(x - largest) >= row.min_p; }
+  __device__ bool above_min_p(float x) const { return min_p <= 0 || expf(x - largest) >= min_p; }
 };
 
 // The sum of the groups' masses in units of the row's largest logit.
-__device__ RK_CALLED double mass_of_row(const GroupStats& stats, int64_t groups, float largest, float slope) {
+__device__ inline double mass_of_row(const GroupStats& stats, int64_t groups, float largest, float slope) {
   double sum = 0;
   for (int64_t g = threadIdx.x; g < groups; g += kSelectThreads)
     sum += static_cast<double>(stats.mass[g] * fast_exp2((stats.largest[g] - largest) * slope));
@@ -39,9 +41,9 @@ __device__ RK_CALLED double mass_of_row(const GroupStats& stats, int64_t groups,
 }
 
 // How many of the sorted words stay; -1 when the list ends before that is known.
-__device__ RK_CALLED int count_kept(const Selection& s, int count, const Filters& f, bool complete) {
+__device__ inline int count_kept(const Selection& s, int count, const Filters& f, bool complete) {
   constexpr int kEach = kCapacity / kSelectThreads;
-  const int end = f.row.has_top_k && f.row.top_k < count ? f.row.top_k : count;
+  const int64_t end = f.by_number && f.top_k < count ? f.top_k : count;
   double weight[kEach], sum = 0, all;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
@@ -50,26 +52,25 @@ __device__ RK_CALLED int count_kept(const Selection& s, int count, const Filters
     sum += weight[i];
   }
   double before = sum_before(sum, &all);
-  const double limit = static_cast<double>(f.row.top_p) * (f.row.has_top_k ? all : f.mass);
+  const double limit = static_cast<double>(f.top_p) * (f.by_number ? all : f.mass);
   int kept = 0;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
     const int at = threadIdx.x * kEach + i;
-    const bool stays =
-        (!f.row.has_top_p || before < limit) && f.above_min_p(at < end ? value_of(s.words[at]) : -INFINITY);
+    const bool stays = (!f.by_mass || before < limit) && f.above_min_p(at < end ? value_of(s.words[at]) : -INFINITY);
     if (at < end && (at == 0 || stays)) kept++;
     before += weight[i];
   }
   kept = reduce_block(kept, Sum());
-  const bool known = f.row.has_top_k || complete || kept < count || (f.row.has_top_p && all >= limit);
+  const bool known = f.by_number || complete || kept < count || (f.by_mass && all >= limit);
   return known ? kept : -1;
 }
 
-__device__ RK_CALLED int32_t draw_listed(const Selection& s, int kept, const RowDraw& r) {
+__device__ inline int32_t draw_listed(const Selection& s, int kept, const Draw& draw, int64_t b) {
   uint64_t best = 0;
   for (int i = threadIdx.x; i < kept; i += kSelectThreads) {
     const uint32_t id = id_of(s.words[i]);
-    const uint64_t word = order_word(r.score(value_of(s.words[i]), id), id);
+    const uint64_t word = order_word(draw.score(b, value_of(s.words[i]), id), id);
     best = word > best ? word : best;
   }
   return static_cast<int32_t>(id_of(reduce_block(best, MaxWord())));
@@ -77,75 +78,74 @@ __device__ RK_CALLED int32_t draw_listed(const Selection& s, int kept, const Row
 
 // The draw among all ids at or before the border, over the whole row.
 template <bool kEdits>
-__device__ RK_CALLED int32_t draw_before(Selection& s, const Row<kEdits>& row, uint32_t first_id, const Filters& f,
-                                         uint64_t border) {
+__device__ int32_t draw_before(Selection& s, const Row<kEdits>& row, const Draw& draw, const Filters& f,
+                               uint64_t border) {
   __syncthreads();
   if (threadIdx.x == 0) s.best = 0;
   __syncthreads();
-  visit_quads(row, nullptr, row.groups(), first_id, [&](uint32_t id, const float(&x)[4]) {
-    uint32_t stays = 0;
+  visit_quads(row, nullptr, row.groups(), draw.first_id, [&](uint32_t id, const float(&x)[4]) {
+    bool stays[4], any = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const bool kept = x[i] > -INFINITY && order_word(x[i], id + i) >= border && f.above_min_p(x[i]);
-      stays |= kept ? 1u << i : 0;
+      stays[i] = x[i] > -INFINITY && order_word(x[i], id + i) >= border && f.above_min_p(x[i]);
+      any |= stays[i];
     }
-    if (!stays) return;
-    const PhiloxBlock words = f.row.words(id / 4);
-    const uint64_t leader = s.best;  // an old one will do
-    const float floor = leader ? bound_of_score(value_of(leader)) : -INFINITY;
-    uint64_t mine = 0;
+    if (!any) return;
+    const PhiloxBlock words = draw.words(row.index, id / 4);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      if (!(stays >> i & 1u) || score_bound(x[i], kLog2e, words.word[i]) < floor) continue;
+      if (!stays[i]) continue;
+      const uint64_t leader = s.best;  // an old one will do
+      const float score = value_of(leader);
+      if (leader && score_bound(x[i], kLog2e, words.word[i]) * kLn2 + bound_margin(score) < score) continue;
       const uint64_t word = order_word(x[i] + noise(words.word[i]), id + i);
-      mine = word > mine ? word : mine;
+      if (word > leader) atomicMax(&s.best, static_cast<unsigned long long>(word));
     }
-    if (mine > leader) atomicMax(&s.best, static_cast<unsigned long long>(mine));
   });
   __syncthreads();
   return static_cast<int32_t>(id_of(s.best));
 }
 
 template <bool kEdits>
-__device__ int32_t draw_filtered(Selection& s, const Row<kEdits>& row, const Filters& f, const Tops& tops,
-                                 uint32_t first_id) {
-  const RowDraw& r = f.row;
+__device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits>& row, Filters f,
+                                 const GroupStats& stats) {
+  const int64_t b = row.index, groups = k.scratch.groups;
+  const Tops tops{stats.largest, groups, row.temperature};
   const Ruler ruler = ruler_of(tops, f.largest);
   // With top-k and top-p the mass is that of the first k, so all of them are needed.
-  const bool cut_by_min_p = r.min_p > 0 && !(r.has_top_k && r.has_top_p);
-  const int deepest = cut_by_min_p ? ruler.bin(f.largest + logf(r.min_p) - 1e-3f) : kBins - 1;
-  if (!r.has_top_k || r.top_k <= kCapacity) {
-    const uint64_t limit = r.has_top_k      ? static_cast<uint64_t>(r.top_k)
-                           : r.needs_mass() ? limit_of_mass(r.top_p, f.mass * (1 + 1e-5) * 0x1p40)
-                                            : UINT64_MAX;
+  const bool cut_by_min_p = f.min_p > 0 && !(f.by_number && f.by_mass);
+  const int deepest = cut_by_min_p ? ruler.bin(f.largest + logf(f.min_p) - 1e-3f) : kBins - 1;
+  if (!f.by_number || f.top_k <= kCapacity) {
+    const bool by_mass = f.by_mass && !f.by_number;
+    const uint64_t limit = f.by_number ? static_cast<uint64_t>(f.top_k)
+                           : by_mass   ? limit_of_mass(f.top_p, f.mass * (1 + 1e-5) * 0x1p40)
+                                       : UINT64_MAX;
     const int count =
-        gather(s, row, tops, ruler, first_id, r.needs_mass() ? Depth::mass : Depth::number, limit, deepest);
+        gather(s, row, tops, ruler, k.draw.first_id, by_mass ? Depth::mass : Depth::number, limit, deepest);
     const int kept = count > 0 ? count_kept(s, count, f, s.border >= deepest) : -1;
-    if (kept > 0) return draw_listed(s, kept, r);
+    if (kept > 0) return draw_listed(s, kept, k.draw, b);
   }
-  // Masses below 2^-40 are none, so a search by mass need not look deeper than 30.
-  Sweep task{Sweep::Action::list, wide_ruler(ruler)};
-  if (!r.has_top_k) task.ruler = Ruler::of(f.largest, fminf(kBins / task.ruler.scale, 30.f));
-  uint64_t border = 0;
-  for (const bool by_mass : {false, true}) {
-    if (!(by_mass ? r.has_top_p : r.has_top_k)) continue;
-    task.by_mass = by_mass;
-    task.low = border;
-    const uint64_t first =
-        find_border(s, row, first_id, task, Cut{static_cast<uint64_t>(r.top_k), by_mass ? r.top_p : -1});
+  const float range = 2 * kBins / ruler.scale;
+  const Ruler wide = Ruler::of(f.largest, f.by_number ? range : fminf(range, 30.f));
+  Sweep task{Sweep::Action::list, wide};
+  if (f.by_number) task.low = find_border(s, row, k.draw.first_id, task, static_cast<uint64_t>(f.top_k));
+  uint64_t border = task.low;
+  if (f.by_mass) {
+    task.by_mass = true;
+    const uint64_t first = find_border(s, row, k.draw.first_id, task, 0, f.top_p);
     border = first > border ? first : border;
   }
-  return draw_before(s, row, first_id, f, border);
+  return draw_before(s, row, k.draw, f, border);
 }
 
 // The word of the largest logit, for a temperature so small that the row turns out to be greedy.
 template <bool kEdits>
 __device__ uint64_t first_largest(Selection& s, const Row<kEdits>& row, float largest, uint32_t first_id) {
-  sweep(s, row, first_id, Sweep{Sweep::Action::extent, Ruler::of(largest, 1.f)});
+  sweep(s, row, first_id, {Sweep::Action::extent, Ruler::of(largest, 1.f)});
   return s.most;
 }
 
-__device__ RK_CALLED float largest_of_row(const float* largest, int64_t groups) {
+__device__ inline float largest_of_row(const float* largest, int64_t groups) {
   float mine = -INFINITY;
   for (int64_t g = threadIdx.x; g < groups; g += kSelectThreads) mine = MaxOrNan()(mine, largest[g]);
   return reduce_block(mine, MaxOrNan());
@@ -159,35 +159,42 @@ struct Standing {
 
 __device__ inline Standing standing_of(const Scratch& scratch, Kind kind, int64_t b) {
   if (kind == Kind::filtered) return {largest_of_row(scratch.of_row(scratch.edited, b).largest, scratch.groups), 0};
-  Standing mine{-INFINITY, 0};
+  uint64_t best = 0;
+  float largest = -INFINITY;
   for (int64_t t = threadIdx.x; t < scratch.tiles; t += kSelectThreads) {
     const TileBest tile = scratch.best[b * scratch.tiles + t];
-    mine.best = tile.word > mine.best ? tile.word : mine.best;
-    mine.largest = MaxOrNan()(mine.largest, tile.largest);
+    best = tile.word > best ? tile.word : best;
+    largest = MaxOrNan()(largest, tile.largest);
   }
-  return {reduce_block(mine.largest, MaxOrNan()), reduce_block(mine.best, MaxWord())};
+  largest = reduce_block(largest, MaxOrNan());
+  return {largest, reduce_block(best, MaxWord())};
 }
 
-__device__ inline Filters filters_of(const RowDraw& r, const Scratch& scratch, int64_t b, float largest) {
-  Filters f{r, largest / r.temperature, 0};
-  if (r.needs_mass())
-    f.mass = mass_of_row(scratch.of_row(scratch.edited, b), scratch.groups, largest, kLog2e / r.temperature);
+__device__ inline Filters filters_of(const Draw& draw, const Scratch& scratch, int64_t b, float largest) {
+  const float temperature = draw.temperature[b];
+  Filters f{
+      draw.has_top_k(b), draw.has_top_p(b), draw.top_k[b], draw.top_p[b], draw.min_p[b], largest / temperature, 0};
+  if (draw.needs_mass(b))
+    f.mass = mass_of_row(scratch.of_row(scratch.edited, b), scratch.groups, largest, kLog2e / temperature);
   return f;
 }
 
 template <bool kEdits>
 __device__ int32_t choose(Selection& s, const Finish& k, int64_t b) {
-  const RowDraw r = k.draw.row(b);
-  const uint32_t first_id = k.draw.first_id;
-  const Kind kind = r.kind();
+  const Draw& draw = k.draw;
+  const Kind kind = draw.kind(b);
   const Standing standing = standing_of(k.scratch, kind, b);
   if (!isfinite(standing.largest)) return -1;
-  const bool greedy_after_all = kind != Kind::greedy && !isfinite(standing.largest / r.temperature);
-  if (kind != Kind::filtered && !greedy_after_all) return static_cast<int32_t>(id_of(standing.best));
-  const Row<kEdits> row(k.logits, b, greedy_after_all ? 1.f : r.temperature, k.edits);
-  if (greedy_after_all) return static_cast<int32_t>(id_of(first_largest(s, row, standing.largest, first_id)));
-  const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, k.scratch.groups, r.temperature};
-  return draw_filtered(s, row, filters_of(r, k.scratch, b, standing.largest), tops, first_id);
+  const float temperature = draw.temperature[b];
+  if (kind == Kind::greedy) return static_cast<int32_t>(id_of(standing.best));
+  if (!isfinite(standing.largest / temperature)) {
+    const Row<kEdits> row(k.logits, b, 1.f, k.edits);
+    return static_cast<int32_t>(id_of(first_largest(s, row, standing.largest, draw.first_id)));
+  }
+  if (kind == Kind::unfiltered) return static_cast<int32_t>(id_of(standing.best));
+  const Row<kEdits> row(k.logits, b, temperature, k.edits);
+  const Filters f = filters_of(draw, k.scratch, b, standing.largest);
+  return draw_filtered(s, k, row, f, k.scratch.of_row(k.scratch.edited, b));
 }
 
 // ------------------------------------------------------------------ log-probabilities
@@ -208,18 +215,26 @@ __device__ void write_top(Selection& s, const Finish& k, const Row<false>& row, 
   float* values = k.top_logprobs + row.index * k.top_n;
   int32_t* ids = k.top_ids + row.index * k.top_n;
   const Tops tops{stats.largest, k.scratch.groups, 1.f};
-  int number = static_cast<int>(k.top_n < kCapacity ? k.top_n : kCapacity);
-  int count = list_first(s, row, tops, largest, 0, number, true);
-  for (int64_t done = 0;;) {
-    if (count < number) number = count;
-    write_listed(s, number, logprob, values + done, ids + done);
-    done += number;
-    if (done == k.top_n || number == 0) return;
-    Sweep task{Sweep::Action::list, wide_ruler(ruler_of(tops, largest))};
-    task.masked = true;
-    task.high = s.words[number - 1] - 1;
-    number = static_cast<int>(k.top_n - done < kCapacity ? k.top_n - done : kCapacity);
-    count = search_first(s, row, 0, task, number);
+  const Ruler ruler = ruler_of(tops, largest);
+  if (k.top_n <= kCapacity) {
+    const int count = gather(s, row, tops, ruler, 0, Depth::number, static_cast<uint64_t>(k.top_n), kBins - 1);
+    if (count >= k.top_n) return write_listed(s, k.top_n, logprob, values, ids);
+  }
+  const Ruler wide = Ruler::of(largest, 2 * kBins / ruler.scale);
+  Sweep task{Sweep::Action::list, wide};
+  task.masked = true;
+  for (int64_t done = 0; done < k.top_n;) {
+    const int64_t left = k.top_n - done;
+    task.low = find_border(s, row, 0, task, static_cast<uint64_t>(left < kCapacity ? left : kCapacity));
+    sweep(s, row, 0, task);
+    const int count = s.count;
+    if (count == 0) return;
+    sort_words(s, count);
+    write_listed(s, count, logprob, values + done, ids + done);
+    done += count;
+    if (task.low == 0) return;
+    task.high = task.low - 1;
+    task.low = 0;
   }
 }
 

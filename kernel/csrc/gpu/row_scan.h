@@ -101,7 +101,7 @@ __device__ inline float reduce_scan_block(float value, Op op) {
 
 // Greedy: the tile's largest and the lowest id that has it.
 template <int kCount>
-__device__ void scan_greedy(const Quad (&v)[kCount], int64_t group, uint32_t first_id, TileBest* out) {
+__device__ void scan_greedy(const Quad (&v)[kCount], int64_t group, const Draw& draw, TileBest* out) {
   __shared__ unsigned long long best;
   if (threadIdx.x == 0) best = 0;
   float mine = -INFINITY;
@@ -109,7 +109,7 @@ __device__ void scan_greedy(const Quad (&v)[kCount], int64_t group, uint32_t fir
   for (int j = 0; j < kCount; j++) mine = MaxOrNan()(mine, largest_of(v[j]));
   const float largest = reduce_scan_block(mine, MaxOrNan());  // its barrier also shows best
   if (mine == largest && largest > -INFINITY) {
-    const uint32_t first = first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
+    const uint32_t first = draw.first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
     uint32_t id = 0;
 #pragma unroll
     for (int j = kCount - 1; j >= 0; j--) {
@@ -132,67 +132,61 @@ struct Contest {
   uint32_t block[kSeats];
 };
 
-// The best bound of each quad.
-template <int kCount>
-__device__ void bound_quads(const Quad (&v)[kCount], const RowDraw& r, float slope, uint32_t first,
-                            float (&bound)[kCount]) {
-  constexpr int kTogether = kCount < 2 ? kCount : 2;
-#pragma unroll
-  for (int j = 0; j < kCount; j += kTogether) {
-    PhiloxBlock words[kTogether];
-    philox_each<kTogether>(r.seed, first + j * kLanes, kLanes, r.position, r.stream, words);
-#pragma unroll
-    for (int k = 0; k < kTogether; k++) {
-      bound[j + k] = -FLT_MAX;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        bound[j + k] = fmaxf(bound[j + k], score_bound(v[j + k].at[i], slope, words[k].word[i]));
-    }
-  }
-}
-
 // Unfiltered: the tile's best score and its id. A bound on each quad's scores costs a logarithm an id; the exact score,
 // two precise logarithms and a division, is computed for the quads whose bound reaches the best exact score so far:
 // first that with the best bound, then the few that could beat it.
 template <int kCount>
-__device__ void scan_unfiltered(const Quad (&v)[kCount], int64_t group, const RowDraw& r, uint32_t first_id,
-                                TileBest* out) {
+__device__ void scan_unfiltered(const Quad (&v)[kCount], int64_t group, const Draw& draw, int64_t b, TileBest* out) {
   __shared__ Contest contest;
-  float highest = -INFINITY, mine = -INFINITY, bound[kCount];
+  const float temperature = draw.temperature[b], slope = fminf(kLog2e / temperature, FLT_MAX);
+  const uint32_t first = draw.first_id / 4 + static_cast<uint32_t>(group * kLanes + threadIdx.x % kLanes);
+  float bound[kCount], mine = -INFINITY, highest = -INFINITY;
 #pragma unroll
-  for (int j = 0; j < kCount; j++) highest = MaxOrNan()(highest, largest_of(v[j]));
-  const uint32_t first = first_id / 4 + static_cast<uint32_t>(group * kLanes + threadIdx.x % kLanes);
-  bound_quads<kCount>(v, r, fminf(kLog2e / r.temperature, FLT_MAX), first, bound);
+  for (int j = 0; j < kCount; j++) {
+    const PhiloxBlock words = draw.words(b, first + j * kLanes);
+    bound[j] = -FLT_MAX;  // a finite logit may overflow on its way into the bound
 #pragma unroll
-  for (int j = 0; j < kCount; j++) mine = fmaxf(mine, bound[j]);
-  if (threadIdx.x == 0) contest.best = 0;
+    for (int i = 0; i < 4; i++) bound[j] = fmaxf(bound[j], score_bound(v[j].at[i], slope, words.word[i]));
+    mine = fmaxf(mine, bound[j]);
+    highest = MaxOrNan()(highest, largest_of(v[j]));
+  }
   highest = reduce_scan_block(highest, MaxOrNan());
+  if (!(highest > -INFINITY)) {
+    if (threadIdx.x == 0) *out = {0, highest, 0};
+    return;
+  }
   float floor = reduce_scan_block(mine, Max());
-  uint32_t left = highest > -INFINITY ? (1u << kCount) - 1 : 0;
-  for (bool first_round = true, more = highest > -INFINITY; more; first_round = false) {
+  if (threadIdx.x == 0) contest.best = 0;
+  uint32_t done = 0;
+  for (;;) {
     if (threadIdx.x == 0) contest.seated = 0;
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < kCount; j++) {
-      if (!(bound[j] >= floor) || !(left >> j & 1u)) continue;
+      if (bound[j] < floor || done >> j & 1u) continue;
       const int seat = atomicAdd(&contest.seated, 1);
       if (seat >= Contest::kSeats) continue;  // it stays for the next round
       contest.logits[seat] = v[j];
       contest.block[seat] = first + j * kLanes;
-      left &= ~(1u << j);
+      done |= 1u << j;
     }
     __syncthreads();
-    const int seated = contest.seated, seat = threadIdx.x / 4, i = threadIdx.x % 4;
-    if (seat < seated && contest.logits[seat].at[i] > -INFINITY) {
+    const int seat = threadIdx.x / 4, i = threadIdx.x % 4;
+    if (seat < contest.seated && contest.logits[seat].at[i] > -INFINITY) {
       const uint32_t id = contest.block[seat] * 4 + i;
-      const float score = r.score(contest.logits[seat].at[i] / r.temperature, id);
+      const float score = draw.score(b, contest.logits[seat].at[i] / temperature, id);
       atomicMax(&contest.best, static_cast<unsigned long long>(order_word(score, id)));
     }
+    const int seated = contest.seated;
     __syncthreads();
-    floor = contest.best == 0 ? -FLT_MAX : bound_of_score(value_of(uint64_t{contest.best}));
-    more = first_round || seated > Contest::kSeats;
+    const uint64_t best = contest.best;
+    if (seated == 0) {
+      if (threadIdx.x == 0) *out = {best, highest, 0};
+      return;
+    }
+    const float score = value_of(best);
+    floor = best == 0 ? -FLT_MAX : (score - bound_margin(score)) / kLn2;
   }
-  if (threadIdx.x == 0) *out = {contest.best, highest, 0};
 }
 
 template <int kCount, bool kEdits>
@@ -207,13 +201,12 @@ __global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const RK_PARAMETE
   if (!s.draws) return;
   row.template edit<kCount>(group, v);
   TileBest* best = s.scratch.best + b * s.scratch.tiles + tile;
-  const RowDraw r = s.draw.row(b);
-  switch (r.kind()) {
-    case Kind::greedy: return scan_greedy<kCount>(v, group, s.draw.first_id, best);
-    case Kind::unfiltered: return scan_unfiltered<kCount>(v, group, r, s.draw.first_id, best);
+  switch (s.draw.kind(b)) {
+    case Kind::greedy: return scan_greedy<kCount>(v, group, s.draw, best);
+    case Kind::unfiltered: return scan_unfiltered<kCount>(v, group, s.draw, b, best);
     case Kind::filtered:
-      return write_stats<kCount>(v, kLog2e / r.temperature, r.needs_mass(), s.scratch.of_row(s.scratch.edited, b),
-                                 group, s.scratch.groups);
+      return write_stats<kCount>(v, kLog2e / s.draw.temperature[b], s.draw.needs_mass(b),
+                                 s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
   }
 }
 

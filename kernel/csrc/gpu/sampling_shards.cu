@@ -27,27 +27,43 @@ __device__ inline void write_header(int64_t* record, uint64_t best, float larges
   record[2] = __double_as_longlong(mass);
 }
 
+// The row's first `number` words, sorted; perhaps more. Returns how many, fewer where the row has no more.
+template <bool kEdits>
+__device__ int list_first(Selection& s, const Row<kEdits>& row, const Tops& tops, float largest, uint32_t first_id,
+                          int number) {
+  const Ruler ruler = ruler_of(tops, largest);
+  int count = gather(s, row, tops, ruler, first_id, Depth::number, static_cast<uint64_t>(number), kBins - 1);
+  if (count >= 0) return count;
+  Sweep task{Sweep::Action::list, Ruler::of(largest, 2 * kBins / ruler.scale)};
+  task.low = find_border(s, row, first_id, task, static_cast<uint64_t>(number));
+  sweep(s, row, first_id, task);
+  count = s.count;
+  sort_words(s, count);
+  return count;
+}
+
 template <bool kEdits>
 __global__ void __launch_bounds__(kSelectThreads, 2) candidates_kernel(const RK_PARAMETER Listing k) {
   __shared__ Selection s;
   wait_for_previous();
   const int64_t b = blockIdx.x;
   int64_t* record = k.records + b * (kHeader + k.candidates);
-  const RowDraw r = k.draw.row(b);
-  const Kind kind = r.kind();
+  const Draw& draw = k.draw;
+  const Kind kind = draw.kind(b);
   const Standing standing = standing_of(k.scratch, kind, b);
+  const float temperature = draw.temperature[b];
   const bool finite = isfinite(standing.largest);
   // Greedy after all, if this is the largest of all shards.
-  const bool greedy_after_all = finite && kind != Kind::greedy && !isfinite(standing.largest / r.temperature);
+  const bool greedy_after_all = finite && kind != Kind::greedy && !isfinite(standing.largest / temperature);
   if (!finite || (kind != Kind::filtered && !greedy_after_all))
     return write_header(record, standing.best, standing.largest, 0, 0);
-  const Row<kEdits> row(k.logits, b, greedy_after_all ? 1.f : r.temperature, k.edits);
+  const Row<kEdits> row(k.logits, b, greedy_after_all ? 1.f : temperature, k.edits);
   if (greedy_after_all)
-    return write_header(record, first_largest(s, row, standing.largest, k.draw.first_id), standing.largest, 0, 0);
-  const Filters f = filters_of(r, k.scratch, b, standing.largest);
-  const int wanted = r.has_top_k && r.top_k < k.candidates ? r.top_k : k.candidates;
-  const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, k.scratch.groups, r.temperature};
-  int listed = list_first(s, row, tops, f.largest, k.draw.first_id, wanted, false);
+    return write_header(record, first_largest(s, row, standing.largest, draw.first_id), standing.largest, 0, 0);
+  const Filters f = filters_of(draw, k.scratch, b, standing.largest);
+  const int wanted = f.by_number && f.top_k < k.candidates ? static_cast<int>(f.top_k) : k.candidates;
+  const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, k.scratch.groups, temperature};
+  int listed = list_first(s, row, tops, f.largest, draw.first_id, wanted);
   if (listed > wanted) listed = wanted;
   for (int i = threadIdx.x; i < listed; i += kSelectThreads) record[kHeader + i] = static_cast<int64_t>(s.words[i]);
   write_header(record, 0, standing.largest, listed, f.mass);
@@ -78,7 +94,7 @@ __device__ inline int join_lists(Selection& s, const Merge& k, int64_t b, const 
     const int listed = k.listed(shard, b);
     for (int i = threadIdx.x; i < listed; i += kSelectThreads) append(s, static_cast<uint64_t>(words[i]));
     // A list that holds top_k ids ends where no later one can be kept.
-    const bool cut = listed == k.candidates && !(f.row.has_top_k && listed >= f.row.top_k);
+    const bool cut = listed == k.candidates && !(f.by_number && listed >= f.top_k);
     const uint64_t last = cut ? static_cast<uint64_t>(words[listed - 1]) : 0;
     end = last > end ? last : end;
   }
@@ -95,9 +111,10 @@ __device__ inline int32_t merge_row(Selection& s, const Merge& k, int64_t b) {
   float largest = -INFINITY;
   for (int shard = 0; shard < k.shards; shard++) largest = MaxOrNan()(largest, k.largest(shard, b));
   if (!isfinite(largest)) return -1;
-  const RowDraw r = k.draw.row(b);
-  const Kind kind = r.kind();
-  const bool greedy_after_all = kind != Kind::greedy && !isfinite(largest / r.temperature);
+  const Draw& draw = k.draw;
+  const Kind kind = draw.kind(b);
+  const float temperature = draw.temperature[b];
+  const bool greedy_after_all = kind != Kind::greedy && !isfinite(largest / temperature);
   if (kind != Kind::filtered || greedy_after_all) {
     uint64_t best = 0;
     for (int shard = 0; shard < k.shards; shard++) {
@@ -106,18 +123,19 @@ __device__ inline int32_t merge_row(Selection& s, const Merge& k, int64_t b) {
     }
     return static_cast<int32_t>(id_of(best));
   }
-  Filters f{r, largest / r.temperature, 0};
+  Filters f{
+      draw.has_top_k(b), draw.has_top_p(b), draw.top_k[b], draw.top_p[b], draw.min_p[b], largest / temperature, 0};
   for (int shard = 0; shard < k.shards; shard++) {
     const float top = k.largest(shard, b);
     if (top > -INFINITY)
       f.mass += __longlong_as_double(k.record(shard, b)[2]) *
-                exp((static_cast<double>(top) - static_cast<double>(largest)) / static_cast<double>(r.temperature));
+                exp((static_cast<double>(top) - static_cast<double>(largest)) / static_cast<double>(temperature));
   }
   bool complete;
   const int count = join_lists(s, k, b, f, &complete);
-  if (r.has_top_k && !complete && count < r.top_k) return -2;
+  if (f.by_number && !complete && count < f.top_k) return -2;
   const int kept = count_kept(s, count, f, complete);
-  return kept > 0 ? draw_listed(s, kept, r) : -2;
+  return kept > 0 ? draw_listed(s, kept, draw, b) : -2;
 }
 
 __global__ void __launch_bounds__(kSelectThreads, 2) merge_kernel(const RK_PARAMETER Merge k) {

@@ -19,6 +19,7 @@ constexpr int kBinBits = 10, kBins = 1 << kBinBits;
 constexpr int kCapacity = 2048;    // words that can be sorted
 constexpr int kMostGroups = 1024;  // groups that are read again before a search is better
 constexpr uint64_t kEnough = 680;  // groups that a mass may need before the row counts as flat
+constexpr int kInFlight = 4;       // groups a part reads at a time
 
 struct Selection {
   uint64_t words[kCapacity];
@@ -48,26 +49,15 @@ __device__ inline uint64_t limit_of_mass(float top_p, double total) {
   return limit < 1 ? 1 : static_cast<uint64_t>(limit);
 }
 
-constexpr int kSelectWarps = kSelectThreads / RK_WARP;
-
-// As block_reduce, in less code: the warps' results meet in every warp.
 template <class T, class Op>
-__device__ RK_CALLED T reduce_block(T value, Op op) {
-  __shared__ T part[kSelectWarps];
-  value = warp_reduce(value, op);
-  __syncthreads();  // an earlier call may still be reading
-  if (threadIdx.x % RK_WARP == 0) part[threadIdx.x / RK_WARP] = value;
-  __syncthreads();
-  value = part[threadIdx.x % kSelectWarps];
-#pragma unroll
-  for (int mask = kSelectWarps / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
-  return value;
+__device__ inline T reduce_block(T value, Op op) {
+  return block_reduce<kSelectThreads>(value, op);
 }
 
 // The sum over the threads before this one; `total` becomes that over all.
 template <class T>
-__device__ RK_CALLED T sum_before(T value, T* total) {
-  __shared__ T part[kSelectWarps];
+__device__ T sum_before(T value, T* total) {
+  __shared__ T part[kSelectThreads / RK_WARP];
   const int lane = threadIdx.x % RK_WARP, warp = threadIdx.x / RK_WARP;
   T inclusive = value;
 #pragma unroll
@@ -75,17 +65,15 @@ __device__ RK_CALLED T sum_before(T value, T* total) {
     const T other = shuffle_up(inclusive, step);
     if (lane >= step) inclusive += other;
   }
-  __syncthreads();  // an earlier call may still be reading
   if (lane == RK_WARP - 1) part[warp] = inclusive;
   __syncthreads();
   T before = inclusive - value, all = 0;
-#pragma unroll 1
-  for (int w = 0; w < kSelectWarps; w++) {
-    const T sum = part[w];
-    if (w < warp) before += sum;
-    all += sum;
+  for (int w = 0; w < kSelectThreads / RK_WARP; w++) {
+    if (w < warp) before += part[w];
+    all += part[w];
   }
   *total = all;
+  __syncthreads();
   return before;
 }
 
@@ -96,23 +84,22 @@ __device__ RK_CALLED T sum_before(T value, T* total) {
 template <bool kEdits, class Fn>
 __device__ RK_INLINE void visit_quads(const Row<kEdits>& row, const int32_t* list, int64_t count, uint32_t first_id,
                                       const Fn& fn) {
-  const auto group_at = [&](int64_t at) { return list ? int64_t{list[at]} : at; };
-  // Two quads on their way while one is worked on.
-  Quad next[2];
-  int64_t at = threadIdx.x / kLanes;
+  for (int64_t at = threadIdx.x / kLanes * kInFlight; at < count; at += kSelectParts * kInFlight) {
+    Quad v[kInFlight][1];
+    int64_t group[kInFlight];
 #pragma unroll
-  for (int j = 0; j < 2; j++)
-    if (at + j * kSelectParts < count) next[j] = row.load_one(group_at(at + j * kSelectParts));
-#pragma unroll 1
-  for (; at < count; at += kSelectParts) {
-    Quad v[1] = {next[0]};
-    next[0] = next[1];
-    const int64_t group = group_at(at), later = at + 2 * kSelectParts;
-    if (later < count) next[1] = row.load_one(group_at(later));
-    row.template edit<1>(group, v);
+    for (int j = 0; j < kInFlight; j++) {
+      group[j] = at + j < count ? (list ? list[at + j] : at + j) : row.groups();
+      row.template load<1>(group[j], v[j]);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[0].at[i] /= row.temperature;
-    fn(first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4), v[0].at);
+    for (int j = 0; j < kInFlight; j++) {
+      if (at + j >= count) break;
+      row.template edit<1>(group[j], v[j]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[j][0].at[i] /= row.temperature;
+      fn(first_id + static_cast<uint32_t>(group[j] * kGroup + threadIdx.x % kLanes * 4), v[j][0].at);
+    }
   }
 }
 
@@ -132,19 +119,12 @@ __device__ inline void add_to_bin(Selection& s, int bin, uint64_t weight) {
   atomicAdd(&s.number[bin], 1u);
 }
 
-// Where a sum is cut: at a limit, or with `fraction` at that part of the whole.
-struct Cut {
-  uint64_t limit = 0;
-  float fraction = -1;
-  __device__ uint64_t of(uint64_t total) const {
-    return fraction < 0 ? limit : limit_of_mass(fraction, static_cast<double>(total));
-  }
-};
-
-// Sets s.bin to that in which the sum of the bins' weights (or numbers) reaches the cut, the last where it never does,
-// and s.before to the sum of the bins before it. Returns the limit, or 0 when it was not reached.
-__device__ RK_CALLED uint64_t find_bin(Selection& s, bool by_number, Cut cut) {
+// Sets s.bin to that in which the sum of the bins' weights reaches the limit, the last where it never does, and
+// s.before to the sum of the bins before it. limit_of(total weight). Returns whether it was reached.
+template <class Limit>
+__device__ bool find_bin(Selection& s, bool by_number, const Limit& limit_of) {
   constexpr int kEach = kBins / kSelectThreads;
+  __syncthreads();
   uint64_t weight[kEach], sum = 0, total;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
@@ -153,7 +133,7 @@ __device__ RK_CALLED uint64_t find_bin(Selection& s, bool by_number, Cut cut) {
     sum += weight[i];
   }
   uint64_t before = sum_before(sum, &total);
-  const uint64_t limit = cut.of(total);
+  const uint64_t limit = limit_of(total);
   const bool reached = total >= limit;
   if (!reached && threadIdx.x == kSelectThreads - 1) {
     s.bin = kBins - 1;
@@ -168,7 +148,7 @@ __device__ RK_CALLED uint64_t find_bin(Selection& s, bool by_number, Cut cut) {
     before += weight[i];
   }
   __syncthreads();
-  return reached ? limit : 0;
+  return reached;
 }
 
 // ------------------------------------------------------------------ lists
@@ -186,20 +166,17 @@ __device__ inline void clear_list(Selection& s) {
 }
 
 // Sorts words[0, count) in falling order (bitonic); words are distinct and not 0.
-__device__ RK_CALLED void sort_words(Selection& s, int count) {
-  int bits = 1;
-  while (1 << bits < count) bits++;
-  const int size = 1 << bits;
+__device__ inline void sort_words(Selection& s, int count) {
+  int size = 2;
+  while (size < count) size *= 2;
   __syncthreads();
   for (int i = count + threadIdx.x; i < size; i += kSelectThreads) s.words[i] = 0;
-#pragma unroll 1
-  for (int run = 1; run <= bits; run++) {
-#pragma unroll 1
-    for (int step = run - 1; step >= 0; step--) {
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
       __syncthreads();
       for (int i = threadIdx.x; i < size / 2; i += kSelectThreads) {
-        const int a = (i >> step << (step + 1)) | (i & ((1 << step) - 1)), b = a + (1 << step);
-        const bool falling = (a >> run & 1) == 0;
+        const int a = i / step * 2 * step + i % step, b = a + step;
+        const bool falling = (a & run) == 0;
         const uint64_t x = s.words[a], y = s.words[b];
         if ((x < y) == falling) {
           s.words[a] = y;
@@ -311,12 +288,10 @@ __device__ RK_CALLED int gather(Selection& s, const Row<kEdits>& row, const Tops
     const float x = tops[g];
     if (x > -INFINITY) add_to_bin(s, ruler.bin(x), depth == Depth::mass ? fixed_mass(x, ruler.largest) : 1);
   }
-  __syncthreads();
-  find_bin(s, false, {limit});
+  find_bin(s, false, [&](uint64_t) { return limit; });
   int border = min(s.bin, deepest);
   if (depth == Depth::mass) {
-    __syncthreads();
-    find_bin(s, true, {kEnough});
+    find_bin(s, true, [](uint64_t) { return kEnough; });
     border = min(border, s.bin);
   }
   clear_list(s);
@@ -366,15 +341,19 @@ __device__ inline uint64_t border_in_list(Selection& s, const Sweep& task, uint6
   return s.words[s.bin];
 }
 
-// The last word that stays when ids stay while the weight of those before them is below the cut; 0 when all stay.
-// `task` says which words take part and what they weigh.
+// The last word that stays when ids stay while the weight of those before them is below a limit; 0 when all stay.
+// `task` says which words take part and what they weigh. The limit is a number, or with `fraction` that part of all
+// weight.
 template <bool kEdits>
-__device__ RK_CALLED uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t first_id, Sweep task,
-                                          Cut cut) {
+__device__ uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t first_id, Sweep task, uint64_t limit,
+                                float fraction = 0) {
   task.action = Sweep::Action::bins_by_value;
   sweep(s, row, first_id, task);
-  const uint64_t limit = find_bin(s, false, cut);
-  if (limit == 0) return 0;
+  const auto limit_of = [&](uint64_t total) {
+    if (task.by_mass) limit = limit_of_mass(fraction, static_cast<double>(total));
+    return limit;
+  };
+  if (!find_bin(s, false, limit_of)) return 0;
   task.first_bin = task.last_bin = s.bin;
   uint64_t before = s.before;
   bool fits = s.number[s.bin] <= kCapacity;
@@ -389,7 +368,7 @@ __device__ RK_CALLED uint64_t find_border(Selection& s, const Row<kEdits>& row, 
     task.shift = 64 - __clzll(static_cast<long long>(task.high - task.low)) - kBinBits;
     if (task.shift < 0) task.shift = 0;
     sweep(s, row, first_id, task);
-    find_bin(s, false, {limit - before});
+    find_bin(s, false, [&](uint64_t) { return limit - before; });
     before += s.before;
     task.high -= static_cast<uint64_t>(s.bin) << task.shift;
     const uint64_t width = uint64_t{1} << task.shift;
@@ -400,35 +379,6 @@ __device__ RK_CALLED uint64_t find_border(Selection& s, const Row<kEdits>& row, 
   sweep(s, row, first_id, task);
   sort_words(s, s.count);
   return border_in_list(s, task, before, limit);
-}
-
-// The task's words into the list, sorted: the first `number` of them, at most kCapacity. Returns how many there are.
-template <bool kEdits>
-__device__ int search_first(Selection& s, const Row<kEdits>& row, uint32_t first_id, Sweep task, int number) {
-  task.low = find_border(s, row, first_id, task, {static_cast<uint64_t>(number)});
-  task.action = Sweep::Action::list;
-  sweep(s, row, first_id, task);
-  const int count = s.count;
-  sort_words(s, count);
-  return count;
-}
-
-// A ruler for a search where that of the groups' largest does not reach deep enough.
-__device__ inline Ruler wide_ruler(const Ruler& ruler) {
-  return Ruler::of(ruler.largest, 2 * kBins / ruler.scale);
-}
-
-// The row's first `number` words, at most kCapacity, sorted; perhaps more. Returns how many, fewer where the row has no
-// more. `masked`: ids with x = -inf count too.
-template <bool kEdits>
-__device__ int list_first(Selection& s, const Row<kEdits>& row, const Tops& tops, float largest, uint32_t first_id,
-                          int number, bool masked) {
-  const Ruler ruler = ruler_of(tops, largest);
-  const int count = gather(s, row, tops, ruler, first_id, Depth::number, static_cast<uint64_t>(number), kBins - 1);
-  if (count >= number || (count >= 0 && !masked)) return count;
-  Sweep task{Sweep::Action::list, wide_ruler(ruler)};
-  task.masked = masked;
-  return search_first(s, row, first_id, task, number);
 }
 
 }  // namespace radix::gpu
