@@ -4,8 +4,6 @@ Rank 0 lives in the scheduler's process; the others are its children. CPU ranks 
 ranks through each other's memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -108,8 +106,10 @@ class Gpus(SharedMemory):
         self._nccl_only = nccl_only
         self._peers: Any = None
         self._nccl: Any = None
+        self._device = torch.device("cuda")
 
     def open(self, device: Device) -> None:
+        self._device = device.torch_device
         if self._nccl_only:
             return
         try:
@@ -129,7 +129,7 @@ class Gpus(SharedMemory):
         tensor, out = tensor.contiguous(), self._room(tensor)
         if self._by_peers(out):
             return self._peers.all_gather(tensor, out)
-        self._group()._allgather_base(out, tensor).wait()
+        self._group()._allgather_base(out.view(-1), tensor.view(-1)).wait()
         return out
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -168,7 +168,7 @@ class Gpus(SharedMemory):
             store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
             options = dist.ProcessGroupNCCL.Options()
             self._nccl = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
-            self._nccl.allreduce(torch.zeros(1, device="cuda")).wait()
+            self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
             self._shm.barrier()
             shutil.rmtree(folder, ignore_errors=True)
         return self._nccl

@@ -1,0 +1,158 @@
+"""The communicator of GPU ranks without GPUs: shared memory stands in for the peer kernels, gloo for NCCL."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from radix_runtime import distributed, ops
+from radix_runtime.config import ServerArgs
+from radix_runtime.device import Device
+from radix_runtime.distributed import Gpus, SharedMemory, connect
+
+GPU = Device("cuda", torch.device("cpu", 0))
+
+
+class Peers:
+    """GpuCommunicator's collectives over the group itself; counts them."""
+
+    def __init__(self, group, device, *, max_bytes, timeout):
+        self.group, self.calls, self.broken = group, 0, False
+
+    def all_reduce(self, tensor):
+        self.calls += 1
+        return self.group.all_reduce(tensor)
+
+    def all_gather(self, tensor, out):
+        self.calls += 1
+        return self.group.all_gather(tensor, out)
+
+    def check(self):
+        if self.broken:
+            raise RuntimeError("communicator: rank 1 did not arrive in 60 s")
+
+
+class Unreachable:
+    def __init__(self, *args, **options):
+        raise NotImplementedError("GPU collectives, rank 1: no way to rank 0")
+
+
+class Nccl:
+    """Made as ProcessGroupNCCL is."""
+
+    class Options:
+        pass
+
+    made = 0
+
+    def __new__(cls, store, rank, size, options):
+        assert isinstance(options, cls.Options)
+        cls.made += 1
+        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(ops, "GpuCommunicator", Peers)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(Nccl, "made", 0)
+
+
+def run_ranks(path, body, world=2, **settings):
+    """body(group) on each rank, a thread each; their results in rank order."""
+    args, results = ServerArgs(device="cuda", tp_size=world, **settings), [None] * world
+
+    def main(rank):
+        group = connect(args, str(path), rank, GPU)
+        try:
+            group.open(GPU)
+            results[rank] = body(group)
+        except BaseException as error:
+            group.abort()
+            results[rank] = error
+        finally:
+            group.close()
+
+    threads = [threading.Thread(target=main, args=[rank]) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def exchange(group):
+    mine = torch.arange(6.0).view(2, 3) + 10 * group.rank
+    total = group.all_reduce(mine.clone())
+    rows = group.all_gather(mine.t())  # not contiguous
+    part = group.gather(mine)
+    ids = torch.full((4,), group.rank + 7, dtype=torch.int32)
+    group.broadcast(ids)
+    group.check()
+    return total, rows, part, ids
+
+
+def check_exchange(results):
+    want = torch.stack([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(2)])
+    for rank, (total, rows, part, ids) in enumerate(results):
+        assert torch.equal(total, want.sum(0)) and torch.equal(rows, want.transpose(1, 2))
+        assert torch.equal(part, want) if rank == 0 else part is None
+        assert ids.tolist() == [7] * 4
+
+
+def test_tensors_go_by_the_peer_kernels(tmp_path):
+    def body(group):
+        results = exchange(group)
+        assert group._peers.calls == 4
+        return results
+
+    check_exchange(run_ranks(tmp_path / "group", body))
+    assert Nccl.made == 0
+
+
+def test_large_tensors_go_by_nccl(tmp_path, monkeypatch):
+    monkeypatch.setitem(distributed._NCCL_FROM, 2, 100)
+
+    def body(group):
+        results = exchange(group)
+        large = group.all_reduce(torch.full((50,), float(group.rank + 1)))
+        assert large.tolist() == [3.0] * 50 and group._peers.calls == 4
+        return results
+
+    check_exchange(run_ranks(tmp_path / "group", body))
+    assert Nccl.made == 2
+
+
+@pytest.mark.parametrize("how", ["flag", "unreachable"])
+def test_nccl_alone(tmp_path, monkeypatch, caplog, how):
+    if how == "unreachable":
+        monkeypatch.setattr(ops, "GpuCommunicator", Unreachable)
+    check_exchange(run_ranks(tmp_path / "group", exchange, disable_custom_all_reduce=how == "flag"))
+    assert Nccl.made == 2
+    assert ("no way to rank 0: NCCL carries all tensors" in caplog.text) == (how == "unreachable")
+
+
+def test_a_wait_that_failed_on_the_device_is_an_error(tmp_path):
+    def body(group):
+        group.check()
+        group._peers.broken = True
+        with pytest.raises(RuntimeError, match="rank 1 did not arrive"):
+            group.check()
+
+    run_ranks(tmp_path / "group", body)
+
+
+def test_cpu_ranks_keep_shared_memory(tmp_path):
+    group = connect(ServerArgs(tp_size=1), str(tmp_path / "group"), 0, Device.resolve("cpu"))
+    assert type(group) is SharedMemory and not isinstance(group, Gpus)
+    group.open(Device.resolve("cpu"))
+    group.check()
+    group.close()
