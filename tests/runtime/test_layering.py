@@ -38,8 +38,7 @@ TORCH_FREE = [*sorted(BASE), "memory.page_allocator", "memory.radix_cache", "sch
 RUNS_THE_ENGINE = {"server.scheduler_process"}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-# A ratchet: the aim is 6,500 counted lines, and this number only ever goes down.
-MAX_TOTAL_LINES = 6850
+MAX_TOTAL_LINES = 6500  # neither comments nor blank lines
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 BANNED_ATTRIBUTES = {"recv_pyobj", "send_pyobj"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
