@@ -137,9 +137,8 @@ def _grouped(
 
     x, to, ts = (_arrays.as_torch(t) for t in (input, out, scales))
     _check(op, x, to, shape)
-    result, made = reference.per_token_group_quant(
-        x, size, gated=gated, dtype=to.dtype, compute_dtype=reference.float32()
-    )
+    define = reference.silu_and_mul_quant_fp8 if gated else reference.per_token_group_quant
+    result, made = define(x, size, dtype=to.dtype, compute_dtype=reference.float32())
     _keep(op, result, made, to, ts)
     return out, scales
 

@@ -23,20 +23,34 @@ def per_tensor_quant_fp8(
     return _quantized(x, scale.to(compute_dtype), dtype), scale
 
 
+def per_token_quant_fp8(
+    input: torch.Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, compute_dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.per_token_quant_fp8`."""
+    return _grouped(input.to(compute_dtype), None, dtype)
+
+
 def per_token_group_quant(
     input: torch.Tensor,
     group_size: int | None = 128,
     *,
-    gated: bool = False,
     dtype: torch.dtype = torch.float8_e4m3fn,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `radix_kernels.per_token_group_quant`; gated: of silu_and_mul; group_size None: a scale a row."""
-    x = input.to(compute_dtype)
-    if gated:
-        gate, up = x.chunk(2, dim=-1)
-        x = F.silu(gate) * up
-    return _grouped(x, group_size, dtype)
+    """See `radix_kernels.per_token_group_quant`; group_size None: a scale a row."""
+    return _grouped(input.to(compute_dtype), group_size, dtype)
+
+
+def silu_and_mul_quant_fp8(
+    input: torch.Tensor,
+    group_size: int | None = 128,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    compute_dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.silu_and_mul_quant_fp8`."""
+    gate, up = input.to(compute_dtype).chunk(2, dim=-1)
+    return _grouped(F.silu(gate) * up, group_size, dtype)
 
 
 def rmsnorm_quant_fp8(
