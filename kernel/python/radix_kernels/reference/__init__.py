@@ -20,7 +20,13 @@ from .mla import mla_decode, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
-from .quantize import per_tensor_quant_fp8, per_token_group_quant, rmsnorm_quant_fp8
+from .quantize import (
+    per_tensor_quant_fp8,
+    per_token_group_quant,
+    per_token_quant_fp8,
+    rmsnorm_quant_fp8,
+    silu_and_mul_quant_fp8,
+)
 from .rope import apply_rope_inplace, rope_cos_sin_cache
 from .sampling import (
     apply_penalties_inplace,
@@ -69,6 +75,7 @@ __all__ = [
     "per_tensor_quant_fp8",
     "per_tensor_quant_fp8",
     "per_token_group_quant",
+    "per_token_quant_fp8",
     "per_token_group_quant",
     "philox4x32",
     "rmsnorm",
@@ -78,6 +85,7 @@ __all__ = [
     "sample_candidates",
     "sampling_candidates",
     "silu_and_mul",
+    "silu_and_mul_quant_fp8",
     "store_kv_cache",
     "token_logprobs",
     "top_k_top_p_sampling",
