@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #define __global__
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
+#define __shared__ static thread_local  // of what a thread reads back only; gpu/reduce.h is replaced
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
@@ -19,9 +21,13 @@ struct dim3 {
 };
 inline thread_local dim3 threadIdx, blockIdx, blockDim;
 
-void block_barrier();  // main.cpp
+void block_barrier();  // harness.h
 inline void __syncthreads() {
   block_barrier();
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int, int) {
+  std::abort();  // no warps here
 }
 inline void __threadfence_system() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
