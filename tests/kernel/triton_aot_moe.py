@@ -11,10 +11,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radix_kernels.triton.moe import FEW_PAIRS, Tiles, choose_tiles
+from radix_kernels.triton.moe import CDNA_SHARED, FEW_PAIRS, HOPPER_SHARED, Tiles, choose_tiles
 from radix_kernels.triton.moe_kernel import combine, product
 from tests.kernel.triton_aot import facts, target_of
 
+ADA_SHARED = 101376  # the least of the NVIDIA chips that we ship to
 INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total")
 FLOATS = ("scale", "weights")
 # (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a block; FP8; a tail.
@@ -41,10 +42,11 @@ def compile_one(
 
 
 def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
+    shared = CDNA_SHARED if target.backend == "hip" else ADA_SHARED if target.arch == 89 else HOPPER_SHARED
     for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
         types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
         weight_size = 1 if weight.startswith("fp8") else itemsize
-        tiles = choose_tiles(pairs, experts, itemsize, weight_size, target.backend == "hip")
+        tiles = choose_tiles(pairs, experts, inter, itemsize, weight_size, shared)
         name = f"{dtype} {weight} scale {scale} pairs {pairs}"
         for gated, tile in zip((True, False), tiles, strict=True):
             constants = _constants(tile, gated, pairs <= FEW_PAIRS, experts, hidden, inter, scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +15,23 @@ from ..harness import Case, Contender
 # (experts, topk, hidden, inter): Qwen3-30B-A3B, Mixtral-8x7B.
 MODELS = ((128, 8, 2048, 768), (8, 2, 4096, 14336))
 TOKENS = (1, 16, 64, 512, 4096)
+FP8_TOKENS = (1, 64, 4096)
 
 
 def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Routing everywhere; the products on a GPU, where there are kernels for them."""
+    """The products on a GPU, where there are kernels for them; routing everywhere."""
     for experts, topk, hidden, inter in MODELS:
+        if device.type == "cuda":
+            # One set of weights: other tokens name other experts, and a set is far beyond the L2.
+            w1 = torch.randn(experts, 2 * inter, hidden, device=device, dtype=dtype) * hidden**-0.5
+            w2 = torch.randn(experts, hidden, inter, device=device, dtype=dtype) * inter**-0.5
+            for tokens in TOKENS:
+                yield _products(w1, w2, topk, tokens, dtype.itemsize, _contenders(w1, w2))
+            for tokens in FP8_TOKENS:
+                yield _products(w1, w2, topk, tokens, 1, {"radix": _fp8(w1, w2)})
         for tokens in (1, 64, 4096):
             yield _routing(device, dtype, tokens, experts, topk)
             yield _align(device, tokens, experts, topk)
-        if device.type == "cuda":
-            yield from _products(device, dtype, experts, topk, hidden, inter)
 
 
 def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int, topk: int) -> Case:
@@ -61,26 +67,21 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
 
 
 def _products(
-    device: torch.device, dtype: torch.dtype, experts: int, topk: int, hidden: int, inter: int
-) -> Iterator[Case]:
-    """One set of weights: other tokens name other experts, and a set is far beyond the L2."""
-    w1 = torch.randn(experts, 2 * inter, hidden, device=device, dtype=dtype) * hidden**-0.5
-    w2 = torch.randn(experts, hidden, inter, device=device, dtype=dtype) * inter**-0.5
-    contenders = _contenders(w1, w2)
-    for tokens in TOKENS:
+    w1: torch.Tensor, w2: torch.Tensor, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]
+) -> Case:
+    experts, hidden, inter = w2.shape
 
-        def make(tokens: int = tokens) -> tuple[torch.Tensor, ...]:
-            x = torch.randn(tokens, hidden, device=device, dtype=dtype)
-            weights, ids = torch.randn(tokens, experts, device=device).softmax(1).topk(topk, 1)
-            return x, weights, ids.int()
+    def make() -> tuple[torch.Tensor, ...]:
+        x = torch.randn(tokens, hidden, device=w1.device, dtype=w1.dtype)
+        weights, ids = torch.randn(tokens, experts, device=w1.device).softmax(1).topk(topk, 1)
+        return x, weights, ids.int()
 
-        # Each chosen expert is read once: how many of them are named by random tokens.
-        named = experts * (1 - (1 - topk / experts) ** tokens)
-        size = (named * 3 * inter * hidden + 2 * tokens * hidden) * dtype.itemsize
-        shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter}"
-        flops = 6 * tokens * topk * hidden * inter
-        yield Case("fused_experts", shape, dtype, size, flops, make, contenders, limit="read")
-    yield from _fp8_products(w1, w2, topk)
+    # Each chosen expert is read once: how many of them random tokens name.
+    named = experts * (1 - (1 - topk / experts) ** tokens)
+    size = named * 3 * inter * hidden * weight_size + 2 * tokens * hidden * w1.element_size()
+    shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter}{' fp8' if weight_size == 1 else ''}"
+    flops = 6 * tokens * topk * hidden * inter
+    return Case("fused_experts", shape, w1.dtype, size, flops, make, contenders, limit="read")
 
 
 def _contenders(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Contender]:
@@ -104,26 +105,10 @@ def _contenders(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Contender]:
     return contenders
 
 
-def _fp8_products(w1: torch.Tensor, w2: torch.Tensor, topk: int) -> Iterator[Case]:
+def _fp8(w1: torch.Tensor, w2: torch.Tensor) -> Contender:
     """The same weights as float8_e4m3fn with a scale a block of 128 x 128; activations stay as they are."""
     (q1, s1), (q2, s2) = _blocks(w1), _blocks(w2)
-    experts, hidden, inter = w2.shape
-
-    def ours(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return rk.fused_experts(x, q1, q2, weights, ids, w1_scale=s1, w2_scale=s2)
-
-    for tokens in TOKENS:
-
-        def make(tokens: int = tokens) -> tuple[Any, ...]:
-            x = torch.randn(tokens, hidden, device=w1.device, dtype=w1.dtype)
-            weights, ids = torch.randn(tokens, experts, device=w1.device).softmax(1).topk(topk, 1)
-            return x, weights, ids.int()
-
-        named = experts * (1 - (1 - topk / experts) ** tokens)
-        size = named * 3 * inter * hidden + 2 * tokens * hidden * w1.element_size()
-        shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter} fp8"
-        flops = 6 * tokens * topk * hidden * inter
-        yield Case("fused_experts", shape, w1.dtype, size, flops, make, {"radix": ours}, limit="read")
+    return lambda x, weights, ids: rk.fused_experts(x, q1, q2, weights, ids, w1_scale=s1, w2_scale=s2)
 
 
 def _blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
+import triton
 
 from .moe_kernel import combine, product
 
 # Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
 FEW_PAIRS = 64
+# Bytes of shared memory that a program may have.
+HOPPER_SHARED, CDNA_SHARED = 232448, 65536
+# Fewer programs than this leave some of a large GPU's multiprocessors with twice the work of others.
+_FEW_PROGRAMS = 400
 
 
 @dataclass(frozen=True)
@@ -26,17 +32,43 @@ class Tiles:
     num_stages: int = 3
 
 
-def choose_tiles(pairs: int, experts: int, itemsize: int, weight_size: int, hip: bool) -> tuple[Tiles, Tiles]:
-    """Tiles of the up and the down product, by the mean number of pairs an expert has."""
-    rows = next((m for m in (16, 32, 64) if pairs <= m * experts), 128)
+def choose_tiles(
+    pairs: int, experts: int, inter: int, itemsize: int, weight_size: int, shared: int = HOPPER_SHARED
+) -> tuple[Tiles, Tiles]:
+    """Tiles of the up and the down product, by the mean number of pairs an expert has.
+
+    Few rows: weights stream through shared memory, so a stage holds 64 to 128 rows of them by 256 bytes, and several
+    programs share a multiprocessor. Many rows: 128 x 256 sums a program. The up product has two tiles of weights.
+    shared: bytes that a program may have; pipelines get shorter to fit.
+    """
     if pairs <= FEW_PAIRS:
         rows = max(16, 1 << (pairs - 1).bit_length())
-    depth = 64 if itemsize == 2 else 32
-    if hip:
-        return (Tiles(rows, 64, depth, group=4, num_stages=2),) * 2
-    if rows == 128:
-        return Tiles(128, 64, depth, group=8, num_warps=8), Tiles(128, 128, depth, group=8, num_warps=8)
-    return Tiles(rows, 64, 2 * depth, num_stages=3), Tiles(rows, 128, 2 * depth, num_stages=3)
+    else:
+        # Twice the mean, since tokens do not spread evenly.
+        rows = next((m for m in (16, 32, 64) if 2 * pairs <= m * experts), 128)
+    if itemsize == 4:
+        up = down = Tiles(rows, 32, 32, num_stages=2)
+    elif shared <= CDNA_SHARED:
+        up = down = Tiles(rows, 64, 64, group=4, num_stages=2)
+    elif pairs <= FEW_PAIRS:
+        # One or two tokens: narrow tiles, so that every multiprocessor has about as much to read.
+        narrow = min(pairs, experts) * inter < 32 * _FEW_PROGRAMS
+        up, down = Tiles(rows, 16 if narrow else 32, 128, num_stages=4), Tiles(rows, 64, 128, num_stages=4)
+    elif rows <= 32:
+        up, down = Tiles(rows, 64, 128), Tiles(rows, 128, 128)
+    elif rows == 64:
+        up, down = Tiles(64, 64, 64, num_stages=4), Tiles(64, 128, 64, num_stages=4)
+    else:
+        wide = 2 if weight_size == itemsize else 1  # widening and scaling FP8 takes registers
+        up = Tiles(128, 64 * wide, 64, group=16, num_warps=8, num_stages=4)
+        down = Tiles(128, 128 * wide, 64, group=16, num_warps=8, num_stages=4)
+    return _fitted(up, 2, itemsize, weight_size, shared), _fitted(down, 1, itemsize, weight_size, shared)
+
+
+def _fitted(tiles: Tiles, matrices: int, itemsize: int, weight_size: int, shared: int) -> Tiles:
+    """As many stages as there is shared memory for, two at least."""
+    stage = tiles.block_k * (tiles.block_m * itemsize + matrices * tiles.block_n * weight_size)
+    return replace(tiles, num_stages=max(2, min(tiles.num_stages, shared // stage)))
 
 
 def fused_experts(
@@ -59,7 +91,7 @@ def fused_experts(
         out.zero_()
         return
     tiles = choose_tiles(
-        pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), torch.version.hip is not None
+        pairs, w1.shape[0], w2.shape[2], hidden_states.element_size(), w1.element_size(), _shared(w1.device)
     )
     run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles)
 
@@ -109,3 +141,13 @@ def run(
         part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named, TOPK=topk,
         MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
+
+
+@cache
+def _shared(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOPPER_SHARED  # Triton's interpreter
+    if torch.version.hip:
+        return CDNA_SHARED
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
