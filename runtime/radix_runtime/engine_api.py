@@ -26,7 +26,6 @@ from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
 
-_SHUT_DOWN = "the engine was shut down"
 _IDLE_WAIT = 0.05
 
 
@@ -249,7 +248,7 @@ class Engine:
     def shutdown(self) -> None:
         """Ends the engine and its processes. Idempotent; later calls raise EngineDeadError."""
         with self._lock:
-            self._dead = _SHUT_DOWN
+            self._dead = "the engine was shut down"
             self._executor.close()
 
     def __enter__(self) -> "Engine":

@@ -18,9 +18,8 @@ _ROPE_KEYS = {  # what each type of rope scaling must say
 }
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS["gelu_new"] = "gelu_tanh"
-_DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_ARCHITECTURES = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
+ARCHITECTURES = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
 _FILE_NAMES = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 _Size = Annotated[int, msgspec.Meta(gt=0)]
@@ -104,8 +103,8 @@ class ModelConfig(_Common, frozen=True):
             hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
-        known = len(hf.architectures) == 1 and hf.architectures[0] in _ARCHITECTURES
-        _require(known, f"architecture {hf.architectures} is not supported; supported: {', '.join(_ARCHITECTURES)}")
+        known = len(hf.architectures) == 1 and hf.architectures[0] in ARCHITECTURES
+        _require(known, f"architecture {hf.architectures} is not supported; supported: {', '.join(ARCHITECTURES)}")
         method = (hf.quantization_config or {}).get("quant_method", "unnamed")
         _require(hf.quantization_config is None, f"quantized checkpoints ({method}) are not supported")
         kv_heads, head_dim = hf.num_key_value_heads or hf.num_heads, hf.head_dim or hf.hidden_size // hf.num_heads
@@ -115,7 +114,7 @@ class ModelConfig(_Common, frozen=True):
         _require(fits, f"head_dim {head_dim} is not a multiple of 16 up to 256")
         _require(hf.hidden_act in _ACTIVATIONS, f"hidden_act {hf.hidden_act!r} is not supported")
         dtype = hf.dtype or hf.torch_dtype
-        _require(dtype in _DTYPES, f"dtype {dtype!r} is not supported")
+        _require(dtype in ("bfloat16", "float16", "float32"), f"dtype {dtype!r} is not supported")
         family = hf.architectures[0].removesuffix("ForCausalLM")
         bias = hf.attention_bias and family in ("Llama", "Qwen3")
         return cls(

@@ -61,7 +61,6 @@ def _record(index: int, output: dict[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Raises ConfigError that names the line."""
     try:
         texts = [(n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -19,7 +19,6 @@ from ..step_plan import RowSampling
 
 PROMPT_LOGPROB_ROWS = 1024  # logits of so many positions exist at once
 _IN_PROMPT = 1 << 30
-_FIRST_COUNT_SLOTS = 4
 
 
 class Sampled(NamedTuple):
@@ -66,7 +65,7 @@ class Sampler:
     def _fill_counts(self, state: RowSampling) -> int:
         if not self._free_slots:
             old = self._counts
-            more = max(_FIRST_COUNT_SLOTS, len(old))
+            more = max(4, len(old))
             self._counts = torch.cat([old, old.new_zeros((more, self._vocab_size))])
             self._free_slots = list(range(len(old), len(old) + more))
         slot = self._free_slots.pop()

@@ -26,5 +26,4 @@ class KVPool:
 
     @staticmethod
     def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes of one page over all layers, keys and values."""
         return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize

@@ -7,8 +7,6 @@ so one root serves all of them.
 A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
 of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, and so its locks."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Hashable, Iterator
@@ -24,7 +22,7 @@ from .page_allocator import PageAllocator
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    parent: Node | None  # None: the root, or cut off
+    parent: "Node | None"  # None: the root, or cut off
     edge: Hashable  # key in parent.children
     key: np.ndarray
     pages: np.ndarray
@@ -33,9 +31,9 @@ class Node:
     hits: int = 0
     lock_count: int = 0
     queued: bool = False  # has an entry in the leaf heap
-    children: dict[Hashable, Node] = field(default_factory=dict)
+    children: dict[Hashable, "Node"] = field(default_factory=dict)
 
-    def path(self) -> Iterator[Node]:
+    def path(self) -> Iterator["Node"]:
         """This node and its ancestors, without the root."""
         node = self
         while node.parent is not None:

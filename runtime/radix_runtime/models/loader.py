@@ -18,15 +18,15 @@ from .. import ops
 from ..config import ServerArgs
 from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, TensorSource
-from ..model_config import ModelConfig
+from ..model_config import ARCHITECTURES, ModelConfig
 from ..registry import Registry
 from .base import CausalLM
 from .llama import LlamaForCausalLM
 
 # By the architecture that config.json names; other packages add theirs.
-_LLAMAS = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
-models: Registry[type[CausalLM]] = Registry("architecture", "radix.models", dict.fromkeys(_LLAMAS, LlamaForCausalLM))
-_DUMMY_STD = 0.02
+models: Registry[type[CausalLM]] = Registry(
+    "architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM)
+)
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
@@ -92,7 +92,7 @@ def _fill_random(params: list[_Parameter], seed: str) -> None:
             memory.fill_(1)
         else:
             generator = torch.Generator(memory.device).manual_seed(zlib.crc32(f"{seed}/{param.path}".encode()))
-            memory.normal_(0, _DUMMY_STD, generator=generator)
+            memory.normal_(0, 0.02, generator=generator)
         param.layer.finalize(param.name)
 
 

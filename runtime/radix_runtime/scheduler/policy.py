@@ -118,7 +118,7 @@ Queue = Callable[[], Iterable[Request]]  # in the policy's order; called only wh
 def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, ratio: float) -> Decision:
     """Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
-    going = [r for r in life.running if r.wants_token]
+    going = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
     decision = Decision([Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in going])
     room = life.allocator.num_free + life.cache.evictable_pages
     room -= sum(r.computed_len == r.num_pages * size for r in going)

@@ -135,11 +135,6 @@ class Request:
         self.num_ids += 1
 
     @property
-    def wants_token(self) -> bool:
-        """The next token to compute is the one sampled last, and another may follow it."""
-        return self.state is State.DECODE and self.total_len < self.max_total_len
-
-    @property
     def match_limit(self) -> int:
         """Longest prefix to take from the cache: one token, or what is to be scored, is left to compute."""
         scored = self.logprob_next >= self.prompt_len
