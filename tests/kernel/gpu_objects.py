@@ -85,9 +85,19 @@ def _collectives() -> set[str]:
 COLLECTIVES = _collectives()
 
 
+# A row in the registers of a warp, up to 32 experts a lane; blocks of 128 threads.
+ROUTERS = {
+    f"route_kernel<{sigmoid}, {shape}, {dtype}>"
+    for sigmoid in ("true", "false")
+    for shape in ("16, 8", "32, 8", "32, 32")
+    for dtype in _PACK
+}
+_MOE = {"align_kernel", *ROUTERS, *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack))}
+
+
 def kernels_of(warp: int) -> set[str]:
     """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | COLLECTIVES
+    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | COLLECTIVES
 
 
 def pointwise_kernels_of(warp: int) -> set[str]:
