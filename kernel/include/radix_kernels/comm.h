@@ -6,7 +6,7 @@
 
 /* One rank's end of a group. Every rank maps the same file, which must be new (all zero):
  *   word 0              abort flag: the rank that gave up, plus one
- *   word 8 * (1 + r)    sequence number of rank r
+ *   word 8 * (1 + r)    sequence number of rank r; the word after it is written by the rank's GPU (all_reduce.h)
  *   page-aligned data   [rank][2][max_bytes]
  * All ranks call the same collectives in the same order with equal shapes and dtypes. Waits spin for at most 50 us,
  * then sleep; they end with RK_RUNTIME when a rank aborts or the time limit passes. Calls on one handle must not
