@@ -52,11 +52,10 @@ class ForwardBatch:
         return torch.empty(shape, dtype=torch.int32, device=self.device.torch_device)
 
     def load(self, plan: StepPlan, next_token: torch.Tensor, padded_batch: int = 0) -> None:
-        """Makes this the batch of `plan`. Applies its page deltas first.
+        """Makes this the batch of `plan`; its page deltas come first. Copies `plan`; does not synchronise.
 
         `next_token` int32 [max_rows + 1]: the last sampled token of each table row (-1, a failed draw, is read as id
-        0). `padded_batch` > B pads a decode step with dummy rows. Copies from host memory of its own, so `plan` may be
-        reused at once. Does not synchronise."""
+        0). `padded_batch` > B pads a decode step with dummy rows."""
         self.metadata = None
         fixed, tokens = self._layout(plan, max(0, padded_batch - len(plan.rows)))
         # Of an entry that is named twice the last page: a device scatter promises no order.

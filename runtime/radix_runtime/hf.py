@@ -32,8 +32,7 @@ _BYTE_OF_CHAR |= {chr(256 + i): b for i, b in enumerate(sorted({*range(256)} - {
 
 
 def resolve_model_path(name: str | None, *, weights: bool = True) -> Path:
-    """The local path of a model: itself if it exists, else a snapshot of the hub name, else (None) the embedded demo
-    model. `weights=False` fetches configuration and tokenizer only. Raises ConfigError."""
+    """A path, a hub name (fetched; `weights=False`: without them) or None: the demo model. Raises ConfigError."""
     if name is None:
         return DEMO_MODEL_DIR
     path = Path(name).expanduser()

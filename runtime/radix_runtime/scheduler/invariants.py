@@ -14,8 +14,6 @@ I13 content    (tests) KV read equals KV written: the fake engine compares hashe
 
 `check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 FREE, TREE, PENDING, FIRST_REQUEST = 0, 1, 2, 3
 
 
-def check(scheduler: Scheduler) -> None:
+def check(scheduler: "Scheduler") -> None:
     life = scheduler.life
     owner = page_owners(life)
     life.cache.check()
@@ -80,7 +78,7 @@ def check_locks(life: Lifecycle) -> None:
 _CONTAINER = {State.WAITING: "waiting", State.PREFILL: "running", State.DECODE: "running", State.DRAINING: "draining"}
 
 
-def check_lifecycle(scheduler: Scheduler) -> None:
+def check_lifecycle(scheduler: "Scheduler") -> None:
     life = scheduler.life
     seen: set[Request] = set()
     for name in ("waiting", "running", "draining"):
@@ -120,7 +118,7 @@ def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
     require(np.array_equal(tree, prefix), "I4", f"{rid}: row and tree path differ")
 
 
-def check_counts(scheduler: Scheduler) -> None:
+def check_counts(scheduler: "Scheduler") -> None:
     life, c = scheduler.life, scheduler.counters
     if life.running:
         oldest = min(life.running, key=lambda r: r.seq)
@@ -132,7 +130,7 @@ def check_counts(scheduler: Scheduler) -> None:
     require(all(scheduler.live.values()), "I9", "a request without choices is kept")
 
 
-def check_in_flight(scheduler: Scheduler, owner: np.ndarray) -> None:
+def check_in_flight(scheduler: "Scheduler", owner: np.ndarray) -> None:
     life = scheduler.life
     code = {request: code for code, request in enumerate(resident(life), FIRST_REQUEST)}
     for step in scheduler.in_flight:

@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A child, its status pipe and exit descriptor, and what it has reported. It leads a process group of its own. Only
-    `close` reaps it: until then neither its pid nor its group can mean anybody else."""
+    """A child and its process group. Only `close` reaps it: until then its pid can mean nobody else."""
 
     def __init__(self, launch: Launch) -> None:
         self.role = launch.role

@@ -23,8 +23,7 @@ Batch = dict[int, m.TextDelta]
 
 
 class Submission(Choices):
-    """The open requests of one HTTP call and the mailbox that their output falls into: a lagging client gets one longer
-    delta a choice. Leaving its `with` block aborts what still runs. `started` is of time.perf_counter()."""
+    """The requests of one HTTP call and the mailbox of their output. Leaving its `with` block aborts the rest."""
 
     def __init__(self, manager: "TokenizerManager", name: str, requests: Sequence[m.Generate], started: float) -> None:
         super().__init__(requests)
