@@ -17,7 +17,10 @@ import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
 from tests.child import IMPORT_PATH
 
-_NATIVE_NAMES = {"linear": "linear_packed", "embedding": "embedding_packed"}
+_NATIVE_NAMES = {
+    "linear": "linear_packed", "embedding": "embedding_packed",
+    "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
+}  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 
