@@ -167,7 +167,8 @@ def test_echo_with_logprobs(client: openai.OpenAI) -> None:
     assert scores.token_logprobs[0] is None and scores.top_logprobs[0] is None
     assert all(isinstance(v, float) for v in scores.token_logprobs[1:])
     for token, top in list(zip(scores.tokens, scores.top_logprobs, strict=True))[1:]:
-        assert token in top and 2 <= len(top) <= 3
+        # Parts of characters have one text, so the likeliest stands for all of them.
+        assert token in top and (1 if "\ufffd" in top else 2) <= len(top) <= 3
     for token, offset in zip(scores.tokens, scores.text_offset, strict=True):
         if "\ufffd" not in token and token != "<|im_end|>":
             assert choice.text[offset:].startswith(token)
