@@ -9,17 +9,10 @@ namespace {
 using namespace decode;
 
 constexpr int kMostQueries = 16;
+constexpr int kChunkLog2 = 9;  // fewer joins than 256 tokens; a single short row splits less
 
 int groups_of(const Shape& s) {
   return std::max(1, kMaxBlocks / s.kv_heads);
-}
-
-// Of the tree over the chunks of the longest row that the page table can hold.
-int levels_of(const Shape& s) {
-  const int64_t chunks = (s.max_pages * s.page_size + kChunk - 1) / kChunk;
-  int levels = 1;
-  while ((int64_t{1} << (levels - 1)) < chunks) levels++;
-  return levels;
 }
 
 int tile_rows(const Shape& s) {
@@ -40,7 +33,7 @@ bool decode_serves(const Shape& s) {
 int64_t decode_workspace_size(const Shape& s) {
   if (!decode_serves(s)) return 0;
   const int64_t node = int64_t{tile_rows(s)} * vec_dim(s) * 6;  // float4 and float2 for each 4 dimensions
-  return int64_t{groups_of(s)} * s.kv_heads * nodes_of_block(levels_of(s)) * node;
+  return int64_t{groups_of(s)} * s.kv_heads * nodes_of_block(levels_of(s, kChunkLog2)) * node;
 }
 
 void run_decode(const Params& params, rk_stream stream) {
@@ -48,7 +41,8 @@ void run_decode(const Params& params, rk_stream stream) {
   a.p = params;
   a.group = params.group();
   a.groups = groups_of(params);
-  a.levels = levels_of(params);
+  a.chunk_log2 = kChunkLog2;
+  a.levels = levels_of(params, kChunkLog2);
   if ((params.page_size & (params.page_size - 1)) == 0) a.page_shift = __builtin_ctz(params.page_size);
   a.nodes = static_cast<char*>(params.workspace);
   for (int64_t row = 0; row < params.batch; row += kMaxRows) {

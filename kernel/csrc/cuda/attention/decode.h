@@ -1,6 +1,6 @@
 // Paged decode: what its kernels and its host side share.
 //
-// The batch is cut into chunks of kChunk tokens that begin at multiples of kChunk, so what a chunk sums depends on
+// The batch is cut into chunks of a fixed number of tokens that begin at its multiples, so what a chunk sums depends on
 // positions alone. The chunks of all rows stand in one line, row after row; the line is cut evenly into `groups` runs,
 // and a block works through one run for one KV head:
 //
@@ -19,7 +19,6 @@
 
 namespace radix::attention::decode {
 
-constexpr int kChunk = 256;
 constexpr int kStepTokens = 16;  // of one mma
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
@@ -36,10 +35,19 @@ struct Args {
   int first_row = 0, rows = 0;  // of the batch, in this launch
   int group = 0;                // query heads of a KV head
   int groups = 0;
+  int chunk_log2 = 8;   // tokens of a chunk
   int levels = 0;       // of the tree of the longest possible row
   int page_shift = -1;  // log2 of the page size, or -1
   char* nodes = nullptr;
 };
+
+// Levels of the tree over the chunks of the longest row that the page table can hold.
+inline int levels_of(const Shape& s, int chunk_log2) {
+  const int64_t chunks = (s.max_pages * s.page_size + (int64_t{1} << chunk_log2) - 1) >> chunk_log2;
+  int levels = 1;
+  while ((int64_t{1} << (levels - 1)) < chunks) levels++;
+  return levels;
+}
 
 // Nodes that a block may leave: of the row that it enters in the middle, and of the one that it starts.
 __host__ __device__ constexpr int nodes_of_block(int levels) {
@@ -52,7 +60,7 @@ struct Plan {
   const int* lo;      // [rows] tokens that any query of the row sees: [lo, hi)
   const int* hi;
   const int* q_begin;  // [rows + 1]
-  int rows;
+  int rows, chunk_log2;
 
   __device__ int total() const { return prefix[rows]; }
   // First chunk of a group's run.
@@ -80,13 +88,19 @@ struct Chunk {
   int begin, end;    // tokens
 };
 
+// Chunks of a row that sees tokens [lo, hi): one at least, for the row has an output.
+__device__ inline int chunks_of(int lo, int hi, int chunk_log2) {
+  return max(1, (hi + (1 << chunk_log2) - 1 >> chunk_log2) - (lo >> chunk_log2));
+}
+
 // row: a row at or before that of x; becomes that of x.
 __device__ inline Chunk locate(const Plan& plan, int x, int& row) {
   while (x >= plan.prefix[row + 1]) row++;
-  const int lo = plan.lo[row], hi = plan.hi[row], first = lo / kChunk;
-  const int count = max(1, (hi + kChunk - 1) / kChunk - first), within = x - plan.prefix[row];
+  const int lo = plan.lo[row], hi = plan.hi[row], log2 = plan.chunk_log2;
+  const int count = chunks_of(lo, hi, log2), within = x - plan.prefix[row];
   const int block = within < count ? 0 : within / count, index = within - block * count;
-  return {row, block, index, count, max(lo, (first + index) * kChunk), min(hi, (first + index + 1) * kChunk)};
+  const int at = (lo >> log2) + index;
+  return {row, block, index, count, max(lo, at << log2), min(hi, at + 1 << log2)};
 }
 
 // All threads of the block, kThreads of them; ends with a barrier.
@@ -106,7 +120,7 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
     const int begin = a.p.cu_q[a.first_row + row], queries = a.p.cu_q[a.first_row + row + 1] - begin;
     const int kv = max(a.p.kv_lens[a.first_row + row], 0);
     const int low = a.p.window_left < 0 ? 0 : max(0, kv - queries - a.p.window_left);
-    const int chunks = max(1, (kv + kChunk - 1) / kChunk - low / kChunk);
+    const int chunks = chunks_of(low, kv, a.chunk_log2);
     const int count = queries > 0 ? chunks * ((queries * group + tile_rows - 1) / tile_rows) : 0;
     lo[row] = low, hi[row] = kv, q_begin[row] = begin, prefix[row + 1] = count;
     if (row + 1 == a.rows) q_begin[a.rows] = begin + queries;
@@ -129,7 +143,7 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   }
   if (thread == 0) prefix[0] = 0;
   __syncthreads();
-  return {prefix, lo, hi, q_begin, a.rows};
+  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2};
 }
 
 // Each .cu file of this folder holds the kernels of one element type.

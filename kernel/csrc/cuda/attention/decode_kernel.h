@@ -1,19 +1,20 @@
 // The paged decode kernel: bound by bytes, so everything serves to keep copies in flight.
 //
-// A warp works alone on steps of 16 tokens. Each lane copies (cp.async) just the 16-byte pieces that it will itself
-// feed to the tensor core, into slots of its own: no lane waits for another, and neither K nor V needs ldmatrix or a
-// swizzle. This works because the order of the dimensions within a product, and of the tokens in P V, is free:
+// A warp works alone on steps of 16 tokens, with a ring of kUnits units (K or V of a step) of its own that stays full
+// across chunks and rows: no barrier in the loop. A unit is 16 rows of head_dim values, in a swizzle by 16 bytes. What
+// counts is how the copies (cp.async, 16 bytes a lane) are dealt out: eight neighbouring lanes must take one line of
+// 128 bytes, else the SM's path to L2, not memory, sets the rate. So K and V go through ldmatrix, and no lane copies
+// for itself. The tensor core takes 16 query rows at once: the heads of a KV head times the query tokens.
 //
-//   S = Q K^T   lane (g, j) = (lane / 4, lane % 4) holds dims [kVec j, kVec j + kVec) of token g, of Q's row g likewise
-//   O = P V     lane (g, j) holds dims [kVec g, +kVec) of tokens 2j, 2j + 1, 2j + 8, 2j + 9; byte permutes pair tokens
-//
-// A ring of kUnits units (K or V of a step) a warp stays full across chunks and rows; about 128 KiB are on the way from
-// memory to an SM at any time. At the end of a chunk the warps join their results through shared memory.
+// At the end of a chunk the warps join their results through shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/attention/decode.h"
+#include "cuda/attention/decode_combine.h"
 #include "cuda/attention/decode_mma.h"
-#include "cuda/attention/decode_state.h"
+#include "cuda/attention/decode_softmax.h"
 
 namespace radix::attention::decode {
 
@@ -26,19 +27,17 @@ struct Config {
   static constexpr int kDim = kDim_, kTiles = kTiles_, kRows = 16 * kTiles;
   static constexpr int kWarps = kDim > 128 ? 4 : 8, kThreads = 32 * kWarps;
   static constexpr int kVec = 16 / sizeof(KV);
-  static constexpr int kKBlocks = kDim / (4 * kVec);               // pieces of a key that a lane holds
-  static constexpr int kVDim = kDim < 8 * kVec ? 8 * kVec : kDim;  // one piece for each of 8 lanes at least
-  static constexpr int kVBlocks = kVDim / (8 * kVec);
-  static constexpr int kOut = kVDim / 8;  // 16 x 8 tiles of O
-  static constexpr int kPieces = 2 * kKBlocks > 4 * kVBlocks ? 2 * kKBlocks : 4 * kVBlocks;
-  static constexpr int kUnitBytes = kPieces * 512;
+  static constexpr int kRowBytes = kDim * sizeof(KV), kRowPieces = kRowBytes / 16;
+  static constexpr int kOut = kDim / 8;  // 16 x 8 tiles of O
+  static constexpr int kUnitBytes = kStepTokens * kRowBytes;
   static constexpr int kUnits = 163840 / (kWarps * kUnitBytes) < 10 ? 163840 / (kWarps * kUnitBytes) : 10;
   static constexpr int kRingBytes = kWarps * kUnits * kUnitBytes;
-  static constexpr int kJoinBytes = kWarps * 8 * kVDim * 4;
+  static constexpr int kJoinRow = kDim + (kFp8 ? 16 : 8);  // floats; padded against bank conflicts
+  static constexpr int kJoinBytes = kWarps * 8 * kJoinRow * 4;
   static constexpr int kTopBytes = kWarps * kRows * 8;
-  static constexpr int kParts = kDim / 32;  // of Q that a lane holds: 8 dimensions of each 32
+  static constexpr int kSteps = kDim / 16;  // products of 16 dimensions
   static constexpr bool kSharedQueries = kTiles * kDim > 128;
-  static constexpr int kQueryBytes = kSharedQueries ? kTiles * kParts * 1024 : 0;
+  static constexpr int kQueryBytes = kSharedQueries ? kTiles * kSteps * 512 : 0;
   static constexpr int kSharedBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
   // A product with FP8 is made in f16, which holds every e4m3 exactly and Q after scaling.
   template <bool kF16, class T>
@@ -50,7 +49,7 @@ struct Config {
     using type = f16;
   };
   using Mma = typename Select<kFp8, Q>::type;
-  using L = Layout<kVDim, kRows, kThreads>;
+  using L = Layout<kDim, kRows, kThreads>;
   static_assert(kSharedBytes <= 232448);
 };
 
@@ -62,30 +61,38 @@ __device__ inline Lane this_lane() {
   return {lane / 4, lane % 4};
 }
 
+// Where a 16-byte piece of a token lies within its unit: the pieces of 8 neighbouring tokens are in different banks.
+template <class C>
+__device__ inline uint32_t place_of(int token, int piece) {
+  constexpr int kRowsOfLine = C::kRowBytes < 128 ? 128 / C::kRowBytes : 1;
+  constexpr int kMask = (C::kRowPieces < 8 ? C::kRowPieces : 8) - 1;
+  return token * C::kRowBytes + (piece ^ (token / kRowsOfLine & kMask)) * 16;
+}
+
 // The part of a warp that asks for memory: runs ahead of the arithmetic by kUnits units.
 template <class C>
 class Loader {
  public:
-  __device__ Loader(const Args& a, const Plan& plan, uint32_t ring, int kv_head, int x, int x_end)
-      : a_(a), plan_(plan), ring_(ring), x_(x), x_end_(x_end), row_(plan.row_of(x)) {
+  __device__ Loader(const Args& a, const Plan& plan, uint32_t ring, int warp, int kv_head, int x, int x_end)
+      : a_(a), plan_(plan), ring_(ring), warp_(warp), x_(x), x_end_(x_end), row_(plan.row_of(x)) {
     k_ = static_cast<const char*>(a.p.k) + kv_head * a.p.k_head * sizeof(typename C::KV);
     v_ = static_cast<const char*>(a.p.v) + kv_head * a.p.v_head * sizeof(typename C::KV);
     enter_chunk();
     settle();
   }
 
-  // Asks for the next unit; an empty group when there is none.
+  // Asks for unit i of all this warp's, even ones K and odd ones V; an empty group when there is none.
+  template <bool kValues>
   __device__ void next() {
     if (x_ < x_end_) {
-      const uint32_t to = ring_ + slot_ * C::kUnitBytes + threadIdx.x % 32 * 16;
-      if (!value_) {
-        copy_keys(to);
-      } else {
-        copy_values(to);
+      const uint32_t unit = ring_ + slot_ * C::kUnitBytes;
+      if constexpr (kValues) {
+        copy(unit, v_, a_.p.v_page, a_.p.v_token);
         step_ += C::kWarps;
         settle();
+      } else {
+        copy(unit, k_, a_.p.k_page, a_.p.k_token);
       }
-      value_ = !value_;
     }
     slot_ = slot_ + 1 == C::kUnits ? 0 : slot_ + 1;
     copy_commit();
@@ -95,8 +102,8 @@ class Loader {
   __device__ void enter_chunk() {
     const Chunk c = locate(plan_, x_, row_);
     begin_ = c.begin, end_ = c.end;
-    const int first = c.begin / kStepTokens, warp = threadIdx.x / 32;
-    step_ = first + (warp - first & C::kWarps - 1);
+    const int first = c.begin / kStepTokens;
+    step_ = first + (warp_ - first & C::kWarps - 1);
   }
   // Moves on to a chunk in which this warp has a step, and reads the page ids of that step.
   __device__ void settle() {
@@ -112,33 +119,16 @@ class Loader {
     page_ = 0;
     if (valid) page_ = a_.p.page_table[(a_.first_row + row_) * a_.p.table_row + page];
   }
-  // Where this lane's token lies, in elements.
-  __device__ int64_t offset(int64_t per_page, int64_t per_token) const {
-    return page_ * per_page + in_page_ * per_token;
-  }
-  __device__ void copy_keys(uint32_t to) {
-    const auto [g, j] = this_lane();
-    const int64_t mine = offset(a_.p.k_page, a_.p.k_token);
+  // Each copy of the warp takes 512 bytes: some rows, each as a whole.
+  __device__ void copy(uint32_t unit, const char* from, int64_t per_page, int64_t per_token) {
+    constexpr int kRowsAtOnce = 32 / C::kRowPieces;
+    const int lane = threadIdx.x % 32, piece = lane % C::kRowPieces;
+    const int64_t mine = (page_ * per_page + in_page_ * per_token) * sizeof(typename C::KV);
 #pragma unroll
-    for (int t = 0; t < 2; t++) {
-      const char* from = k_ + __shfl_sync(~0u, mine, g + 8 * t) * sizeof(typename C::KV) + j * 16;
-      const bool valid = valid_ >> (g + 8 * t) & 1;
-#pragma unroll
-      for (int b = 0; b < C::kKBlocks; b++)
-        copy_async(to + (t * C::kKBlocks + b) * 512, from + b * 64, valid && (4 * b + j) * C::kVec < a_.p.head_dim);
-    }
-  }
-  __device__ void copy_values(uint32_t to) {
-    const auto [g, j] = this_lane();
-    const int64_t mine = offset(a_.p.v_page, a_.p.v_token);
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-      const int token = 2 * j + s % 2 + s / 2 * 8;
-      const char* from = v_ + __shfl_sync(~0u, mine, token) * sizeof(typename C::KV) + g * 16;
-      const bool valid = valid_ >> token & 1;
-#pragma unroll
-      for (int b = 0; b < C::kVBlocks; b++)
-        copy_async(to + (s * C::kVBlocks + b) * 512, from + b * 128, valid && (8 * b + g) * C::kVec < a_.p.head_dim);
+    for (int i = 0; i < kStepTokens / kRowsAtOnce; i++) {
+      const int token = i * kRowsAtOnce + lane / C::kRowPieces;
+      copy_async(unit + place_of<C>(token, piece), from + __shfl_sync(~0u, mine, token) + piece * 16,
+                 (valid_ >> token & 1) && piece * C::kVec < a_.p.head_dim);
     }
   }
 
@@ -146,18 +136,16 @@ class Loader {
   const Plan& plan_;
   const char *k_, *v_;
   uint32_t ring_, valid_ = 0;
-  int x_, x_end_, row_, step_ = 0, begin_ = 0, end_ = 0, slot_ = 0;
+  int warp_, x_, x_end_, row_, step_ = 0, begin_ = 0, end_ = 0, slot_ = 0;
   int page_ = 0, in_page_ = 0;
-  bool value_ = false;
 };
 
-// Q of a block of rows in the order of the tensor core, and what is applied to its scores. Where the registers do not
+// Q of a block of rows as operands of the tensor core, and what is applied to its scores. Where the registers do not
 // hold it, it lies in shared memory, one copy for all warps.
 template <class C>
 class Queries {
  public:
-  float scale[C::kTiles][2];  // of the rows g and g + 8
-  int position[C::kTiles][2];
+  RowFacts<C::kTiles> rows;
 
   __device__ explicit Queries(uint32_t shared) : shared_(shared + threadIdx.x % 32 * 16) {}
 
@@ -167,7 +155,8 @@ class Queries {
     const Params& p = a.p;
     const float k_scale = p.k_scale ? p.k_scale[p.scale_per_head ? kv_head : 0] : 1.f;
 #pragma unroll
-    for (int t = 0; t < C::kTiles; t++)
+    for (int t = 0; t < C::kTiles; t++) {
+      uint2 raw[2][C::kSteps];  // of the rows g and g + 8, 4 dimensions of each 16
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int packed = q.packed + t * 16 + half * 8 + g, group = a.group;
@@ -175,199 +164,87 @@ class Queries {
         const bool valid = token < q.queries;
         const auto* row = static_cast<const typename C::Q*>(p.q) + (q.token + (valid ? token : 0)) * p.q_token +
                           (valid ? head : q.head) * p.q_head;
-        position[t][half] = kv_len - q.queries + token;
-        scale[t][half] = p.scale * k_scale;
-        load_row(row, valid ? p.head_dim : 0, j, t, half);
+        rows.position[t][half] = kv_len - q.queries + token;
+        rows.scale[t][half] = p.scale * k_scale;
+        load_row(raw[half], row, valid ? p.head_dim : 0, j);
+        if constexpr (C::kFp8 && __is_same(typename C::Q, bf16)) rows.scale[t][half] *= narrow_row(raw[half]);
       }
+#pragma unroll
+      for (int s = 0; s < C::kSteps; s++) {
+        const uint4 operand = make_uint4(raw[0][s].x, raw[1][s].x, raw[0][s].y, raw[1][s].y);
+        if constexpr (C::kSharedQueries) {
+          if (threadIdx.x < 32) store_shared(shared_ + (t * C::kSteps + s) * 512, operand);
+        } else {
+          at_[t][s] = operand;
+        }
+      }
+    }
     if constexpr (C::kSharedQueries) __syncthreads();
   }
 
-  // The operands of the two products over part n.
-  __device__ void operands(int t, int n, uint32_t (&first)[4], uint32_t (&second)[4]) const {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      uint4 x;
-      if constexpr (C::kSharedQueries) {
-        x = load_shared(shared_ + place(t, n, half));
-      } else {
-        x = at_[t][n][half];
-      }
-      first[half] = x.x, first[half + 2] = x.y, second[half] = x.z, second[half + 2] = x.w;
+  // The operand of product s.
+  __device__ uint4 operand(int t, int s) const {
+    if constexpr (C::kSharedQueries) {
+      return load_shared(shared_ + (t * C::kSteps + s) * 512);
+    } else {
+      return at_[t][s];
     }
   }
 
  private:
-  __device__ static int place(int t, int n, int half) { return ((t * C::kParts + n) * 2 + half) * 512; }
-
-  // Parts of 8 dimensions, as they lie in the pieces of K.
-  __device__ void load_row(const typename C::Q* row, int dim, int j, int t, int half) {
-    uint4 raw[C::kParts];
+  // The dimensions that go with the 4 bytes of each piece of a key that this lane gets.
+  __device__ static void load_row(uint2 (&raw)[C::kSteps], const typename C::Q* row, int dim, int j) {
 #pragma unroll
-    for (int n = 0; n < C::kParts; n++) {
-      constexpr int kPerPiece = C::kVec / 8;
-      const int at_dim = (4 * (n / kPerPiece) + j) * C::kVec + n % kPerPiece * 8;
-      raw[n] = at_dim < dim ? *reinterpret_cast<const uint4*>(row + at_dim) : make_uint4(0, 0, 0, 0);
-    }
-    if constexpr (C::kFp8 && __is_same(typename C::Q, bf16)) narrow(raw, t, half);
-#pragma unroll
-    for (int n = 0; n < C::kParts; n++) {
-      if constexpr (C::kSharedQueries) {
-        if (threadIdx.x < 32) store_shared(shared_ + place(t, n, half), raw[n]);
+    for (int s = 0; s < C::kSteps; s++) {
+      raw[s] = make_uint2(0, 0);
+      if (s * 16 >= dim) continue;
+      if constexpr (C::kFp8) {
+        raw[s] = *reinterpret_cast<const uint2*>(row + s * 16 + 4 * j);
       } else {
-        at_[t][n][half] = raw[n];
+        raw[s].x = *reinterpret_cast<const uint32_t*>(row + s * 16 + 2 * j);
+        raw[s].y = *reinterpret_cast<const uint32_t*>(row + s * 16 + 8 + 2 * j);
       }
     }
   }
-  // bf16 to f16: the row is scaled by the power of two that brings its largest element to 256 or above.
-  __device__ void narrow(uint4 (&raw)[C::kParts], int t, int half) {
-    const auto low = [](uint32_t x) { return __uint_as_float(x << 16); };
-    const auto high = [](uint32_t x) { return __uint_as_float(x & 0xffff0000u); };
-    float top = 0;
-#pragma unroll
-    for (int n = 0; n < C::kParts; n++)
-#pragma unroll
-      for (int w = 0; w < 4; w++) top = fmaxf(top, fmaxf(fabsf(low(word(raw[n], w))), fabsf(high(word(raw[n], w)))));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    // The exponent, bounded so that both factors stay normal.
-    const int exponent = min(max(static_cast<int>(__float_as_uint(top) >> 23) - 127 - 8, -110), 110);
-    const float down = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
-    scale[t][half] *= __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
-    const auto both = [&](uint32_t x) { return pack2<f16>(low(x) * down, high(x) * down); };
-#pragma unroll
-    for (int n = 0; n < C::kParts; n++)
-      raw[n] = make_uint4(both(raw[n].x), both(raw[n].y), both(raw[n].z), both(raw[n].w));
-  }
-
-  uint4 at_[C::kSharedQueries ? 1 : C::kTiles][C::kSharedQueries ? 1 : C::kParts][2];
+  uint4 at_[C::kSharedQueries ? 1 : C::kTiles][C::kSharedQueries ? 1 : C::kSteps];
   uint32_t shared_;
 };
 
-// A warp's running softmax. m in units of log2, l not yet summed over the lanes of a row.
-template <class C>
-struct Running {
-  float o[C::kTiles][C::kOut][4];
-  float m[C::kTiles][2], l[C::kTiles][2];
-
-  __device__ void reset() {
-#pragma unroll
-    for (int t = 0; t < C::kTiles; t++) {
-#pragma unroll
-      for (int i = 0; i < C::kOut; i++) o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0.f;
-      m[t][0] = m[t][1] = -INFINITY;
-      l[t][0] = l[t][1] = 0.f;
-    }
-  }
-};
-
-// Scores of one step: [tile][8 tokens][4], as the tensor core leaves them.
 template <class C>
 using Scores = float[C::kTiles][2][4];
-
 template <class C>
-__device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t keys) {
+using RunningOf = Running<C::kTiles, C::kOut>;
+
+// unit: K of the step, in place for the whole warp.
+template <class C>
+__device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t unit) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
     for (int i = 0; i < 2; i++) s[t][i][0] = s[t][i][1] = s[t][i][2] = s[t][i][3] = 0.f;
 #pragma unroll
-  for (int b = 0; b < C::kKBlocks; b++)
+  for (int b = 0; b < C::kRowPieces / 4; b++)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const uint4 k = load_shared(keys + (i * C::kKBlocks + b) * 512);
+      uint32_t k[4];  // of 4 pieces
+      load_matrices(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
-        uint32_t first[4], second[4];
         if constexpr (C::kFp8) {
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            q.operands(t, 2 * b + half, first, second);
-            const uint32_t low = half ? k.z : k.x, high = half ? k.w : k.y;
-            mma<typename C::Mma>(s[t][i], first, widen<false>(low), widen<true>(low));
-            mma<typename C::Mma>(s[t][i], second, widen<false>(high), widen<true>(high));
-          }
+          for (int w = 0; w < 4; w++)
+            mma<typename C::Mma>(s[t][i], q.operand(t, b * 4 + w), widen<false>(k[w]), widen<true>(k[w]));
         } else {
-          q.operands(t, b, first, second);
-          mma<typename C::Mma>(s[t][i], first, k.x, k.y);
-          mma<typename C::Mma>(s[t][i], second, k.z, k.w);
+          mma<typename C::Mma>(s[t][i], q.operand(t, b * 2), k[0], k[1]);
+          mma<typename C::Mma>(s[t][i], q.operand(t, b * 2 + 1), k[2], k[3]);
         }
       }
     }
 }
 
-// Scales, caps and masks.
 template <class C>
-__device__ inline void shape_scores(Scores<C>& s, const Queries<C>& q, const Params& p, int first_token, int begin,
-                                    int end, bool masked) {
-  constexpr float kLog2e = 1.4426950408889634f;
-  const int j = threadIdx.x % 4;
-#pragma unroll
-  for (int t = 0; t < C::kTiles; t++)
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float x = s[t][i][e] * q.scale[t][e / 2];
-        // tanh by exp2: exact at both ends.
-        if (p.softcap > 0) x = p.softcap * (1.f - 2.f / (1.f + exp2_approx(x * (2.f * kLog2e / p.softcap))));
-        x *= kLog2e;
-        if (masked) {
-          const int token = first_token + i * 8 + 2 * j + e % 2, position = q.position[t][e / 2];
-          bool seen = token >= begin && token < end;
-          if (p.causal) seen &= token <= position;
-          if (p.window_left >= 0) seen &= token >= position - p.window_left;
-          if (!seen) x = -INFINITY;
-        }
-        s[t][i][e] = x;
-      }
-}
-
-// s becomes exp2(s - m); the running sums follow.
-template <class C>
-__device__ inline void soften(Scores<C>& s, Running<C>& run) {
-  float top[C::kTiles][2];
-  bool raised = false;
-#pragma unroll
-  for (int t = 0; t < C::kTiles; t++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float x = fmaxf(fmaxf(s[t][0][2 * half], s[t][0][2 * half + 1]), fmaxf(s[t][1][2 * half], s[t][1][2 * half + 1]));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      top[t][half] = fmaxf(run.m[t][half], x);
-      raised |= top[t][half] > run.m[t][half];
-    }
-  if (__any_sync(~0u, raised)) {
-#pragma unroll
-    for (int t = 0; t < C::kTiles; t++) {
-      float shrink[2];
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        shrink[half] = weight(run.m[t][half], top[t][half]);
-        run.l[t][half] *= shrink[half];
-        run.m[t][half] = top[t][half];
-      }
-#pragma unroll
-      for (int i = 0; i < C::kOut; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) run.o[t][i][e] *= shrink[e / 2];
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < C::kTiles; t++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; e++) {
-          s[t][i][e] = weight(s[t][i][e], run.m[t][half]);
-          run.l[t][half] += s[t][i][e];
-        }
-}
-
-template <class C>
-__device__ inline void add_values(Running<C>& run, const Scores<C>& s, uint32_t values) {
+__device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_t unit) {
   uint32_t p[C::kTiles][4];
 #pragma unroll
   for (int t = 0; t < C::kTiles; t++)
@@ -376,61 +253,55 @@ __device__ inline void add_values(Running<C>& run, const Scores<C>& s, uint32_t 
       p[t][2 * i] = pack2<typename C::Mma>(s[t][i][0], s[t][i][1]);
       p[t][2 * i + 1] = pack2<typename C::Mma>(s[t][i][2], s[t][i][3]);
     }
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int b = 0; b < C::kVBlocks; b++) {
-    uint4 v[4];
+  for (int b = 0; b < C::kRowPieces / 2; b++) {
+    uint32_t v[4];  // of two pieces, tokens 0 .. 7 and 8 .. 15 of each
+    load_transposed(v, unit + place_of<C>(lane % 16, b * 2 + lane / 16));
+    if constexpr (C::kFp8) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = load_shared(values + (i * C::kVBlocks + b) * 512);
+      for (int i = 0; i < 2; i++) {
+        // A lane has two dimensions of two tokens: paired by dimension, the even ones make a tile and the odd ones.
+        const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
 #pragma unroll
-    for (int w = 0; w < 4; w++) {
-      if constexpr (C::kFp8) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const uint32_t low = __byte_perm(word(v[0], w), word(v[1], w), half ? 0x7362 : 0x5140);
-          const uint32_t high = __byte_perm(word(v[2], w), word(v[3], w), half ? 0x7362 : 0x5140);
-          const int i = b * 16 + w * 4 + half * 2;
-#pragma unroll
-          for (int t = 0; t < C::kTiles; t++) {
-            mma<typename C::Mma>(run.o[t][i], p[t], widen<false>(low), widen<false>(high));
-            mma<typename C::Mma>(run.o[t][i + 1], p[t], widen<true>(low), widen<true>(high));
-          }
+        for (int t = 0; t < C::kTiles; t++) {
+          mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen<false>(low), widen<false>(high));
+          mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
         }
-      } else {
+      }
+    } else {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const uint32_t low = __byte_perm(word(v[0], w), word(v[1], w), half ? 0x7632 : 0x5410);
-          const uint32_t high = __byte_perm(word(v[2], w), word(v[3], w), half ? 0x7632 : 0x5410);
-#pragma unroll
-          for (int t = 0; t < C::kTiles; t++) mma<typename C::Mma>(run.o[t][b * 8 + w * 2 + half], p[t], low, high);
-        }
+      for (int t = 0; t < C::kTiles; t++) {
+        mma<typename C::Mma>(run.o[t][2 * b], p[t], v[0], v[1]);
+        mma<typename C::Mma>(run.o[t][2 * b + 1], p[t], v[2], v[3]);
       }
     }
   }
 }
 
-// A row of the join buffer is a permutation of quads that spreads a warp's stores over the banks.
+// A lane's part of row g (+ 8 with half) of O, into a row of the join buffer.
 template <class C>
-__device__ inline int swizzled(int row, int quad) {
-  constexpr int kPerLane = C::kVec / 2;
-  const int j = quad / kPerLane % 4;
-  return row * (C::kVDim / 4) + (quad ^ (C::kFp8 ? j | (row & 1) << 2 : j >> 1 | (row & 1) << 1));
+__device__ inline void store_row(float* row, const float (&o)[C::kOut][4], int j, int half) {
+#pragma unroll
+  for (int i = 0; i < C::kOut; i += 2) {
+    const float *a = o[i] + 2 * half, *b = o[i + 1] + 2 * half;
+    if constexpr (C::kFp8) {
+      *reinterpret_cast<float4*>(row + i * 8 + 4 * j) = make_float4(a[0], b[0], a[1], b[1]);
+    } else {
+      *reinterpret_cast<float2*>(row + i * 8 + 2 * j) = make_float2(a[0], a[1]);
+      *reinterpret_cast<float2*>(row + i * 8 + 8 + 2 * j) = make_float2(b[0], b[1]);
+    }
+  }
 }
 
 // Joins the warps' results; every thread gets its pieces. top: [kWarps][kRows] of (m, l).
 template <class C>
-__device__ inline void join_warps(Running<C>& run, Piece (&state)[C::L::kPieces], float4* buffer, float2* top,
+__device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* top,
                                   int rows) {
   using L = typename C::L;
   const auto [g, j] = this_lane();
   const int warp = threadIdx.x / 32;
-#pragma unroll
-  for (int t = 0; t < C::kTiles; t++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float& l = run.l[t][half];
-      l += __shfl_xor_sync(~0u, l, 1);
-      l += __shfl_xor_sync(~0u, l, 2);
-    }
+  run.sum_lanes();
 #pragma unroll
   for (int pass = 0; pass < L::kPasses; pass++) {
     if (pass * 8 >= rows) break;
@@ -438,18 +309,8 @@ __device__ inline void join_warps(Running<C>& run, Piece (&state)[C::L::kPieces]
     __syncthreads();  // the pass before has been read
     if (j == 0) top[warp * C::kRows + pass * 8 + g] = {run.m[t][half], run.l[t][half]};
     // A warp that saw nothing of a row leaves its part as it is: nobody reads it.
-    if (pass * 8 + g < rows && run.m[t][half] != -INFINITY) {
-#pragma unroll
-      for (int b = 0; b < C::kVBlocks; b++)
-#pragma unroll
-        for (int q = 0; q < C::kVec / 2; q++) {
-          const auto at = [&](int d) {
-            return run.o[t][b * C::kVec + (4 * q + d) % C::kVec][2 * half + 4 * q / C::kVec];
-          };
-          const int quad = b * 2 * C::kVec + j * (C::kVec / 2) + q;
-          buffer[warp * 2 * C::kVDim + swizzled<C>(g, quad)] = make_float4(at(0), at(1), at(2), at(3));
-        }
-    }
+    if (pass * 8 + g < rows && run.m[t][half] != -INFINITY)
+      store_row<C>(buffer + (warp * 8 + g) * C::kJoinRow, run.o[t], j, half);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < L::kPerPass; k++) {
@@ -468,7 +329,8 @@ __device__ inline void join_warps(Running<C>& run, Piece (&state)[C::L::kPieces]
         if (ml[w].x == -INFINITY) continue;
         const float share = weight(ml[w].x, m);
         sum.l += ml[w].y * share;
-        add_scaled(sum.o, buffer[w * 2 * C::kVDim + swizzled<C>(L::row(i) % 8, L::quad(i))], share);
+        add_scaled(sum.o, *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8) * C::kJoinRow + L::dim(i)),
+                   share);
       }
       state[i] = sum;
     }
@@ -480,8 +342,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   using L = typename C::L;
   extern __shared__ __align__(128) char shared[];
   const Params& p = a.p;
-  const int kv_head = blockIdx.x % p.kv_heads, group = blockIdx.x / p.kv_heads, warp = threadIdx.x / 32;
-  float4* buffer = reinterpret_cast<float4*>(shared + C::kRingBytes);
+  const int kv_head = blockIdx.x % p.kv_heads, group = blockIdx.x / p.kv_heads;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is one for the warp
+  float* buffer = reinterpret_cast<float*>(shared + C::kRingBytes);
   float2* top = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
   char* after_top = shared + C::kRingBytes + C::kJoinBytes + C::kTopBytes;
   hopper::pdl_wait();
@@ -492,11 +355,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   if (x >= x_end) return;
 
   const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * C::kUnits * C::kUnitBytes;
-  Loader<C> loader(a, plan, ring, kv_head, x, x_end);
+  Loader<C> loader(a, plan, ring, warp, kv_head, x, x_end);
 #pragma unroll 1
-  for (int i = 0; i < C::kUnits; i++) loader.next();
+  for (int i = 0; i < C::kUnits / 2; i++) {
+    loader.template next<false>();
+    loader.template next<true>();
+  }
+  if constexpr (C::kUnits % 2 != 0) loader.template next<false>();
   char* nodes = a.nodes + int64_t{blockIdx.x} * nodes_of_block(a.levels) * L::kNodeBytes;
-  const uint32_t mine = ring + threadIdx.x % 32 * 16;
   int slot = 0, row = plan.row_of(x);
   Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_top + kPlanBytes)));
   QueryBlock block{};
@@ -511,11 +377,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
       tree.begin(nodes, a.levels, c.index, block.rows);
       fresh = false;
     }
-    Running<C> run;
+    RunningOf<C> run;
     run.reset();
     const int first_step = c.begin / kStepTokens, kv_len = plan.hi[row];
-    const auto advance = [&] {
-      loader.next();
+    // The unit just used makes place for the one kUnits later.
+    const auto advance = [&](auto values) {
+      __syncwarp();  // all have read it
+      loader.template next<decltype(values)::value != (C::kUnits % 2 != 0)>();
       slot = slot + 1 == C::kUnits ? 0 : slot + 1;
     };
 #pragma unroll 1
@@ -523,100 +391,22 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
       const int token = step * kStepTokens, last = token + kStepTokens - 1;
       Scores<C> s;
       copy_wait<C::kUnits - 1>();
-      make_scores<C>(s, queries, mine + slot * C::kUnitBytes);
-      advance();
+      __syncwarp();  // every lane's copies are there
+      make_scores<C>(s, queries, ring + slot * C::kUnitBytes);
+      advance(std::false_type());
       const bool masked = token < c.begin || last >= c.end || (p.causal && last > kv_len - block.queries) ||
                           (p.window_left >= 0 && token < kv_len - 1 - p.window_left);
-      shape_scores<C>(s, queries, p, token, c.begin, c.end, masked);
-      soften<C>(s, run);
+      shape_scores(s, queries.rows, p, token, c.begin, c.end, masked);
+      soften(s, run);
       copy_wait<C::kUnits - 1>();
-      add_values<C>(run, s, mine + slot * C::kUnitBytes);
-      advance();
+      __syncwarp();
+      add_values<C>(run, s, ring + slot * C::kUnitBytes);
+      advance(std::true_type());
     }
     Piece state[L::kPieces];
     join_warps<C>(run, state, buffer, top, block.rows);
     if (tree.push(state, c.index, c.count)) finish<typename C::Q, L>(a, block, kv_head, state);
     fresh = c.index + 1 == c.count;
-  }
-}
-
-// Joins the nodes of a row that several blocks worked on. Block (border - 1, KV head, pieces): of the borders between
-// runs that cut a row, its first is responsible.
-template <class C>
-__global__ void __launch_bounds__(C::kThreads) combine_kernel(const __grid_constant__ Args a) {
-  using L = typename C::L;
-  extern __shared__ __align__(128) char shared[];
-  const Params& p = a.p;
-  const int border = blockIdx.x + 1, kv_head = blockIdx.y;
-  const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(shared));
-  const int x = plan.start(border, a.groups);
-  // Every block waits: when this grid has ended, the one before must have ended too.
-  hopper::pdl_wait();
-  if (x >= plan.total()) return;
-  int row = plan.row_of(x);
-  const Chunk c = locate(plan, x, row);
-  const int from = x - c.index;
-  if (c.index == 0 || plan.start(border - 1, a.groups) > from) return;
-  const QueryBlock block = query_block(plan, c, a.group, kv_head, C::kRows);
-
-  float4* stack_o = reinterpret_cast<float4*>(shared + kPlanBytes) + threadIdx.x;
-  float2* stack_ml = reinterpret_cast<float2*>(shared + kPlanBytes + a.levels * C::kThreads * 16) + threadIdx.x;
-#pragma unroll 1
-  for (int i = 0; i < L::kPieces; i++) {
-    if (!live<L>(i, block.rows)) continue;
-    int depth = 0;
-    const auto pop_join = [&](Piece right) {
-      depth--;
-      const float2 ml = stack_ml[depth * C::kThreads];
-      return join({stack_o[depth * C::kThreads], ml.x, ml.y}, right);
-    };
-    constexpr int kAhead = 8;  // nodes asked for at once
-    Piece ahead[kAhead];
-    int first[kAhead], width[kAhead], filled = 0;
-    const auto drain = [&] {
-#pragma unroll
-      for (int n = 0; n < kAhead; n++) {
-        if (n >= filled) break;
-        Piece node = ahead[n];
-        int at = first[n], w = width[n];
-        while (at & w) {
-          node = pop_join(node);
-          at -= w;
-          w *= 2;
-        }
-        stack_o[depth * C::kThreads] = node.o;
-        stack_ml[depth * C::kThreads] = {node.m, node.l};
-        depth++;
-      }
-      filled = 0;
-    };
-    int at = 0, slot = 0, run = border - 1, end = 0;
-    const char* nodes = nullptr;
-    // The nodes of a run [at, end) are its largest aligned powers of two, from the left.
-    while (at < c.count) {
-#pragma unroll
-      for (int n = 0; n < kAhead; n++) {
-        if (at >= c.count) break;
-        while (at >= end) {
-          nodes = a.nodes + (int64_t{run} * p.kv_heads + kv_head) * nodes_of_block(a.levels) * L::kNodeBytes +
-                  (at > 0 ? 0 : 2 * a.levels * L::kNodeBytes);
-          end = min(plan.start(++run, a.groups) - from, c.count);
-          slot = 0;
-        }
-        const int fits = 1 << (31 - __clz(end - at));
-        width[n] = at == 0 ? fits : min(fits, at & -at);
-        first[n] = at;
-        ahead[n] = L::load(nodes + slot++ * L::kNodeBytes, i);
-        at += width[n];
-        filled = n + 1;
-      }
-      drain();
-    }
-    depth--;
-    const float2 ml = stack_ml[depth * C::kThreads];
-    Piece sum = {stack_o[depth * C::kThreads], ml.x, ml.y};
-    while (depth > 0) sum = pop_join(sum);
-    finish_piece<typename C::Q, L>(a, block, kv_head, i, sum);
   }
 }
 
@@ -626,9 +416,7 @@ void launch_config(const Args& a, rk_stream stream) {
   const unsigned heads = a.p.kv_heads;
   hopper::launch_dependent(op, a.p.device, stream, decode_kernel<C>,
                            {dim3(a.groups * heads), C::kThreads, C::kSharedBytes}, a);
-  if (a.levels > 1 && a.groups > 1)
-    hopper::launch_dependent(op, a.p.device, stream, combine_kernel<C>,
-                             {dim3(a.groups - 1, heads), C::kThreads, kPlanBytes + a.levels * C::kThreads * 24}, a);
+  launch_combine<typename C::Q, typename C::L>(op, a, stream);
 }
 
 // Up to 16 query rows, or up to 32 where the registers suffice.

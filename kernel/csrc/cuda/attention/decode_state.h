@@ -39,8 +39,9 @@ __device__ inline Piece join(const Piece& a, const Piece& b) {
 }
 
 // Which pieces a thread owns. Rows come in passes of 8; a pass none of whose rows is in use is left out.
-template <int kDim, int kRows, int kThreads>
+template <int kDim, int kRows_, int kThreads_>
 struct Layout {
+  static constexpr int kRows = kRows_, kThreads = kThreads_;
   static constexpr int kQuads = kDim / 4;  // pieces of a row
   static constexpr int kPasses = kRows / 8;
   static constexpr int kPerPass = (8 * kQuads + kThreads - 1) / kThreads;
@@ -51,6 +52,10 @@ struct Layout {
   __device__ static int row(int i) { return i / kPerPass * 8 + flat(i) / kQuads; }
   __device__ static int quad(int i) { return flat(i) % kQuads; }
   __device__ static bool owns(int i) { return kAll || flat(i) < 8 * kQuads; }
+
+  // A piece is two pairs of dimensions of its row.
+  static constexpr int kSecondPair = 2;
+  __device__ static int dim(int i) { return quad(i) * 4; }
 
   // A node in the workspace: float4 [kRows * kQuads], then float2 (m, l) for each, so that a thread reads only its own.
   static constexpr int64_t kNodeBytes = int64_t{kRows} * kQuads * (sizeof(float4) + sizeof(float2));
@@ -154,12 +159,17 @@ __device__ inline void finish_piece(const Args& a, const QueryBlock& q, int kv_h
   // NaN in l is a NaN that was there to be seen: it stays.
   const bool none = l == 0;
   scale = none ? 0.f : scale * v_scale / l;
-  const int dim = L::quad(i) * 4;
+  const int dim = L::dim(i);
   if (dim < p.head_dim) {
-    const float4 o = piece.o;
-    const uint2 rounded = {pack2<T>(o.x * scale, o.y * scale), pack2<T>(o.z * scale, o.w * scale)};
+    const uint2 rounded = {pack2<T>(piece.o.x * scale, piece.o.y * scale),
+                           pack2<T>(piece.o.z * scale, piece.o.w * scale)};
     T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + dim;
-    *reinterpret_cast<uint2*>(out) = rounded;
+    if constexpr (L::kSecondPair == 2) {
+      *reinterpret_cast<uint2*>(out) = rounded;
+    } else {
+      *reinterpret_cast<uint32_t*>(out) = rounded.x;
+      *reinterpret_cast<uint32_t*>(out + L::kSecondPair) = rounded.y;
+    }
   }
   if (p.lse && dim == 0) p.lse[token * p.lse_token + head * p.lse_head] = none ? -INFINITY : (m + log2f(l)) * kLn2;
 }

@@ -1,0 +1,92 @@
+// The front of Hopper's MLA: a checked call becomes Args, and the kernel that serves it is chosen.
+#include "cuda/mla/mla.h"
+
+#include <algorithm>
+
+#include "api/mla.h"
+#include "common/tensor.h"
+
+namespace radix {
+namespace {
+
+using namespace mla;
+using attention::Shape;
+using attention::decode::kMaxBlocks;
+using attention::decode::kMaxRows;
+using attention::decode::levels_of;
+using attention::decode::nodes_of_block;
+
+constexpr int kChunkLog2 = 9;
+
+Shape shape_of(const rk_mla_decode_sizes& s) {
+  Shape shape;
+  shape.tokens = s.tokens;
+  shape.batch = s.batch;
+  shape.heads = static_cast<int>(s.heads);
+  shape.kv_heads = 1;
+  shape.head_dim = kLatent;
+  shape.page_size = static_cast<int>(s.page_size);
+  shape.max_pages = s.max_pages;
+  // Without a hint a batch with as many tokens as rows has one each.
+  const int64_t guess = s.tokens == s.batch ? 1 : s.tokens;
+  shape.max_seqlen_q = s.max_seqlen_q > 0 ? std::min(s.max_seqlen_q, s.tokens) : guess;
+  return shape;
+}
+
+int tile_rows(const Shape& s) {
+  return s.heads * s.max_seqlen_q > 16 ? 32 : 16;
+}
+
+}  // namespace
+
+namespace backend {
+
+int64_t mla_decode_workspace_size(const rk_mla_decode_sizes& sizes) {
+  const Shape s = shape_of(sizes);
+  if (s.tokens < 1 || s.batch < 1 || s.max_pages < 1) return 0;
+  return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s));
+}
+
+void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
+  if (dtype_of(*a.kv_cache) == DType::u8 && dtype_of(*a.q_nope) != DType::bf16)
+    fail(RK_UNSUPPORTED, "mla_decode: the FP8 cache is served for bf16 queries");
+  const rk_mla_decode_sizes sizes = {sizeof sizes,       a.q_nope->shape[0],   a.page_table->shape[0],
+                                     a.q_nope->shape[1], a.kv_cache->shape[1], a.page_table->shape[1],
+                                     a.max_seqlen_q};
+  Args args;
+  attention::Params& p = args.p;
+  static_cast<Shape&>(p) = shape_of(sizes);
+  p.dtype = dtype_of(*a.q_nope);
+  p.kv_dtype = dtype_of(*a.kv_cache);
+  p.q = data_ptr<void>(*a.q_nope);
+  p.q_token = a.q_nope->strides[0], p.q_head = a.q_nope->strides[1];
+  args.q_rope = data_ptr<void>(*a.q_rope);
+  args.rope_token = a.q_rope->strides[0], args.rope_head = a.q_rope->strides[1];
+  p.k = data_ptr<void>(*a.kv_cache);
+  p.k_page = a.kv_cache->strides[0], p.k_token = a.kv_cache->strides[1];
+  p.kv_pages = a.kv_cache->shape[0];
+  p.out = data_ptr<void>(*a.out);
+  p.out_token = a.out->strides[0], p.out_head = a.out->strides[1];
+  if (a.lse) p.lse = data_ptr<float>(*a.lse), p.lse_token = a.lse->strides[0], p.lse_head = a.lse->strides[1];
+  p.page_table = data_ptr<const int32_t>(*a.page_table);
+  p.table_row = a.page_table->strides[0];
+  p.kv_lens = data_ptr<const int32_t>(*a.kv_lens);
+  p.cu_q = data_ptr<const int32_t>(*a.cu_seqlens_q);
+  p.scale = a.softmax_scale;
+  p.causal = a.causal != 0;
+  p.device = a.q_nope->device;
+  args.group = p.heads;
+  args.groups = kMaxBlocks;
+  args.chunk_log2 = kChunkLog2;
+  args.levels = levels_of(p, kChunkLog2);
+  if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
+  if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
+  for (int64_t row = 0; row < p.batch; row += kMaxRows) {
+    args.first_row = static_cast<int>(row);
+    args.rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.batch - row));
+    launch_narrow(args, tile_rows(p), stream);
+  }
+}
+
+}  // namespace backend
+}  // namespace radix

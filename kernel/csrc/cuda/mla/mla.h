@@ -1,0 +1,26 @@
+// MLA decode on Hopper: attention of many query heads over one latent head, absorbed form (DeepSeek-V2,
+// arXiv:2405.04434).
+//
+// A token of the cache is kLatent latent values followed by kRope rotary ones; all of it is the key, the latent part
+// also the value. The plan, the tree of chunks and combine_kernel are those of paged decode (cuda/attention/decode.h)
+// with one KV head.
+#pragma once
+
+#include "cuda/attention/decode.h"
+
+namespace radix::mla {
+
+constexpr int kLatent = 512, kRope = 64, kKey = kLatent + kRope;
+constexpr int kFp8Bytes = kLatent + 16 + 2 * kRope;  // of a token: e4m3, 4 float32 scales, bf16
+
+// p.q is q_nope [tokens, heads, kLatent]; p.k the cache [pages, page_size, kKey]; p.head_dim kLatent, p.kv_heads 1.
+struct Args : attention::decode::Args {
+  const void* q_rope = nullptr;  // [tokens, heads, kRope]
+  int64_t rope_token = 0, rope_head = 0;
+};
+
+// Up to 32 query rows (heads x tokens) at once on mma.sync: bound by bytes.
+int64_t narrow_node_bytes(int tile_rows);
+void launch_narrow(const Args& args, int tile_rows, rk_stream stream);
+
+}  // namespace radix::mla
