@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+
+_E4M3: Any = getattr(torch, "float8_e4m3fn", None)  # torch before 2.1 has no FP8
 
 SMALLEST = 1e-10  # stands for the largest value of a group of zeros
 
@@ -12,7 +16,7 @@ def per_tensor_quant_fp8(
     input: torch.Tensor,
     scale: torch.Tensor | None = None,
     *,
-    dtype: torch.dtype = torch.float8_e4m3fn,
+    dtype: torch.dtype = _E4M3,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.per_tensor_quant_fp8`."""
@@ -24,7 +28,7 @@ def per_tensor_quant_fp8(
 
 
 def per_token_quant_fp8(
-    input: torch.Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, compute_dtype: torch.dtype = torch.float64
+    input: torch.Tensor, *, dtype: torch.dtype = _E4M3, compute_dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.per_token_quant_fp8`."""
     return _grouped(input.to(compute_dtype), None, dtype)
@@ -34,7 +38,7 @@ def per_token_group_quant(
     input: torch.Tensor,
     group_size: int | None = 128,
     *,
-    dtype: torch.dtype = torch.float8_e4m3fn,
+    dtype: torch.dtype = _E4M3,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.per_token_group_quant`; group_size None: a scale a row."""
@@ -45,7 +49,7 @@ def silu_and_mul_quant_fp8(
     input: torch.Tensor,
     group_size: int | None = 128,
     *,
-    dtype: torch.dtype = torch.float8_e4m3fn,
+    dtype: torch.dtype = _E4M3,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.silu_and_mul_quant_fp8`."""
@@ -60,7 +64,7 @@ def rmsnorm_quant_fp8(
     group_size: int | None = 128,
     *,
     residual: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.float8_e4m3fn,
+    dtype: torch.dtype = _E4M3,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.rmsnorm_quant_fp8`."""
