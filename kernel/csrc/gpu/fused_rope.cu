@@ -87,13 +87,11 @@ __device__ void rotate(float (&a)[N], float (&b)[N], const float* cos_sin, const
 // Head h of a token's q, k and v, one after the other.
 template <class T>
 __device__ const T* source(const Task& task, int64_t token, int h) {
-  const Heads* x = &task.q;
-  if (h >= task.q_heads) {
-    h -= task.q_heads;
-    x = h < task.kv_heads ? &task.k : &task.v;
-    if (h >= task.kv_heads) h -= task.kv_heads;
-  }
-  return reinterpret_cast<const T*>(x->data + token * x->token + h * x->head);
+  if (h < task.q_heads) return reinterpret_cast<const T*>(task.q.data + token * task.q.token + h * task.q.head);
+  h -= task.q_heads;
+  if (h < task.kv_heads) return reinterpret_cast<const T*>(task.k.data + token * task.k.token + h * task.k.head);
+  h -= task.kv_heads;
+  return reinterpret_cast<const T*>(task.v.data + token * task.v.token + h * task.v.head);
 }
 
 // What becomes of a head.
