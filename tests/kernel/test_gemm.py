@@ -13,6 +13,7 @@ from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
 HALVES = [torch.bfloat16, torch.float16]
 ROUNDED = {torch.float16: (5e-4, 7e-4), torch.bfloat16: (3.95e-3, 4.3e-3)}
 # torch rounds gate and up, and cuBLAS may round partial sums.
+WIDE = (1e-5, 1e-4)  # float32 results: sums of tensor cores lose bits below their largest term
 COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
 # The tensor cores keep about 14 bits of a sum of 128 FP8 products.
 FP8 = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
@@ -70,6 +71,19 @@ def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
         assert rk.linear(x, weight, bias, residual=residual, out=out.view) is out.view
         out.check()
         assert_close("linear", out.view, expected, tolerance[dtype])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_linear_with_a_float32_result(dtype, shape, tokens, rng):
+    n, k = shape
+    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
+    residual, out = spread((tokens, n), dtype, rng, gap=3), guarded((tokens, n), torch.float32, gap=8)
+    for weight in (rk.pack_weight(w), w):
+        rk.linear(x, weight, residual=residual, out=out.view)
+        out.check()
+        assert_close("linear", out.view, oracle_linear(x, w, None, residual), WIDE)
 
 
 @pytest.mark.parametrize("shape", LARGE, ids=str)

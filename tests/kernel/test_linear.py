@@ -67,6 +67,24 @@ def test_linear(dtype, n, k, tokens, bias, tolerance, rng):
     assert_close("reference.linear", wide, expected, (1e-13, 1e-11))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 33, 65])
+@pytest.mark.parametrize("n", [17, 48])
+def test_float32_results_are_not_rounded(dtype, tokens, n, rng):
+    x, w, bias = spread((tokens, 40), dtype, rng), spread((n, 40), dtype, rng), spread((n,), dtype, rng)
+    residual = spread((tokens, n), dtype, rng)
+    for weight in (poisoned_pack(w), w):
+        for ends in ((None, None), (bias, residual)):
+            expected = oracle(x, w, ends[0]) + (0 if ends[1] is None else residual.double())
+            got = rk.linear(x, weight, ends[0], residual=ends[1], out_dtype="float32")
+            assert got.dtype == torch.float32
+            assert_close("linear", got, expected, (1e-5, 1e-4))
+            out = guarded((tokens, n), torch.float32, gap=3)
+            rk.linear(x, weight, ends[0], residual=ends[1], out_dtype=torch.float32, out=out.view)
+            out.check()
+            assert_same_bits(out.view.contiguous(), got)
+
+
 def test_leading_dimensions(rng):
     x, w = spread((2, 3, 40), torch.float32, rng), spread((24, 40), torch.float32, rng)
     out = rk.linear(x, rk.pack_weight(w))
@@ -162,6 +180,10 @@ def test_errors():
             rk.linear(x, weight, torch.ones(5))
         with pytest.raises(ValueError, match="out"):
             rk.linear(x, weight, out=torch.ones(2, 5))
+        with pytest.raises(TypeError, match="out_dtype"):
+            rk.linear(x, weight, out_dtype=torch.bfloat16)
+        with pytest.raises(TypeError, match="out"):
+            rk.linear(x, weight, out=torch.ones(2, 6).half())
         with pytest.raises(TypeError):
             rk.embedding(torch.ones(2), weight)
         with pytest.raises((TypeError, ValueError), match="out"):

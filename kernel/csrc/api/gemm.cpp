@@ -100,7 +100,7 @@ rk_status rk_linear_dense(const rk_linear_dense_args* args, rk_stream stream) {
       x.reject(RK_UNSUPPORTED, "has %lld rows, at most %d are supported", (long long)x.size(0), RK_LINEAR_DENSE_TOKENS);
     check_gate(op, a.gate, weight, weight.size(0), a.bias != nullptr);
     const int64_t columns = weight.size(0) / (a.gate == RK_GATE_NONE ? 1 : 2);
-    out.same_device(x).same_dtype(x).shape({x.size(0), columns}, "rows of x, outputs of the weight");
+    out.same_device(x).dtype({x.type(), DType::f32}).shape({x.size(0), columns}, "rows of x, outputs of the weight");
     out.last_contiguous().writable();
     check_bias(op, a.bias, out, weight.size(0));
     if (a.residual) {

@@ -19,7 +19,7 @@ enum {
 enum { RK_LINEAR_DENSE_TOKENS = 64 };
 
 /* out [m, n] = x [m, k] * weight [n, k]^T + bias [n] (optional) + residual [m, n] (optional), bf16 or fp16, m <= 64;
- * bias also fp32. With a gate out and residual are [m, n / 2], n / 2 is a multiple of 8 and bias must be NULL.
+ * bias and out also fp32. With a gate out and residual are [m, n / 2], n / 2 is a multiple of 8 and bias must be NULL.
  * static_weight: not 0 promises that nothing on the device still writes the weight when this is called, so that its
  * first bytes may be fetched while the kernel ahead still runs. A token's bits depend on neither the other tokens nor m
  * within 1 .. 16 and within 17 .. 64. */

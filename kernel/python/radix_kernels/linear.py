@@ -93,14 +93,16 @@ def linear(
     bias: Array | None = None,
     *,
     residual: Array | None = None,
+    out_dtype: Any = None,
     out: Array | None = None,
 ) -> Array:
     """`out = x @ weight.T + bias + residual`.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or
-    [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: as out, which it may be.
-    out: [..., N] of x's dtype. Accumulated in float32, bias and residual added in float32, rounded
-    once. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
+    [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
+    out. out_dtype: a dtype or its name, x's (default) or float32. out: [..., N] of it. Accumulated in
+    float32, bias and residual added in float32, rounded once; with a float32 out, as logits should
+    be, not at all. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
     number of threads.
     On Hopper up to 64 rows of bfloat16 or float16 run on kernels of our own, where K is a multiple
     of 8 and rows begin at multiples of 16 bytes: a row's bits depend neither on the other rows nor
@@ -111,12 +113,15 @@ def linear(
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
+    name = _out_dtype(op, x, out_dtype, out)
     run = small_product(x, weight, out)
     if run is not None:
+        if out is None:
+            out = _arrays.empty(x, (*x.shape[:-1], int(weight.shape[0])), name)
         return _run_small(run, x, weight, bias, residual, out)
     packed = isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
     if out is None and (packed or not _arrays.is_torch(x)):
-        out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])))
+        out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])), name)
     if packed:
         run = _dispatch.native("linear_packed", x)
         if run is None:
@@ -125,10 +130,13 @@ def linear(
         if residual is None:
             run(x, weight.data, weight.n, weight.k, bias, out)
             return out
+        _check_residual(op, residual, (*tuple(x.shape)[:-1], weight.n), x)
         wide = _arrays.empty(x, (*tuple(x.shape)[:-1], weight.n), "float32")
         run(x, weight.data, weight.n, weight.k, bias, wide)
         _add_residual(op, wide, residual, out)
         return out
+    import torch
+
     from . import reference
 
     tx, tb, tr, to = (_arrays.as_torch(t) for t in (x, bias, residual, out))
@@ -136,7 +144,11 @@ def linear(
     _check_linear(op, tx, tw, tb, to)
     if tr is not None:
         _check_residual(op, tr, (*tx.shape[:-1], tw.shape[0]), tx)
-    result = reference.linear(tx, tw, tb, residual=tr, out=to, compute_dtype=_accumulator(tx, tb))
+    if name == "float32" != _arrays.dtype_name(x) and tx.device.type != "cpu":
+        result = _wide_linear(tx, tw, tb, tr)
+        return result if to is None else to.copy_(result)
+    to_dtype = getattr(torch, name)
+    result = reference.linear(tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb))
     return result if out is None else out
 
 
@@ -171,8 +183,6 @@ def raw_weight(weight: PackedWeight | Array) -> Any:
 
 
 def _run_small(run: Any, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> Any:
-    if out is None:
-        out = x.new_empty((*x.shape[:-1], int(weight.shape[0])))
     flat = residual if residual is None else residual.reshape(-1, residual.shape[-1])
     x = x.reshape(-1, x.shape[-1])
     static = isinstance(weight, PackedWeight)
@@ -255,13 +265,40 @@ def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:
 
 def _add_residual(op: str, wide: Array, residual: Array, out: Array) -> None:
     tw, tr, to = (_arrays.as_torch(t) for t in (wide, residual, out))
-    _check_residual(op, tr, to.shape, to)
     to.copy_(tw + tr)
 
 
 def _check_residual(op: str, residual: Any, shape: tuple[int, ...], like: Any) -> None:
     _checks.shape(op, "residual", residual, shape, "as out")
     _checks.same_dtype(op, "residual", residual, "x", like)
+
+
+def _out_dtype(op: str, x: Array, wanted: Any, out: Array | None) -> str:
+    """The name of the result's dtype."""
+    own = _arrays.dtype_name(x)
+    given = own if out is None else _arrays.dtype_name(out)
+    name = given if wanted is None else str(wanted).rpartition(".")[2]
+    if name not in (own, "float32"):
+        raise TypeError(f"{op}: {'out_dtype' if wanted else 'out'} is {name}, expected {own} (as x) or float32")
+    if out is not None and given != name:
+        raise TypeError(f"{op}: out has dtype {given}, expected {name}")
+    return name
+
+
+def _wide_linear(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    """float32 sums of bfloat16 or float16 operands on a GPU. A torch without such a product widens w piece by piece."""
+    import torch
+
+    flat = x.reshape(-1, x.shape[-1])
+    if flat.shape[0] and torch.version.cuda and hasattr(torch.ops.aten.mm, "dtype"):
+        result = torch.mm(flat, w.t(), out_dtype=torch.float32)
+    else:
+        result = torch.cat([flat.float() @ rows.float().t() for rows in w.split(1 << 14)], dim=1)
+    result = result.view(*x.shape[:-1], w.shape[0])
+    for term in (bias, residual):
+        if term is not None:
+            result += term
+    return result
 
 
 def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:
@@ -274,7 +311,6 @@ def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:
     _checks.contiguous_last(op, "x", x)
     if out is not None:
         _checks.shape(op, "out", out, (*x.shape[:-1], w.shape[0]), "rows of x, outputs of weight")
-        _checks.same_dtype(op, "out", out, "x", x)
     if bias is not None:
         _checks.shape(op, "bias", bias, (w.shape[0],), "outputs of weight")
         if _arrays.dtype_name(bias) != "float32":

@@ -2,7 +2,7 @@
 //
 //   v = sum * scale_x[token] * scale_w[row] + bias[row];  v = silu(v_gate) * v_up;  out = round(v + residual)
 //
-// each part optional, nothing rounded in between.
+// each part optional, nothing rounded in between; `out` is of the kernel's type or, unrounded, float32.
 #pragma once
 
 #include <type_traits>
@@ -20,9 +20,10 @@ enum class Gate : int {
 };
 
 struct Epilogue {
-  char* out = nullptr;       // [m, n] of the output type
+  char* out = nullptr;       // [m, n] of the output type, or float32
   int64_t out_step = 0;      // elements between tokens
   bool out_aligned = false;  // rows begin at multiples of 16 bytes
+  bool out_float = false;
   const char* residual = nullptr;
   int64_t residual_step = 0;
   const char* bias = nullptr;  // [weight rows]
@@ -95,6 +96,18 @@ __device__ inline void store_eight(const Epilogue& e, float (&v)[8], int64_t row
     for (int j = 0; j < 8; j++)
       if (j < count) v[j] += residual<Out>(e, row, column + j);
   }
+  if (e.out_float) {
+    float* to = reinterpret_cast<float*>(e.out) + row * e.out_step + column;
+    if (e.out_aligned && count == 8) {
+      reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+      reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        if (j < count) to[j] = v[j];
+    }
+    return;
+  }
   Out* to = reinterpret_cast<Out*>(e.out) + row * e.out_step + column;
   const uint32_t words[4] = {round_pair<Out>(v[0], v[1]), round_pair<Out>(v[2], v[3]), round_pair<Out>(v[4], v[5]),
                              round_pair<Out>(v[6], v[7])};
@@ -111,7 +124,12 @@ __device__ inline void store_eight(const Epilogue& e, float (&v)[8], int64_t row
 template <class Out>
 __device__ inline void store_result(const Epilogue& e, float value, int64_t row, int column) {
   if (e.residual) value += residual<Out>(e, row, column);
-  gpu::from_float(value, reinterpret_cast<Out*>(e.out)[row * e.out_step + column]);
+  const int64_t at = row * e.out_step + column;
+  if (e.out_float) {
+    reinterpret_cast<float*>(e.out)[at] = value;
+  } else {
+    gpu::from_float(value, reinterpret_cast<Out*>(e.out)[at]);
+  }
 }
 
 }  // namespace radix::gemm

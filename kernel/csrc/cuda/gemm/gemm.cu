@@ -42,6 +42,7 @@ Problem describe(const char* op, rk_stream stream, const rk_tensor& x, const rk_
   }
   q.epilogue.out = data_ptr<char>(out);
   q.epilogue.out_step = out.strides[out.ndim - 2];
+  q.epilogue.out_float = q.out_type == DType::f32;
   q.epilogue.out_aligned = reinterpret_cast<uintptr_t>(q.epilogue.out) % 16 == 0 && q.epilogue.out_step % 8 == 0;
   return q;
 }

@@ -14,7 +14,7 @@ struct Problem {
   const char *x, *weight;
   int64_t x_step, weight_step, x_batch, weight_batch;
   int m, n, k, batch;
-  DType type, out_type;  // of the operands: bf16, f16 or f8e4m3; of the result: bf16 or f16
+  DType type, out_type;  // of the operands: bf16, f16 or f8e4m3; of the result: bf16, f16 or (up to 64 tokens) f32
   bool static_weight;
   const float *block_x, *block_w;  // scales of blocks, or null; steps in elements
   int64_t block_x_step, block_x_unit, block_w_step;

@@ -14,6 +14,7 @@ def linear(
     bias: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
@@ -22,7 +23,7 @@ def linear(
     result = F.linear(x.to(compute_dtype), weight.to(compute_dtype), wide_bias)
     if residual is not None:
         result = result + residual.to(compute_dtype)
-    return finish(result, out, x.dtype)
+    return finish(result, out, out_dtype or x.dtype)
 
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
