@@ -10,6 +10,7 @@ of two processes take turns, so there are fewer calls.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -26,7 +27,7 @@ from radix_kernels.comm import GpuCommunicator, ShmCommunicator
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BYTES = 1 << 20  # small, so that the larger tensors take several launches
-LIMIT = 120.0
+LIMIT = 60.0  # seconds; a rank that takes longer shows where it stands
 
 
 @dataclass
@@ -317,6 +318,7 @@ def run_abort(rank: int, world: int, path: str) -> None:
 
 
 def connect(rank: int, world: int, path: str, timeout: float) -> Rank:
+    faulthandler.dump_traceback_later(LIMIT - 5)
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     shm = ShmCommunicator(path, rank, world, max_bytes=1 << 20, timeout=60.0)
