@@ -10,6 +10,7 @@
 //   swap_pairs(v)                   lanes 2i and 2i + 1
 //   lt(a,b) -> Mask; select(mask, a, b) = mask ? a : b
 //   reduce_sum(v) reduce_max(v)     in one fixed order a level
+//   store_sums(p, a, b, c, d)       p[0..3]: their sums, in another fixed order
 //
 // Everything is in the level's namespace: a function of one level must never be merged with another's by the linker.
 // For the same reason kernel sources use no std containers or algorithms (link order, portable first, backs this up).

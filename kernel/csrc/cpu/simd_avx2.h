@@ -135,6 +135,11 @@ inline float reduce_sum(Vec a) {
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
+// out[0..3]: the sums of a, b, c and d.
+inline void store_sums(float* out, Vec a, Vec b, Vec c, Vec d) {
+  const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a.v, b.v), _mm256_hadd_ps(c.v, d.v));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
 inline float reduce_max(Vec a) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));

@@ -126,6 +126,12 @@ inline float reduce_sum(Vec a) {
   y = _mm_add_ps(y, _mm_movehl_ps(y, y));
   return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
+// out[0..3]: the sums of a, b, c and d.
+inline void store_sums(float* out, Vec a, Vec b, Vec c, Vec d) {
+  const auto half = [](Vec v) { return _mm256_add_ps(_mm512_castps512_ps256(v.v), _mm512_extractf32x8_ps(v.v, 1)); };
+  const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(half(a), half(b)), _mm256_hadd_ps(half(c), half(d)));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
 inline float reduce_max(Vec a) {
   const __m256 x = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

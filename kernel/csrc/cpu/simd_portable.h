@@ -103,6 +103,13 @@ inline Vec select(Mask m, Vec a, Vec b) {
 inline float reduce_sum(Vec a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
+// out[0..3]: the sums of a, b, c and d.
+inline void store_sums(float* out, Vec a, Vec b, Vec c, Vec d) {
+  out[0] = reduce_sum(a);
+  out[1] = reduce_sum(b);
+  out[2] = reduce_sum(c);
+  out[3] = reduce_sum(d);
+}
 inline float reduce_max(Vec a) {
   float r = a.v[0];
   for (int i = 1; i < Vec::width; i++) r = r > a.v[i] ? r : a.v[i];

@@ -2,6 +2,8 @@
 #include "cpu/attention/attention.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "api/attention.h"
@@ -24,7 +26,10 @@ KvView kv_view(const rk_tensor& t) {
 }
 
 template <class Args>
-AttentionTask common_task(const Args& a, const rk_tensor& k, const rk_tensor& v) {
+AttentionTask common_task(const char* op, const Args& a, const rk_tensor& k, const rk_tensor& v) {
+  if (dtype_of(k) == DType::f8e4m3) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for FP8 KV", op);
+  if (v.shape[v.ndim - 1] != a.q->shape[2])
+    fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for values of another size than keys", op);
   AttentionTask t{};
   t.q = heads_view(*a.q);
   t.out = heads_view(*a.out);
@@ -69,27 +74,110 @@ void check_pages(const char* op, const AttentionTask& t, int64_t batch, int64_t 
   }
 }
 
-// One tile a few tokens of one KV head. A head's tiles lie together, so that a thread's contiguous share mixes the
-// short and the long rows of causal attention.
-std::vector<AttentionTile> make_tiles(const AttentionTask& t, int64_t batch) {
-  const int64_t group = t.heads / t.kv_heads;
+// What a call is cut into. One a calling thread, kept, so that a decode step allocates nothing.
+struct Plan {
+  std::vector<AttentionTile> tiles;
+  std::vector<DecodeItem> items;
+  std::vector<DecodeRow> rows;
+  std::vector<float> partials;
+  std::unique_ptr<std::atomic<int32_t>[]> items_left;  // of each row
+  size_t items_left_size = 0;
+};
+
+// One tile a few tokens of one KV head. Under causal attention the last tokens are the most work: they come first.
+void add_tiles(const AttentionTask& t, int64_t b, std::vector<AttentionTile>& tiles) {
+  const int64_t group = t.heads / t.kv_heads, begin = t.cu_seqlens_q[b], end = t.cu_seqlens_q[b + 1];
   const int64_t per_tile = std::min<int64_t>(group, kMaxTaskRows);
   const int64_t tokens = std::max<int64_t>(1, kMaxTaskRows / 2 / group);
-  std::vector<AttentionTile> tiles;
-  for (int64_t b = 0; b < batch; b++)
-    for (int64_t h = 0; h < t.kv_heads; h++)
-      for (int64_t g = 0; g < group; g += per_tile)
-        for (int64_t q = t.cu_seqlens_q[b]; q < t.cu_seqlens_q[b + 1]; q += tokens)
-          tiles.push_back({b, q, std::min<int64_t>(tokens, t.cu_seqlens_q[b + 1] - q), h, h * group + g,
-                           std::min(per_tile, group - g)});
-  return tiles;
+  for (int64_t h = 0; h < t.kv_heads; h++)
+    for (int64_t g = 0; g < group; g += per_tile)
+      for (int64_t q = begin + (end - begin - 1) / tokens * tokens; q >= begin; q -= tokens)
+        tiles.push_back({b, q, std::min<int64_t>(tokens, end - q), h, h * group + g, std::min(per_tile, group - g)});
 }
 
+// The part of row b's KV that its one q token sees.
+struct Seen {
+  int64_t begin, end;
+  int64_t first_part() const { return begin / kSplitTokens; }
+  int64_t parts() const { return end > begin ? (end - 1) / kSplitTokens + 1 - first_part() : 0; }
+};
+
+Seen seen_by_last(const AttentionTask& t, int64_t b) {
+  const int64_t end = t.page_table ? t.kv_lens[b] : t.cu_seqlens_k[b + 1] - t.cu_seqlens_k[b];
+  const int64_t left = t.options.window_left;
+  return {left >= 0 ? std::max<int64_t>(0, end - 1 - left) : 0, end};
+}
+
+// A part of the KV is one item with all heads, which reads memory in the longest runs; with few parts for the threads,
+// or too many query heads for an item, it is several items of a few KV heads each.
+void plan_decode(const AttentionTask& t, int64_t batch, Plan& plan) {
+  const auto one_token = [&](int64_t b) { return t.cu_seqlens_q[b + 1] - t.cu_seqlens_q[b] == 1; };
+  int64_t parts = 0;
+  for (int64_t b = 0; b < batch; b++)
+    if (one_token(b)) parts += seen_by_last(t, b).parts();
+  const int64_t group = t.heads / t.kv_heads, group_cut = std::min<int64_t>(group, kMaxTaskRows);
+  const int64_t wanted = num_threads() > 1 && parts > 0 ? (2 * num_threads() + parts - 1) / parts : 1;
+  const int64_t heads = std::max<int64_t>(1, std::min(t.kv_heads / wanted, kMaxTaskRows / group_cut));
+
+  const int64_t stride = partial_stride(t.head_dim);
+  if (plan.partials.size() < static_cast<size_t>(parts * t.heads * stride))
+    plan.partials.resize(parts * t.heads * stride);
+  float* partial = plan.partials.data();
+  for (int64_t b = 0; b < batch; b++) {
+    if (!one_token(b)) continue;
+    const Seen seen = seen_by_last(t, b);
+    const int64_t token = t.cu_seqlens_q[b], row = static_cast<int64_t>(plan.rows.size());
+    plan.rows.push_back({token, seen.parts(), partial});
+    for (int64_t i = 0; i < seen.parts(); i++, partial += t.heads * stride) {
+      const int64_t base = (seen.first_part() + i) * kSplitTokens;
+      const int64_t begin = std::max(seen.begin, base), end = std::min(seen.end, base + kSplitTokens);
+      for (int64_t h = 0; h < t.kv_heads; h += heads)
+        for (int64_t g = 0; g < group; g += group_cut) {
+          const int64_t head = h * group + g;
+          plan.items.push_back({b, token, h, std::min(heads, t.kv_heads - h), head, std::min(group_cut, group - g),
+                                begin, end, row, partial + head * stride});
+        }
+    }
+  }
+}
+
+void count_items(Plan& plan) {
+  if (plan.items_left_size < plan.rows.size()) {
+    plan.items_left_size = 2 * plan.rows.size();
+    plan.items_left = std::make_unique<std::atomic<int32_t>[]>(plan.items_left_size);
+  }
+  for (size_t row = 0; row < plan.rows.size(); row++) plan.items_left[row].store(0, std::memory_order_relaxed);
+  for (const DecodeItem& item : plan.items) plan.items_left[item.row].fetch_add(1, std::memory_order_relaxed);
+}
+
+// Threads take the next piece of work as they get free. Whoever ends a row's last item combines the row.
 void run(const AttentionTask& task, int64_t batch) {
-  const auto tiles = make_tiles(task, batch);
-  const auto kernel = attention_kernels().tile;
-  parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t i = begin; i < end; i++) kernel(task, tiles[i]);
+  static thread_local Plan plan;
+  plan.tiles.clear();
+  plan.items.clear();
+  plan.rows.clear();
+  for (int64_t b = 0; b < batch; b++)
+    if (task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b] > 1) add_tiles(task, b, plan.tiles);
+  plan_decode(task, batch, plan);
+  count_items(plan);
+  const AttentionKernels& kernels = attention_kernels();
+  for (const DecodeRow& row : plan.rows)
+    if (row.parts == 0) kernels.decode_combine(task, row);
+
+  Plan* const shared = &plan;  // a thread_local by name would be another one on the pool's threads
+  const int64_t tiles = static_cast<int64_t>(plan.tiles.size()), n = tiles + static_cast<int64_t>(plan.items.size());
+  std::atomic<int64_t> next{0};
+  parallel_for(std::min<int64_t>(n, num_threads()), 1, [&](int64_t, int64_t) noexcept {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+      if (i < tiles) {
+        kernels.tile(task, shared->tiles[i]);
+        continue;
+      }
+      const DecodeItem& item = shared->items[i - tiles];
+      kernels.decode_part(task, item);
+      if (shared->items_left[item.row].fetch_sub(1, std::memory_order_acq_rel) == 1)
+        kernels.decode_combine(task, shared->rows[item.row]);
+    }
   });
 }
 
@@ -99,8 +187,7 @@ namespace backend {
 
 void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_stream) {
   const char* op = "flash_attn_with_kvcache";
-  if (dtype_of(*args.k_cache) == DType::f8e4m3) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for FP8 KV", op);
-  AttentionTask task = common_task(args, *args.k_cache, *args.v_cache);
+  AttentionTask task = common_task(op, args, *args.k_cache, *args.v_cache);
   const int64_t batch = args.page_table->shape[0];
   task.page_table = data_ptr<int32_t>(*args.page_table);
   task.page_table_stride = args.page_table->strides[0];
@@ -113,7 +200,7 @@ void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_str
 
 void flash_attn_varlen(const rk_flash_attn_varlen_args& args, rk_stream) {
   const char* op = "flash_attn_varlen";
-  AttentionTask task = common_task(args, *args.k, *args.v);
+  AttentionTask task = common_task(op, args, *args.k, *args.v);
   const int64_t batch = args.cu_seqlens_q->shape[0] - 1;
   task.cu_seqlens_k = data_ptr<int32_t>(*args.cu_seqlens_k);
   check_offsets(op, "cu_seqlens_q", task.cu_seqlens_q, batch, args.q->shape[0]);

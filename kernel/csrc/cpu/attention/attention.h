@@ -48,8 +48,30 @@ struct AttentionTile {
   int64_t batch, token, tokens, kv_head, head, group;
 };
 
+// A part of the KV of a row that has one q token: positions [begin, end) between two multiples of kSplitTokens, seen by
+// `group` query heads of each of kv_heads KV heads, the first of which are `head` and `kv_head`.
+struct DecodeItem {
+  int64_t batch, token, kv_head, kv_heads, head, group, begin, end;
+  int64_t row;     // index of its DecodeRow
+  float* partial;  // a result for each of its query heads: partial_stride() floats
+};
+
+// A partial result: maximum, sum, padding to a cache line, then the values, not divided by the sum.
+constexpr int64_t kPartialHead = 16;
+constexpr int64_t partial_stride(int64_t head_dim) {
+  return kPartialHead + head_dim;
+}
+
+// The row that the items are parts of. partial: [parts][heads] results, parts in the order of positions.
+struct DecodeRow {
+  int64_t token, parts;
+  const float* partial;
+};
+
 struct AttentionKernels {
   void (*tile)(const AttentionTask& task, const AttentionTile& tile);
+  void (*decode_part)(const AttentionTask& task, const DecodeItem& item);
+  void (*decode_combine)(const AttentionTask& task, const DecodeRow& row);
   void (*merge_state)(const rk_merge_state_args& args, int64_t begin, int64_t end);
 };
 RK_CPU_TABLE(AttentionKernels, attention)

@@ -1,7 +1,6 @@
 // Joining two partial attentions of one query by their log-sum-exps. Bound by bytes.
-#include "cpu/attention/merge_state.h"
-
-#include "cpu/attention/attention.h"
+#include "cpu/attention/entries.h"
+#include "cpu/attention/softmax.h"
 
 namespace radix::cpu::RK_ISA {
 
