@@ -1,0 +1,75 @@
+"""`python -m bench.peers_cpu.build`: llama.cpp from the sources of the llama-cpp-python package, for this machine.
+
+--amx builds for machines with AMX (Sapphire Rapids and later) wherever it runs; --sdist names a downloaded package. The
+one change: `whole_tiles.h` ahead of every source. Leaves build/peers/llama_cpp: the package's low-level binding and the
+libraries, which is all that is to be carried to a machine without a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+PACKAGE = "0.3.36"
+VERSION = f"llama-cpp-python {PACKAGE}, tile loads mended"
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers"
+
+_OFF = ("LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_TESTS", "LLAMA_CURL")
+_AMX = ("SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16").split()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers_cpu.build", description=__doc__)
+    parser.add_argument("--sdist", type=Path, help=f"llama_cpp_python-{PACKAGE}.tar.gz; default: pip downloads it")
+    parser.add_argument("--amx", action="store_true", help="for machines with AMX, not for this one")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    source = _unpacked(args.sdist or _downloaded())
+    build = FOLDER / ("llama-amx" if args.amx else "llama-native")
+    flags = [f"-D{name}=OFF" for name in _OFF] + ["-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)] if args.amx else ["-DGGML_NATIVE=ON"]
+    flags += ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
+    mended = f"-DCMAKE_CXX_FLAGS=-include {Path(__file__).with_name('whole_tiles.h')}"
+    subprocess.run(["cmake", "-S", source / "vendor/llama.cpp", "-B", build, *flags, mended], check=True)
+    subprocess.run(["cmake", "--build", build, "--target", "llama", "-j", str(args.jobs)], check=True)
+    _place(source, build)
+
+
+def _downloaded() -> Path:
+    # Its metadata alone needs the build tools, which pip would fetch; cmake is all that is used here.
+    what = ["--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={PACKAGE}"]
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", *what, "-d", FOLDER], check=True)
+    return FOLDER / f"llama_cpp_python-{PACKAGE}.tar.gz"
+
+
+def _unpacked(sdist: Path) -> Path:
+    source = FOLDER / f"llama_cpp_python-{PACKAGE}"
+    if not source.exists():
+        with tarfile.open(sdist) as archive:
+            archive.extractall(FOLDER, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
+    return source
+
+
+def _place(source: Path, build: Path) -> None:
+    """The binding without the package's high-level class, which needs more packages."""
+    package = FOLDER / "llama_cpp"
+    (package / "lib").mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("")
+    for name in ("llama_cpp.py", "_ctypes_extensions.py", "_ggml.py"):
+        if (source / "llama_cpp" / name).exists():
+            shutil.copy(source / "llama_cpp" / name, package)
+    for library in (build / "bin").glob("lib*.so.0"):
+        name = "libllama.so" if library.name == "libllama.so.0" else library.name
+        shutil.copy(library, package / "lib" / name)
+        subprocess.run(["strip", package / "lib" / name], check=True)
+    print(f"{package} ({platform.machine()})")
+
+
+if __name__ == "__main__":
+    main()

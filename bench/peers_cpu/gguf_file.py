@@ -1,0 +1,135 @@
+"""Writes a GGUF file with random weights of a Qwen3 shape and no vocabulary: what llama.cpp needs to be timed.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_ALIGN = 32
+_BLOCK = 32  # weights of a Q8_0 or Q4_0 block
+_TYPES = {"f32": 0, "int4": 2, "int8": 8, "bf16": 30}  # ggml's numbers: F32, Q4_0, Q8_0, BF16
+
+
+class _Tensor(NamedTuple):
+    name: str
+    shape: tuple[int, ...]  # rows, columns
+    kind: str
+
+    @property
+    def nbytes(self) -> int:
+        count = int(np.prod(self.shape))
+        return {"f32": 4 * count, "bf16": 2 * count, "int8": count // _BLOCK * 34, "int4": count // _BLOCK * 18}[
+            self.kind
+        ]
+
+
+def write(path: Path, folder: Path, weights: str) -> int:
+    """A model of the shape in `folder`/config.json with all matrices as `weights` (bf16, int8: Q8_0, int4: Q4_0).
+    Returns the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = list(_tensors(config, weights))
+    with path.with_suffix(".new").open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields := _fields(config))))
+        for key, value in fields.items():
+            file.write(_string(key) + _value(value))
+        offset = 0
+        for tensor in tensors:
+            sizes = tensor.shape[::-1]
+            file.write(_string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
+            file.write(struct.pack("<IQ", _TYPES[tensor.kind], offset))
+            offset += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        noise = np.random.default_rng(0).standard_normal(1 << 24, np.float32) * np.float32(0.02)
+        for index, tensor in enumerate(tensors):
+            file.write(b"\0" * (-file.tell() % _ALIGN))
+            for rows in _pieces(tensor, noise, index):
+                file.write(rows.tobytes())
+    path.with_suffix(".new").rename(path)
+    return sum(t.nbytes for t in tensors if len(t.shape) == 2)
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    head = config["head_dim"]
+    own = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.dimension_count": head,
+        "rope.freq_base": float(config["rope_theta"]),
+        "vocab_size": config["vocab_size"],
+    }
+    general = {"general.architecture": "qwen3", "general.name": "random", "tokenizer.ggml.model": "none"}
+    return {**general, **{f"qwen3.{name}": value for name, value in own.items()}}
+
+
+def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield _Tensor("token_embd.weight", (config["vocab_size"], hidden), weights)
+    yield _Tensor("output_norm.weight", (hidden,), "f32")
+    matrices = {
+        "attn_q": (q, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, q),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    norms = {"attn_norm": hidden, "ffn_norm": hidden, "attn_q_norm": head, "attn_k_norm": head}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in matrices.items():
+            yield _Tensor(f"blk.{layer}.{name}.weight", shape, weights)
+        for name, size in norms.items():
+            yield _Tensor(f"blk.{layer}.{name}.weight", (size,), "f32")
+
+
+def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarray]:
+    """The tensor's bytes, a few rows at a time; matrices are stretches of the one noise, each from another place."""
+    if tensor.kind == "f32":
+        yield np.ones(tensor.shape, np.float32)
+        return
+    left, at = int(np.prod(tensor.shape)), index * 7919 * _BLOCK % (len(noise) // 2)
+    while left:
+        part = noise[at : at + left]
+        yield _encode(part, tensor.kind)
+        left, at = left - len(part), 0
+
+
+def _encode(values: np.ndarray, kind: str) -> np.ndarray:
+    if kind == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    blocks = values.reshape(-1, _BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
+    # Q8_0: a float16 step, 32 signed bytes. Q4_0: a float16 step, 32 values plus 8 in 16 bytes, the first 16 low.
+    step = (largest / (127 if kind == "int8" else -8)).astype(np.float16)
+    scaled = blocks / np.where(step == 0, 1, step).astype(np.float32)
+    if kind == "int8":
+        steps = np.clip(np.rint(scaled), -127, 127).astype(np.int8).view(np.uint8)
+    else:
+        nibbles = np.clip(np.rint(scaled) + 8, 0, 15).astype(np.uint8)
+        steps = nibbles[:, :16] | nibbles[:, 16:] << 4
+    return np.concatenate([step.view(np.uint8).reshape(len(blocks), 2), steps], 1)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def _value(value: str | int | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _string(value)
+    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)

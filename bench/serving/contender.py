@@ -1,0 +1,127 @@
+"""What a program that runs a model must do to be measured, and the process that it runs in.
+
+Every contender lives in a process of its own with the same cores, and sleeps while another has its turn.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Where `Model` of each is defined.
+MODULES = {
+    "radix": "bench.serving.radix",
+    "transformers": "bench.peers_cpu.transformers_model",
+    "llama.cpp": "bench.peers_cpu.llama_model",
+}
+
+
+class Contender(ABC):
+    """A model with random weights of the shape in `folder`/config.json, on `threads` threads.
+
+    weights: bf16, int8 or int4; raises ValueError for what it does not have.
+    """
+
+    version: str  # of the program, with what was changed
+    weight_bytes: int  # read in a decode step: all layers and the head
+
+    @abstractmethod
+    def __init__(self, folder: Path, weights: str, threads: int) -> None: ...
+
+    @abstractmethod
+    def prefill(self, tokens: int) -> float:
+        """Computes a new prompt up to its first token; seconds."""
+
+    @abstractmethod
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """`steps` greedy tokens for each of `batch` sequences of `context` tokens; seconds without the prompts'."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """kind: prefill of one prompt, or decode. After `steps` of decode the context is the first again."""
+
+    kind: str
+    batch: int = 1
+    context: int = 128
+    steps: int = 64
+
+    @property
+    def name(self) -> str:
+        return f"prefill 1x{self.context}" if self.kind == "prefill" else f"decode {self.batch}, context {self.context}"
+
+
+def rate(model: Contender, work: Work, seconds: float) -> float:
+    """Tokens a second over at least `seconds` of the work, and one stretch of it."""
+    tokens, spent = 0, 0.0
+    while not tokens or spent < seconds:
+        if work.kind == "prefill":
+            spent += model.prefill(work.context)
+            tokens += work.context
+        else:
+            spent += model.decode(work.batch, work.context, work.steps)
+            tokens += work.batch * work.steps
+    return tokens / spent
+
+
+class Process:
+    """A contender in its process, asked over its standard input. Raises RuntimeError when it cannot start."""
+
+    def __init__(self, name: str, folder: Path, weights: str, cores: list[int]) -> None:
+        # A thread a core that stays there: unpinned OpenMP threads may share a core for milliseconds.
+        places = ",".join(f"{{{core}}}" for core in cores)
+        env = {"OMP_NUM_THREADS": str(len(cores)), "OMP_PROC_BIND": "true", "OMP_PLACES": places}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.serving.contender", name, str(folder), weights, str(len(cores))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(env if name != "radix" else {})},
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        try:
+            facts = self._answer()
+        except RuntimeError as error:
+            raise RuntimeError(f"{name} {weights}: {error}") from None
+        self.name, self.version, self.weight_bytes = name, facts["version"], facts["weight_bytes"]
+
+    def rate(self, work: Work, seconds: float) -> float:
+        """Tokens a second, see `rate`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([vars(work), seconds]) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["rate"])
+
+    def _answer(self) -> dict[str, object]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)  # type: ignore[no-any-return]
+        raise RuntimeError(f"ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> None:
+    name, folder, weights, threads = sys.argv[1:]
+    model: Contender = importlib.import_module(MODULES[name]).Model(Path(folder), weights, int(threads))
+    print(json.dumps({"version": model.version, "weight_bytes": model.weight_bytes}), flush=True)
+    for line in sys.stdin:
+        work, seconds = json.loads(line)
+        print(json.dumps({"rate": rate(model, Work(**work), seconds)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, beside other programs.
+
+Contenders take turns of --seconds on the same cores; a ratio is the median of the ratios of --pairs such turns. Before
+every turn the read bandwidth of these cores is measured: `of probe` is the share of it that a decode step's weights,
+keys and values take, as the median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from .contender import ROOT, Process, Work
+from .probe import ReadProbe
+
+MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
+PEERS = {"bf16": ["transformers", "llama.cpp"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
+WORKS = {
+    "decode1": Work("decode"),
+    "decode32": Work("decode", batch=32, steps=32),
+    "decode32long": Work("decode", batch=32, context=1024, steps=16),
+    "prefill": Work("prefill", context=1024),
+}
+
+
+@dataclass
+class Row:
+    """One contender at one work: tokens a second in each turn, and the probe's GB/s just before."""
+
+    contender: str
+    version: str
+    weights: str
+    work: Work
+    step_bytes: float  # least bytes of a decode step
+    rates: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def of_probe(self) -> float:
+        """Share of the read bandwidth that the least bytes of a decode step take."""
+        steps = (rate / self.work.batch for rate in self.rates)
+        pairs = zip(steps, self.probes, strict=True)
+        return statistics.median(s * self.step_bytes / (gbs * 1e9) for s, gbs in pairs)
+
+
+def main(argv: list[str]) -> None:
+    args = _parse(argv)
+    cores = sorted(os.sched_getaffinity(0))[: args.threads]
+    probe = ReadProbe(cores)
+    config = json.loads((args.model / "config.json").read_text())
+    print(f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}  probe {probe.gbs(1.0):.1f} GB/s")
+    rows: list[Row] = []
+    for weights in args.weights:
+        names = ["radix", *(PEERS[weights] if args.peers is not None else [])]
+        names = [n for n in names if n == "radix" or not args.peers or n in args.peers]
+        processes = _started(names, args.model, weights, cores)
+        for name in args.works:
+            found = _measure(processes, weights, WORKS[name], probe, config, args)
+            rows += found
+            for row in found:
+                print(_line(row, found[0]), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(_report(rows, args), indent=1) + "\n")
+        for process in processes:
+            process.close()
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.serving cpu", description=__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
+    parser.add_argument("--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)")
+    parser.add_argument("--weights", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS))
+    parser.add_argument("--peers", nargs="*", metavar="NAME", help=f"beside these, or all: {PEERS['bf16']}")
+    parser.add_argument("--pairs", type=int, default=5, help="turns (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="least time of a turn (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, after each work")
+    return parser.parse_args(argv)
+
+
+def _started(names: list[str], model: Path, weights: str, cores: list[int]) -> list[Process]:
+    processes = []
+    for name in names:
+        try:
+            processes.append(Process(name, model, weights, cores))
+            size = processes[-1].weight_bytes / 1e9
+            print(f"  {name} {processes[-1].version}: {size:.3f} GB of {weights} weights a step", flush=True)
+        except RuntimeError as error:
+            print(f"  no contender {error}", flush=True)
+    return processes
+
+
+def _measure(
+    processes: list[Process],
+    weights: str,
+    work: Work,
+    probe: ReadProbe,
+    config: dict[str, int],
+    args: argparse.Namespace,
+) -> list[Row]:
+    tokens = work.batch * (work.context + work.steps / 2)
+    cache = tokens * 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    rows = [Row(p.name, p.version, weights, work, p.weight_bytes + cache) for p in processes]
+    for process in processes:
+        process.rate(work, 0.0)  # first use
+    for _ in range(args.pairs):
+        for row, process in zip(rows, processes, strict=True):
+            row.probes.append(probe.gbs())
+            row.rates.append(process.rate(work, args.seconds))
+    return rows
+
+
+def _line(row: Row, ours: Row) -> str:
+    ratios = [a / b for a, b in zip(ours.rates, row.rates, strict=True)]
+    versus = (
+        "" if row is ours else f"  radix is {statistics.median(ratios):.2f}x ({min(ratios):.2f}..{max(ratios):.2f})"
+    )
+    share = f"{row.of_probe:6.0%} of probe" if row.work.kind == "decode" else " " * 15
+    return (
+        f"{row.weights:5s} {row.work.name:24s} {row.contender:13s}{row.rate:9.1f} tok/s "
+        f"({min(row.rates):.1f}..{max(row.rates):.1f}) {share}  probe {statistics.median(row.probes):.1f} GB/s{versus}"
+    )
+
+
+def _report(rows: list[Row], args: argparse.Namespace) -> dict[str, object]:
+    return {
+        "date": str(datetime.date.today()),
+        "machine": _cpu_name(),
+        "threads": args.threads,
+        "model": args.model.name,
+        "rows": [{**asdict(row), "median": row.rate, "of_probe": row.of_probe} for row in rows],
+    }
+
+
+def _cpu_name() -> str:
+    match = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    return match[1] if match else platform.processor()
