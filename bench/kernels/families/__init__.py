@@ -13,6 +13,7 @@ import torch
 from ..harness import Case
 from .attention import attention
 from .gemm import gemm
+from .layer import layer
 from .linear import linear
 from .moe import moe
 from .pointwise import pointwise
@@ -22,6 +23,7 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "pointwise": pointwise,
     "linear": linear,
     "gemm": gemm,
+    "layer": layer,
     "attention": attention,
     "moe": moe,
     "sampling": sampling,

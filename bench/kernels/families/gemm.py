@@ -1,4 +1,4 @@
-"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused."""
+"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused; LM heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for n, k in LAYERS:
         for m in (1, 16, 64):
             yield _linear(device, dtype, m, n, k)
-    for m in (1, 64):
+    for m in (1, 64, 256):
         yield _linear(device, dtype, m, *HEAD)
     for n, k in GATED:
         for m in (1, 16, 64):
@@ -44,7 +44,7 @@ def _linear(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) ->
     return Case(
         "linear", f"{m}x{n}x{k}", dtype, (n * k + m * (n + k)) * dtype.itemsize, 2 * m * n * k,
         _dense(device, dtype, m, n, k),
-        {"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, _raw(w, dtype))}, limit="read",
+        {"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, raw(w, dtype))}, limit="read",
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def _gated(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> 
         _dense(device, dtype, m, n, k),
         {
             "radix": lambda x, w: rk.linear_silu_and_mul(x, w),
-            "torch + silu_and_mul": lambda x, w: rk.silu_and_mul(F.linear(x, _raw(w, dtype))),
+            "torch + silu_and_mul": lambda x, w: rk.silu_and_mul(F.linear(x, raw(w, dtype))),
         }, limit="read",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _dense(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> 
     return make
 
 
-def _raw(w: rk.PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+def raw(w: rk.PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """On a GPU a packed weight is the row-major one: both read the same bytes."""
     view: torch.Tensor = w.data.view(dtype).view(w.shape)
     return view
