@@ -24,7 +24,7 @@ MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
 PEERS = {"bf16": ["transformers", "llama.cpp"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
 WORKS = {
     "decode1": Work("decode"),
-    "decode32": Work("decode", batch=32, steps=32),
+    "decode32": Work("decode", batch=32, steps=16),
     "decode32long": Work("decode", batch=32, context=1024, steps=16),
     "prefill": Work("prefill", context=1024),
 }
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
             found = _measure(processes, weights, WORKS[name], probe, config, args)
             rows += found
             for row in found:
-                print(_line(row, found[0]), flush=True)
+                print(_line(row, found), flush=True)
             if args.json:
                 args.json.write_text(json.dumps(_report(rows, args), indent=1) + "\n")
         for process in processes:
@@ -121,11 +121,12 @@ def _measure(
     return rows
 
 
-def _line(row: Row, ours: Row) -> str:
-    ratios = [a / b for a, b in zip(ours.rates, row.rates, strict=True)]
-    versus = (
-        "" if row is ours else f"  radix is {statistics.median(ratios):.2f}x ({min(ratios):.2f}..{max(ratios):.2f})"
-    )
+def _line(row: Row, beside: list[Row]) -> str:
+    versus = ""
+    for ours in beside:
+        if ours.contender == "radix" and row is not ours:
+            ratios = [a / b for a, b in zip(ours.rates, row.rates, strict=True)]
+            versus = f"  radix is {statistics.median(ratios):.2f}x ({min(ratios):.2f}..{max(ratios):.2f})"
     share = f"{row.of_probe:6.0%} of probe" if row.work.kind == "decode" else " " * 15
     return (
         f"{row.weights:5s} {row.work.name:24s} {row.contender:13s}{row.rate:9.1f} tok/s "

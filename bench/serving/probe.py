@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -44,7 +45,9 @@ def _compiled() -> Callable[[int, int], int]:
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/read_probe.so"
         source = str(Path(__file__).with_name("read_probe.c"))
-        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True)
+        subprocess.run(
+            [shutil.which("cc") or "gcc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True
+        )
         read = ctypes.CDLL(library).read_all
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
     return read
