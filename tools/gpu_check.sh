@@ -21,7 +21,7 @@ cpu=(env "PYTHONPATH=$site/cpu:." "$python")
 amx=(env RADIX_CPU_ISA=amx "${cpu[@]}")
 pytest=(-m pytest -q -p no:cacheprovider -o pythonpath=.)
 "$python" -c "import xdist" 2>/dev/null && pytest+=(-n "${JOBS:-3}")
-ops=(tests/kernel/test_{norm,activation,rope,fused_rope,kv_cache,sampling,sampling_shards,linear}.py)
+ops=(tests/kernel/test_{norm,activation,rope,fused_rope,kv_cache,sampling,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
 rm -f "$out"/*.log "$out"/*.line
 
 # stage NAME SECONDS COMMAND...: runs it into OUT/NAME.log; the summary gets its last line.

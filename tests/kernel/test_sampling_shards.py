@@ -10,7 +10,7 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import integers
-from tests.kernel.test_sampling import FILTERS, Row, near_tie, random_row, sample, some_edits
+from tests.kernel.sampling_cases import FILTERS, Row, near_tie, random_row, sample, some_edits
 
 pytestmark = pytest.mark.filterwarnings("ignore:radix_kernels runs its reference")
 
