@@ -54,9 +54,15 @@ def test_experts_compile_and_fit(target):
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line
 
 
+@pytest.mark.parametrize("target", [*TARGETS, "sm_89"])
+def test_the_draw_compiles_and_fits(target):
+    (line,) = compiled(target, "triton_aot_sampling")
+    assert line["shared"] <= 16384, line  # many programs a multiprocessor
+
+
 @pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("gfx")])
 def test_no_spills_and_wide_loads(target):
-    for line in compiled(target) + compiled(target, "triton_aot_moe"):
+    for line in compiled(target) + compiled(target, "triton_aot_moe") + compiled(target, "triton_aot_sampling"):
         for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
             assert line[key] == 0, line
         assert line["vgpr_count"] <= 512, line
@@ -64,3 +70,5 @@ def test_no_spills_and_wide_loads(target):
             assert line["wide_loads"] >= 8, line
         if line["kernel"].startswith("product"):
             assert line["wide_loads"] >= 3, line
+        if line["kernel"].startswith("draw"):
+            assert line["wide_loads"] >= 1, line

@@ -20,7 +20,15 @@ Native = Callable[..., Any]
 _MODES = ("reference", "warn", "error")
 _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
 _GPUS = ("cuda", "rocm")
-_TRITON_OPS = frozenset({"flash_attn_with_kvcache", "fused_experts"})
+_TRITON_OPS = frozenset(
+    {
+        "flash_attn_with_kvcache",
+        "fused_experts",
+        "m_grouped_gemm_contiguous",
+        "m_grouped_gemm_masked",
+        "top_k_top_p_sampling",
+    }
+)
 # In the CUDA library these are compiled for Hopper alone.
 _HOPPER_OPS = frozenset(
     {
@@ -28,6 +36,7 @@ _HOPPER_OPS = frozenset(
         "flash_attn_varlen",
         "merge_state",
         "mla_decode",
+        "fused_experts",
         "linear_dense",
         "fp8_scaled_mm",
         "fp8_blockwise_scaled_mm",
@@ -87,6 +96,21 @@ def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
             return triton
     _report(op, device, why)
     return None
+
+
+def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
+    """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses, with Triton's.
+
+    bound: run is the library's own, so it may need a workspace. False: the caller runs the reference.
+    """
+    run = native(op, x)
+    while run is not None:
+        try:
+            call(run, run is getattr(_loader.bind, op, None))
+            return True
+        except NotImplementedError as refusal:
+            run = fallback(op, x, run, str(refusal))
+    return False
 
 
 def describe(op: str, device: str) -> tuple[str, str]:

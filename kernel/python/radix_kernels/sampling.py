@@ -53,6 +53,13 @@ class LogitEdits:
         bias, penalties = self.bias or (None, None), self.penalties or (None,) * 5
         return (*bias, *penalties, *(self.min_tokens or (None, None)), self.bitmask)
 
+    @classmethod
+    def of(cls, flat: tuple[Array | None, ...]) -> LogitEdits:
+        """The edits that `flat` was made of."""
+        steps = (flat[:2], flat[2:7], flat[7:9])
+        bias, penalties, min_tokens = (None if step[0] is None else step for step in steps)
+        return cls(bias, penalties, min_tokens, flat[9])  # type: ignore[arg-type]
+
 
 def apply_penalties_inplace(
     logits: Array, counts: Array, slots: Array, repetition: Array, frequency: Array, presence: Array
@@ -182,7 +189,7 @@ def token_logprobs(logits: Array, ids: Array, top_n: int = 0) -> tuple[Array, Ar
     x, i = _arrays.as_torch(logits), _arrays.as_torch(ids)
     rows = _check_logits(op, x)
     _check_row_values(op, "ids", i, rows, "int32")
-    _check_top_n(op, top_n, x)
+    check_top_n(op, top_n, x)
     _fill(results, reference.token_logprobs(x, i, top_n))
     return results
 
@@ -212,7 +219,7 @@ def _draw(
     reference.top_k_top_p_sampling(edited, *columns, stream=stream, out=o)
     if logprobs is not None:
         top_n = int(logprobs[1].shape[1])
-        _check_top_n(op, top_n, x)
+        check_top_n(op, top_n, x)
         _fill(logprobs, reference.token_logprobs(x, o, top_n))
 
 
@@ -241,7 +248,9 @@ def _fill(arrays: tuple[Array, ...], results: tuple[Any, ...]) -> None:
 
 
 def workspace(logits: Array) -> Array | None:
-    """What the native call needs; None where that is nothing."""
+    """What the native call needs; None where that is nothing, or where Triton serves the call."""
+    if _loader.bind is None:
+        return None
     rows, columns = (int(n) for n in logits.shape) if len(logits.shape) == 2 else (0, 0)
     size = _workspace_size(rows, columns)
     return _arrays.empty(logits, (size,), "uint8") if size else None
@@ -284,7 +293,7 @@ def _check_lists(op: str, name: str, x: Any, rows: int, dtype: str) -> None:
     _checks.shape(op, name, x, (rows, x.shape[1]), "rows of logits")
 
 
-def _check_top_n(op: str, top_n: int, x: Any) -> None:
+def check_top_n(op: str, top_n: int, x: Any) -> None:
     _checks.require(op, 0 <= top_n <= x.shape[1], f"top_n is {top_n}, expected 0 .. {x.shape[1]}")
 
 

@@ -7,6 +7,14 @@ Triton and torch.
 from __future__ import annotations
 
 from .attention import flash_attn_with_kvcache
+from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .moe import fused_experts
+from .sampling import top_k_top_p_sampling
 
-__all__ = ["flash_attn_with_kvcache", "fused_experts"]
+__all__ = [
+    "flash_attn_with_kvcache",
+    "fused_experts",
+    "m_grouped_gemm_contiguous",
+    "m_grouped_gemm_masked",
+    "top_k_top_p_sampling",
+]
