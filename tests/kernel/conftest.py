@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +56,28 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
 @pytest.fixture(autouse=True)
 def _seed_of_noise(rng: torch.Generator) -> None:
     """Every test has a seed, those that only build index tensors too."""
+
+
+@pytest.fixture
+def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
+    if torch.cuda.is_available():
+        return
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original = InterpreterBuilder.create_dot
+
+    def widen(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        bits = x.data.astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, widen(a), widen(b), *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

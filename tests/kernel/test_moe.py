@@ -115,6 +115,24 @@ def test_moe_fused_gate(shape, dtype, rng):
     assert_close("moe_fused_gate", weights[same], reference[same], WEIGHTS)
 
 
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("shape", [(5, 256, 8, 4, 8), (1, 8, 8, 3, 3), (4, 60, 20, 7, 5), (6, 64, 32, 16, 29)], ids=str)
+def test_shared_experts_stand_behind_the_routed(shape, shared, rng):
+    tokens, experts, groups, kept, topk = shape
+    x, bias = spread((tokens, experts), torch.float32, rng), torch.randn(experts, generator=rng)
+    x[0, 2] = math.nan
+    plain = rk.moe_fused_gate(x, bias, groups, kept, topk, routed_scaling_factor=2.5)
+    options = {"num_fused_shared_experts": shared, "routed_scaling_factor": 2.5}
+    weights, ids = rk.moe_fused_gate(x, bias, groups, kept, topk + shared, **options)
+    assert_same_bits(weights[:, :topk], plain[0])
+    assert torch.equal(ids[:, :topk], plain[1])
+    assert torch.equal(ids[:, topk:], torch.arange(experts, experts + shared).int().expand(tokens, -1))
+    assert torch.isnan(weights[0]).all() and (weights[1:, topk:] == 1).all()
+    reference = rk.reference.moe_fused_gate(x.double(), bias, groups, kept, topk + shared, **options)
+    assert_close("moe_fused_gate", weights, reference[0], WEIGHTS)
+    assert torch.equal(ids, reference[1])
+
+
 @pytest.mark.parametrize("experts", [8, 128, 200, 512])
 def test_ties_go_to_the_lowest_id(experts):
     x = torch.zeros(3, experts)
@@ -255,6 +273,8 @@ def test_moe_sum(shape, dtype, gap, rng):
         (lambda x, b: rk.moe_fused_gate(x, b, 3, 1, 2), ValueError, "num_expert_group"),
         (lambda x, b: rk.moe_fused_gate(x, b, 4, 5, 2), ValueError, "topk_group"),
         (lambda x, b: rk.moe_fused_gate(x, b, 4, 1, 3), ValueError, "stay"),
+        (lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=2), ValueError, "num_fused_shared"),
+        (lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=-1), ValueError, "num_fused_shared"),
         (lambda x, b: rk.moe_align_block_size(x.long(), 4, 4), TypeError, "topk_ids"),
         (lambda x, b: rk.moe_align_block_size(x.int(), 0, 4), ValueError, "num_experts"),
         (lambda x, b: rk.moe_align_block_size(x.int(), 4, 0), ValueError, "block_size"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
 import radix_kernels as rk
+from tests.kernel.experts_cases import FP8, TOLERANCE, Experts, make
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
 
 if importlib.util.find_spec("triton") is None:
@@ -22,99 +21,24 @@ from radix_kernels.triton import moe as rt
 
 GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
 DEVICE = "cuda" if GPU else "cpu"
-FP8 = torch.float8_e4m3fn
-# Two roundings to the dtype on the way, of the activation and of each expert's part.
-TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
+TOLERANCE = dict(TOLERANCE)
 if not GPU:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
     TOLERANCE[torch.bfloat16] = (1.5e-2, 6e-2)
+pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 
 
-@pytest.fixture(autouse=True)
-def _widened_dot(monkeypatch):
-    """The interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
-    if GPU:
-        return
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    original = InterpreterBuilder.create_dot
-
-    def widen(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        bits = x.data.astype(np.uint32) << 16
-        return TensorHandle(bits.view(np.float32), tl.float32)
-
-    def create_dot(self, a, b, *rest):
-        return original(self, widen(a), widen(b), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-
-
-@dataclass
-class Experts:
-    """Arguments of one call; weights around 1 / sqrt(row), so that results are around 1."""
-
-    x: torch.Tensor
-    w1: torch.Tensor
-    w2: torch.Tensor
-    weights: torch.Tensor
-    ids: torch.Tensor
-    options: dict[str, torch.Tensor]
-
-    def oracle(self) -> torch.Tensor:
-        """Token by token in float64, without the reference's grouping."""
-        scales = [self.options.get(name) for name in ("w1_scale", "w2_scale")]
-        w1, w2 = (widened(w, s) for w, s in zip((self.w1, self.w2), scales, strict=True))
-        named = self.options.get("expert_map", torch.arange(self.w1.shape[0]))
-        out = torch.zeros(self.x.shape, dtype=torch.float64)
-        for t, row in enumerate(self.x.double()):
-            for expert, weight in zip(self.ids[t].tolist(), self.weights[t].double(), strict=True):
-                local = int(named[expert]) if 0 <= expert < len(named) else -1
-                if local >= 0:
-                    gate, up = (w1[local] @ row).chunk(2)
-                    out[t] += weight * (w2[local] @ (gate * torch.sigmoid(gate) * up))
-        return out
-
-    def run(self, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> None:
-        args = [t.to(DEVICE) for t in (self.x, self.w1, self.w2, self.weights, self.ids)]
-        options = [self.options.get(name) for name in ("w1_scale", "w2_scale", "expert_map")]
-        there = out.to(DEVICE)
-        args += [None if t is None else t.to(DEVICE) for t in options]
-        rt.fused_experts(*args, there) if tiles is None else rt.run(*args, there, *tiles)
-        out.copy_(there)
-
-
-def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    if scale is None:
-        return w.double()
-    if scale.ndim == 1:
-        return w.double() * scale.double()[:, None, None]
-    full = scale.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
-    return w.double() * full[:, : w.shape[1], : w.shape[2]]
-
-
-def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None) -> Experts:
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=rng)
-
-    w1, w2 = normal(experts, 2 * inter, hidden) / hidden**0.5, normal(experts, hidden, inter) / inter**0.5
-    options = {}
-    if scales:
-        for name, w in (("w1_scale", w1), ("w2_scale", w2)):
-            shape = (experts,) if scales == "tensor" else (experts, *(-(-n // 128) for n in w.shape[1:]))
-            options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
-        w1, w2 = ((w * 50).clamp(-448, 448).to(FP8) for w in (w1, w2))
-    else:
-        w1, w2 = w1.to(dtype), w2.to(dtype)
-    ids = torch.stack([torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)])
-    weights = torch.rand(tokens, topk, generator=rng)
-    return Experts(normal(tokens, hidden).to(dtype), w1, w2, weights, ids.int(), options)
+def run(case: Experts, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> None:
+    args = [t.to(DEVICE) for t in (case.x, case.w1, case.w2, case.weights, case.ids)]
+    options = [case.options.get(name) for name in ("w1_scale", "w2_scale", "expert_map")]
+    there = out.to(DEVICE)
+    args += [None if t is None else t.to(DEVICE) for t in options]
+    rt.fused_experts(*args, there) if tiles is None else rt.run(*args, there, *tiles)
+    out.copy_(there)
 
 
 def check(case: Experts, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> torch.Tensor:
     out = guarded(tuple(case.x.shape), case.x.dtype, gap=8)
-    case.run(out.view, tiles)
+    run(case, out.view, tiles)
     out.check()
     assert_close("fused_experts", out.view, case.oracle(), TOLERANCE[case.x.dtype])
     return out.view
@@ -178,17 +102,17 @@ def test_tiles(swap, few, rng):
 def test_repeats_bit_by_bit(tokens, rng):
     case = make(tokens, 4, 2, 64, 32, torch.bfloat16, rng)
     first, second = torch.empty_like(case.x), torch.empty_like(case.x)
-    case.run(first)
-    case.run(second)
+    run(case, first)
+    run(case, second)
     assert_same_bits(first, second)
 
 
 def test_nan_stays_in_its_token(rng):
     case = make(40, 4, 2, 64, 32, torch.float16, rng)
     clean, out = torch.empty_like(case.x), torch.empty_like(case.x)
-    case.run(clean)
+    run(case, clean)
     case.x[7, 3] = float("nan")
-    case.run(out)
+    run(case, out)
     others = [t for t in range(40) if t != 7]
     assert torch.isnan(out[7]).all()
     assert_same_bits(out[others], clean[others])
@@ -198,7 +122,7 @@ def test_nothing_to_do(rng):
     case = make(1, 4, 2, 64, 32, torch.float16, rng)
     case.x, case.weights, case.ids = case.x[:0], case.weights[:0], case.ids[:0]
     out = torch.empty_like(case.x)
-    case.run(out)
+    run(case, out)
     case = make(2, 4, 2, 64, 32, torch.float16, rng)
     case.weights, case.ids = case.weights[:, :0].contiguous(), case.ids[:, :0].contiguous()
     assert (check(case) == 0).all()

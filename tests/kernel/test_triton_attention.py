@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,28 +22,7 @@ GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter o
 DEVICE = "cuda" if GPU else "cpu"
 # The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
 TOLERANCE = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e-2)}
-
-
-@pytest.fixture(autouse=True)
-def _bfloat16_dot(monkeypatch):
-    """The interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
-    if GPU:
-        return
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    original = InterpreterBuilder.create_dot
-
-    def widen(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        bits = x.data.astype(np.uint32) << 16
-        return TensorHandle(bits.view(np.float32), tl.float32)
-
-    def create_dot(self, a, b, *rest):
-        return original(self, widen(a), widen(b), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 
 
 @pytest.fixture(autouse=True)

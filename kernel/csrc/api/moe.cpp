@@ -1,6 +1,8 @@
 // MoE family: checks once for every backend, then the backend's kernel.
 #include "api/moe.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 
 using namespace radix;
@@ -10,13 +12,14 @@ namespace {
 constexpr int64_t kMaxExperts = 1024, kMaxTopk = 32, kMaxGroups = 32;
 
 // Returns false when there is nothing to do.
-bool check_routing(const Arg& gating, const Arg& weights, const Arg& ids) {
+// shared: columns that are no choice among the experts.
+bool check_routing(const Arg& gating, const Arg& weights, const Arg& ids, int64_t shared = 0) {
   gating.backend_device().dtype(kFloats).ndim(2).last_contiguous();
   const int64_t experts = gating.size(1);
   if (experts < 1 || experts > kMaxExperts)
     gating.reject(RK_UNSUPPORTED, "has %ld experts, supported are 1 to %ld", experts, kMaxExperts);
   weights.same_device(gating).dtype({DType::f32}).shape({gating.size(0), -1}, "tokens of the logits");
-  const int64_t topk = weights.size(1), most = experts < kMaxTopk ? experts : kMaxTopk;
+  const int64_t topk = weights.size(1), most = std::min(experts + shared, kMaxTopk);
   if (topk < 1 || topk > most) weights.reject(RK_INVALID, "has %ld columns (topk), expected 1 to %ld", topk, most);
   ids.same_device(gating).dtype({DType::i32}).same_shape(weights);
   weights.contiguous().writable();
@@ -55,7 +58,7 @@ rk_status rk_moe_fused_gate(const rk_moe_fused_gate_args* args, rk_stream stream
     const char* op = "moe_fused_gate";
     const auto a = read_args(op, args);
     const Arg input(op, "input", a.input), weights(op, "topk_weights", a.topk_weights);
-    const bool any = check_routing(input, weights, Arg(op, "topk_ids", a.topk_ids));
+    const bool any = check_routing(input, weights, Arg(op, "topk_ids", a.topk_ids), a.num_fused_shared_experts);
     check_bias(input, Arg(op, "bias", a.bias));
     const int64_t experts = input.size(1), groups = a.num_expert_group, kept = a.topk_group;
     if (groups < 1 || groups > kMaxGroups || experts % groups != 0)
@@ -63,7 +66,11 @@ rk_status rk_moe_fused_gate(const rk_moe_fused_gate_args* args, rk_stream stream
                    experts, groups, kMaxGroups);
     if (kept < 1 || kept > groups)
       fail(RK_INVALID, "%s: topk_group is %ld, expected 1 to %ld (num_expert_group)", op, kept, groups);
-    if (weights.size(1) > experts / groups * kept)
+    const int64_t shared = a.num_fused_shared_experts;
+    if (shared < 0 || shared >= weights.size(1))
+      fail(RK_INVALID, "%s: num_fused_shared_experts is %ld, expected 0 to %ld (topk - 1)", op, shared,
+           weights.size(1) - 1);
+    if (weights.size(1) - shared > experts / groups * kept)
       weights.reject(RK_INVALID, "has %ld columns (topk), but the %ld groups that stay have %ld experts",
                      weights.size(1), kept, experts / groups * kept);
     if (any) backend::moe_fused_gate(a, stream);

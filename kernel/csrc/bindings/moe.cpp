@@ -26,12 +26,14 @@ void bind_moe(py::module_& m) {
     call.run(rk_topk_sigmoid, args);
   });
   m.def("moe_fused_gate", [](py::handle input, py::handle bias, int num_expert_group, int topk_group,
-                             float routed_scaling_factor, py::handle topk_weights, py::handle topk_ids) {
+                             float routed_scaling_factor, int num_fused_shared_experts, py::handle topk_weights,
+                             py::handle topk_ids) {
     Call call("moe_fused_gate");
     rk_moe_fused_gate_args args{sizeof args};
     args.num_expert_group = num_expert_group;
     args.topk_group = topk_group;
     args.routed_scaling_factor = routed_scaling_factor;
+    args.num_fused_shared_experts = num_fused_shared_experts;
     args.input = call.in("input", input);
     args.bias = call.in("bias", bias);
     args.topk_weights = call.out("topk_weights", topk_weights);

@@ -6,6 +6,7 @@
 
 #include "gpu/element.h"
 #include "gpu/launch.h"
+#include "gpu/moe_align.h"
 #include "gpu/reduce.h"
 #include "gpu/rows.h"
 
@@ -14,19 +15,10 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kRouteThreads = 128, kAlignThreads = 1024, kSumThreads = 256;
+constexpr int kRouteThreads = 128, kSumThreads = 256;
 constexpr int kMaxTopk = 32;
 constexpr uint32_t kTaken = 0, kNanKey = 1;  // below the key of every number
 constexpr float kLeastSum = 1e-20f;
-
-// The lanes of the warp where `yes` holds, lane 0 in bit 0.
-__device__ inline uint64_t ballot(bool yes) {
-#if defined(__HIP__)
-  return __ballot(yes);
-#else
-  return __ballot_sync(0xffffffffu, yes);
-#endif
-}
 
 // Larger numbers have larger keys, -0 that of +0, NaN the lowest.
 __device__ inline uint32_t key_of(float x) {
@@ -83,6 +75,7 @@ struct RouteTask {
   const float* bias;  // sigmoid only, may be NULL
   int groups, kept;   // groups of 1: all stay
   float scale;
+  int shared;  // columns behind topk: experts that every token goes to
 };
 
 template <int kValues, class T>
@@ -209,12 +202,17 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
   }
   if (nan) factor = __uint_as_float(0x7fc00000u);
   if (!active) return;
+  const int columns = task.topk + task.shared;
 #pragma unroll
   for (int s = 0; s < kSlots; s++) {
     const int r = s * kLanes + lane;
     if (r >= task.topk) continue;
-    task.weights[row * task.topk + r] = mine[s] * factor;
-    task.ids[row * task.topk + r] = id[s];
+    task.weights[row * columns + r] = mine[s] * factor;
+    task.ids[row * columns + r] = id[s];
+  }
+  for (int i = lane; i < task.shared; i += kLanes) {
+    task.weights[row * columns + task.topk + i] = nan ? factor : 1.f;
+    task.ids[row * columns + task.topk + i] = task.experts + i;
   }
 }
 
@@ -226,7 +224,7 @@ void route(const char* op, const rk_tensor& logits, const rk_tensor& weights, co
   task.rows = logits.shape[0];
   task.stride = logits.strides[0] * item;
   task.experts = static_cast<int>(logits.shape[1]);
-  task.topk = static_cast<int>(weights.shape[1]);
+  task.topk = static_cast<int>(weights.shape[1]) - task.shared;
   task.packed =
       task.experts * item % 16 == 0 && task.stride % 16 == 0 && reinterpret_cast<uintptr_t>(task.logits) % 16 == 0;
   task.weights = data_ptr<float>(weights);
@@ -245,67 +243,8 @@ void route(const char* op, const rk_tensor& logits, const rk_tensor& weights, co
 
 // ------------------------------------------------------------------ sorting by expert
 
-struct AlignTask {
-  const int32_t *ids, *map;  // map may be NULL
-  int n, experts, block;
-  int32_t *sorted, *block_experts, *total;
-};
-
-// A block an expert: it counts all entries (integers: in any order), so it knows where its own begin, and writes them
-// in their order, a run of entries a warp. No workspace, one launch.
 __global__ void __launch_bounds__(kAlignThreads) align_kernel(AlignTask task) {
-  constexpr int kMaxExperts = 1024, kWarps = kAlignThreads / RK_WARP, kAhead = 4;
-  __shared__ int counts[kMaxExperts], matches[kWarps];
-  const int expert = blockIdx.x, warp = threadIdx.x / RK_WARP, lane = threadIdx.x % RK_WARP;
-  for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) counts[e] = 0;
-  __syncthreads();
-  wait_for_previous();
-  // Entries of this warp; kAhead loads at a time, since each waits for the L2.
-  const int run = (task.n + kAlignThreads - 1) / kAlignThreads * RK_WARP;
-  const int begin = warp * run, end = min(task.n, begin + run);
-  int found = 0;
-  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
-    int id[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) id[a] = i + a * RK_WARP < end ? task.ids[i + a * RK_WARP] : -1;
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) {
-      if (id[a] >= 0 && id[a] < task.experts) atomicAdd(&counts[id[a]], 1);
-      found += __popcll(ballot(id[a] == expert));
-    }
-  }
-  if (lane == 0) matches[warp] = found;
-  __syncthreads();
-  int before = 0, all = 0;
-  for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) {
-    if (task.map && task.map[e] < 0) continue;
-    const int padded = (counts[e] + task.block - 1) / task.block * task.block;
-    if (e < expert) before += padded;
-    all += padded;
-  }
-  before = block_reduce<kAlignThreads>(before, Sum());
-  all = block_reduce<kAlignThreads>(all, Sum());
-  if (expert == 0 && threadIdx.x == 0) *task.total = all;
-  const int local = task.map ? task.map[expert] : expert, count = counts[expert];
-  if (local < 0 || count == 0) return;
-  const int padded = (count + task.block - 1) / task.block * task.block;
-  for (int b = threadIdx.x; b < padded / task.block; b += kAlignThreads)
-    task.block_experts[before / task.block + b] = local;
-  for (int i = count + threadIdx.x; i < padded; i += kAlignThreads) task.sorted[before + i] = task.n;
-  int at = before;
-  for (int w = 0; w < warp; w++) at += matches[w];
-  if (matches[warp] == 0) return;
-  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
-    bool match[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) match[a] = i + a * RK_WARP < end && task.ids[i + a * RK_WARP] == expert;
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) {
-      const uint64_t voters = ballot(match[a]);
-      if (match[a]) task.sorted[at + __popcll(voters & ((uint64_t{1} << lane) - 1))] = i + a * RK_WARP;
-      at += __popcll(voters);
-    }
-  }
+  align(task);
 }
 
 // ------------------------------------------------------------------ sum over a token's experts
@@ -365,6 +304,7 @@ void moe_fused_gate(const rk_moe_fused_gate_args& args, rk_stream stream) {
   task.groups = args.num_expert_group;
   task.kept = args.topk_group;
   task.scale = args.routed_scaling_factor;
+  task.shared = args.num_fused_shared_experts;
   route<true>("moe_fused_gate", *args.input, *args.topk_weights, *args.topk_ids, task, stream);
 }
 
@@ -377,7 +317,8 @@ void moe_align_block_size(const rk_moe_align_block_size_args& args, rk_stream st
                        args.block_size,
                        data_ptr<int32_t>(*args.sorted_token_ids),
                        data_ptr<int32_t>(*args.expert_ids),
-                       data_ptr<int32_t>(*args.num_tokens_post_padded)};
+                       data_ptr<int32_t>(*args.num_tokens_post_padded),
+                       nullptr};
   launch_dependent("moe_align_block_size", ids.device, stream, align_kernel, args.num_experts, kAlignThreads, task);
 }
 

@@ -17,6 +17,7 @@ from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
 from .fused_rope import fused_qk_norm_rope_store
 from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
+from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .mla import mla_decode
@@ -84,6 +85,8 @@ __all__ = [
     "get_num_threads",
     "linear",
     "linear_silu_and_mul",
+    "m_grouped_gemm_contiguous",
+    "m_grouped_gemm_masked",
     "merge_state",
     "mla_decode",
     "moe_align_block_size",

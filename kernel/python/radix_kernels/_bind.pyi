@@ -109,6 +109,7 @@ def moe_fused_gate(
     num_expert_group: int,
     topk_group: int,
     routed_scaling_factor: float,
+    num_fused_shared_experts: int,
     topk_weights: Any,
     topk_ids: Any,
 ) -> None: ...

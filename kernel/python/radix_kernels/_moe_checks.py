@@ -12,15 +12,15 @@ MAX_GROUPS = 32
 SCALE_BLOCK = 128
 
 
-def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any) -> None:
-    """Of the reference's path: logits and the pair of results."""
+def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: int = 0) -> None:
+    """Of the reference's path: logits and the pair of results; `shared` columns are no choice among the experts."""
     _checks.dtype(op, name, x, _checks.FLOATS)
     _checks.rank(op, name, x, 2)
     _checks.contiguous_last(op, name, x)
     experts, topk = x.shape[1], weights.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}")
-    most = min(experts, MAX_TOPK)
+    most = min(experts + max(shared, 0), MAX_TOPK)
     _checks.require(op, 1 <= topk <= most, f"topk_weights has {topk} columns (topk), expected 1 to {most}")
     _checks.dtype(op, "topk_weights", weights, ("float32",))
     _checks.dtype(op, "topk_ids", ids, ("int32",))
@@ -35,8 +35,11 @@ def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
     _checks.shape(op, name, bias, x.shape[1:], "experts")
 
 
-def check_groups(op: str, experts: int, groups: int, kept: int, topk: int) -> None:
+def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, shared: int) -> None:
     """Of the reference's path."""
+    _checks.require(
+        op, 0 <= shared < topk, f"num_fused_shared_experts is {shared}, expected 0 to {topk - 1} (topk - 1)"
+    )
     _checks.require(
         op,
         1 <= groups <= MAX_GROUPS and experts % groups == 0,
@@ -45,7 +48,9 @@ def check_groups(op: str, experts: int, groups: int, kept: int, topk: int) -> No
     _checks.require(op, 1 <= kept <= groups, f"topk_group is {kept}, expected 1 to {groups} (num_expert_group)")
     left = experts // groups * kept
     _checks.require(
-        op, topk <= left, f"topk_weights has {topk} columns (topk), but the {kept} groups that stay have {left} experts"
+        op,
+        topk - shared <= left,
+        f"topk_weights has {topk} columns (topk), but the {kept} groups that stay have {left} experts",
     )
 
 

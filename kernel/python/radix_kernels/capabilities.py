@@ -40,6 +40,8 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "moe_align_block_size": ("int32",),
     "moe_sum": _FLOATS,
     "fused_experts": _FLOATS,
+    "m_grouped_gemm_contiguous": _FLOATS + _FP8,
+    "m_grouped_gemm_masked": _FLOATS + _FP8,
     "apply_penalties_inplace": ("float32",),
     "count_tokens_inplace": ("int32",),
     "top_k_top_p_sampling": ("float32",),

@@ -84,6 +84,7 @@ def moe_fused_gate(
     topk_group: int,
     topk: int,
     *,
+    num_fused_shared_experts: int = 0,
     routed_scaling_factor: float = 1.0,
     out: Routed | None = None,
 ) -> Routed:
@@ -92,6 +93,8 @@ def moe_fused_gate(
     c = sigmoid(input) + bias. The experts are num_expert_group equal ranges of ids (at most 32); a group's score is the
     sum of its two largest c; the topk_group best groups stay (equal scores: the first), and the topk largest c in them
     are chosen. Weights: their sigmoids, divided by their sum (plus 1e-20), times routed_scaling_factor.
+    Of the topk columns the last num_fused_shared_experts (0 to topk - 1) are experts that every token goes to: ids
+    E, E + 1, ... with weight 1 (`fused_experts` takes them as further experts of w1 and w2).
     input: the logits; bias: float32 [E]. See the module for logits, result and NaN (a NaN counts least in its group).
     Tolerance and errors as `topk_softmax`.
     """
@@ -99,17 +102,18 @@ def moe_fused_gate(
     weights, ids = _routed(op, input, topk, out)
     run = _dispatch.native(op, input)
     if run is not None:
-        run(input, bias, num_expert_group, topk_group, routed_scaling_factor, weights, ids)
+        run(input, bias, num_expert_group, topk_group, routed_scaling_factor, num_fused_shared_experts, weights, ids)
         return weights, ids
     from . import reference
 
     x, b, w, i = (_arrays.as_torch(t) for t in (input, bias, weights, ids))
-    check_routing(op, "input", x, w, i)
+    check_routing(op, "input", x, w, i, num_fused_shared_experts)
     check_bias(op, "bias", b, x)
-    check_groups(op, x.shape[1], num_expert_group, topk_group, w.shape[1])
+    check_groups(op, x.shape[1], num_expert_group, topk_group, w.shape[1], num_fused_shared_experts)
     result = reference.moe_fused_gate(
         x, b, num_expert_group, topk_group, w.shape[1],
-        routed_scaling_factor=routed_scaling_factor, compute_dtype=reference.float32(),
+        num_fused_shared_experts=num_fused_shared_experts, routed_scaling_factor=routed_scaling_factor,
+        compute_dtype=reference.float32(),
     )  # fmt: skip
     _copy(w, i, result)
     return weights, ids

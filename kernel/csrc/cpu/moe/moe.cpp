@@ -13,7 +13,7 @@ void route(const rk_tensor& logits, const rk_tensor& weights, const rk_tensor& i
   task.logits = data_ptr<char>(logits);
   task.stride = logits.strides[0] * element_size(logits);
   task.experts = logits.shape[1];
-  task.topk = weights.shape[1];
+  task.topk = weights.shape[1] - task.shared;
   task.dtype = dtype_of(logits);
   task.weights = data_ptr<float>(weights);
   task.ids = data_ptr<int32_t>(ids);
@@ -49,6 +49,7 @@ void moe_fused_gate(const rk_moe_fused_gate_args& args, rk_stream) {
   task.groups = args.num_expert_group;
   task.kept = args.topk_group;
   task.scale = args.routed_scaling_factor;
+  task.shared = args.num_fused_shared_experts;
   route(*args.input, *args.topk_weights, *args.topk_ids, task);
 }
 

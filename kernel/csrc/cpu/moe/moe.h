@@ -16,6 +16,7 @@ struct RouteTask {
   const float* bias;     // sigmoid only, may be NULL
   int64_t groups, kept;  // groups of 1: all stay
   float scale;           // of a sigmoid's weights
+  int64_t shared;        // columns behind topk: experts that every token goes to
   float* weights;
   int32_t* ids;
 };

@@ -89,8 +89,9 @@ void route_token(const RouteTask& task, int64_t token) {
   }
   if (task.groups > 1) keep_groups(task, by, key);
 
-  int32_t* ids = task.ids + token * task.topk;
-  float* weights = task.weights + token * task.topk;
+  const int64_t columns = task.topk + task.shared;
+  int32_t* ids = task.ids + token * columns;
+  float* weights = task.weights + token * columns;
   for (int64_t r = 0; r < task.topk; r++) {
     const int64_t at = largest_key(key, n);
     key[at] = kTaken;
@@ -118,6 +119,10 @@ void route_token(const RouteTask& task, int64_t token) {
   }
   if (nan) factor = __builtin_nanf("");
   for (int64_t r = 0; r < task.topk; r++) weights[r] *= factor;
+  for (int64_t i = 0; i < task.shared; i++) {
+    weights[task.topk + i] = nan ? factor : 1.f;
+    ids[task.topk + i] = static_cast<int32_t>(n + i);
+  }
 }
 
 void route(const RouteTask& task, int64_t begin, int64_t end) {

@@ -14,6 +14,7 @@ from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
 from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
+from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear
 from .mla import mla_decode, unpack_mla_cache
@@ -67,6 +68,8 @@ __all__ = [
     "kept_ids",
     "linear",
     "linear_silu_and_mul",
+    "m_grouped_gemm_contiguous",
+    "m_grouped_gemm_masked",
     "merge_state",
     "mla_decode",
     "moe_align_block_size",

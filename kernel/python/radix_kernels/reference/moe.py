@@ -38,6 +38,7 @@ def moe_fused_gate(
     topk_group: int,
     topk: int,
     *,
+    num_fused_shared_experts: int = 0,
     routed_scaling_factor: float = 1.0,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +50,11 @@ def moe_fused_gate(
     scores = groups.gather(2, _best(groups, two)).sum(2)
     stays = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, topk_group), True)
     out = ~stays.repeat_interleave(groups.shape[2], dim=1)
-    return _sigmoid_weights(x, _best(choice, topk, out), True, routed_scaling_factor)
+    routed = topk - num_fused_shared_experts
+    weights, ids = _sigmoid_weights(x, _best(choice, routed, out), True, routed_scaling_factor)
+    shared = torch.arange(num_fused_shared_experts, dtype=ids.dtype, device=ids.device) + x.shape[1]
+    ones = torch.where(x.isnan().any(1, keepdim=True), torch.nan, torch.ones_like(shared, dtype=weights.dtype))
+    return torch.cat([weights, ones], 1), torch.cat([ids, shared.expand(len(ids), -1)], 1)
 
 
 def moe_align_block_size(

@@ -1,0 +1,64 @@
+"""Inputs of the experts' products, and their float64 oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+# Two roundings to the dtype on the way, of the activation and of each expert's part.
+TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
+
+
+@dataclass
+class Experts:
+    """Arguments of one call; weights around 1 / sqrt(row), so that results are around 1."""
+
+    x: torch.Tensor
+    w1: torch.Tensor
+    w2: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+    options: dict[str, torch.Tensor]
+
+    def oracle(self) -> torch.Tensor:
+        """Token by token in float64, without the reference's grouping."""
+        scales = [self.options.get(name) for name in ("w1_scale", "w2_scale")]
+        w1, w2 = (widened(w, s) for w, s in zip((self.w1, self.w2), scales, strict=True))
+        named = self.options.get("expert_map", torch.arange(self.w1.shape[0]))
+        out = torch.zeros(self.x.shape, dtype=torch.float64)
+        for t, row in enumerate(self.x.double()):
+            for expert, weight in zip(self.ids[t].tolist(), self.weights[t].double(), strict=True):
+                local = int(named[expert]) if 0 <= expert < len(named) else -1
+                if local >= 0:
+                    gate, up = (w1[local] @ row).chunk(2)
+                    out[t] += weight * (w2[local] @ (gate * torch.sigmoid(gate) * up))
+        return out
+
+
+def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is None:
+        return w.double()
+    if scale.ndim == 1:
+        return w.double() * scale.double()[:, None, None]
+    full = scale.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return w.double() * full[:, : w.shape[1], : w.shape[2]]
+
+
+def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None) -> Experts:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng)
+
+    w1, w2 = normal(experts, 2 * inter, hidden) / hidden**0.5, normal(experts, hidden, inter) / inter**0.5
+    options = {}
+    if scales:
+        for name, w in (("w1_scale", w1), ("w2_scale", w2)):
+            shape = (experts,) if scales == "tensor" else (experts, *(-(-n // 128) for n in w.shape[1:]))
+            options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
+        w1, w2 = ((w * 50).clamp(-448, 448).to(FP8) for w in (w1, w2))
+    else:
+        w1, w2 = w1.to(dtype), w2.to(dtype)
+    ids = torch.stack([torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)])
+    weights = torch.rand(tokens, topk, generator=rng)
+    return Experts(normal(tokens, hidden).to(dtype), w1, w2, weights, ids.int(), options)

@@ -1,0 +1,183 @@
+"""Grouped products: the reference on the CPU, Triton in its interpreter, the chosen kernels with `--device cuda`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
+
+FP8 = torch.float8_e4m3fn
+TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (5e-4, 1e-3), torch.bfloat16: (4e-3, 8e-3)}
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+def quantized(values: torch.Tensor, rng: torch.Generator, *blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """In FP8, with random scales for blocks of 128 along the last `blocks` dimensions."""
+    kept = values.ndim - blocks[0]
+    shape = (*values.shape[:kept], *(-(-n // 128) for n in values.shape[kept:]))
+    return (values * 40).clamp(-448, 448).to(FP8), torch.rand(shape, generator=rng) * 0.02 + 0.01
+
+
+def scaled(values: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """In float64, times the scales of its blocks of 128."""
+    wide = values.double()
+    if scale is None:
+        return wide
+    full = scale.double()
+    for dim, (size, count) in enumerate(zip(values.shape, scale.shape, strict=True)):
+        if size != count:
+            full = full.repeat_interleave(128, dim).narrow(dim, 0, size)
+    return wide * full
+
+
+def laid_out(counts: list[int]) -> torch.Tensor:
+    """m_indices for so many rows of each group, each at a multiple of 128; a last group ends without padding."""
+    parts = []
+    for group, count in enumerate(counts):
+        end = count if group == len(counts) - 1 else -(-count // 128) * 128
+        parts.append(torch.full((end,), -1, dtype=torch.int32))
+        parts[-1][:count] = group
+    return torch.cat(parts)
+
+
+def operands(lead: tuple[int, ...], experts: int, n: int, k: int, dtype: torch.dtype, rng: torch.Generator):
+    """x [*lead, k], weight [experts, n, k], and their scales."""
+    x = torch.randn((*lead, k), generator=rng)
+    weight = torch.randn((experts, n, k), generator=rng) / k**0.5
+    if dtype != FP8:
+        return x.to(dtype), weight.to(dtype), None, None
+    (x, x_scale), (weight, w_scale) = quantized(x, rng, 1), quantized(weight, rng, 2)
+    return x, weight, x_scale, w_scale
+
+
+def call(op: str, run: str, *args, out, **options):
+    """By the public function, or by Triton's interpreter where there is no GPU."""
+    if run == "public":
+        return getattr(rk, op)(*args, out=out, **options)
+    from radix_kernels import triton
+
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    x, weight, groups = (t.to(place) for t in args)
+    there = out.to(place)
+    more = () if "masked" not in op else (options.get("expected_m", x.shape[1]),)
+    scales = [None if options.get(n) is None else options[n].to(place) for n in ("x_scale", "weight_scale")]
+    getattr(triton, op)(x, weight, groups, *more, *scales, there)
+    return out.copy_(there)
+
+
+RUNS = ["public", pytest.param("triton", marks=pytest.mark.skipif(not TRITON, reason="triton is not installed"))]
+pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
+
+
+def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:
+    cut = run == "triton" and not torch.cuda.is_available() and dtype in (torch.bfloat16, FP8)
+    # The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
+    return (8e-3, 1.6e-2) if cut else TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+
+
+# (rows of each group, n, k)
+CONTIGUOUS = [([5], 24, 40), ([128, 3], 64, 128), ([0, 130, 0, 7], 136, 200), ([1, 1, 1], 8, 16)]
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("dtype", [*FLOATS, FP8], ids=str)
+@pytest.mark.parametrize("shape", CONTIGUOUS, ids=str)
+def test_contiguous(shape, dtype, run, rng):
+    counts, n, k = shape
+    groups = laid_out(counts)
+    x, weight, x_scale, w_scale = operands((len(groups),), len(counts), n, k, dtype, rng)
+    padding = groups < 0
+    if dtype != FP8:
+        x[padding] = math.nan
+    out = guarded((len(groups), n), torch.bfloat16 if dtype == FP8 else dtype, gap=8)
+    call("m_grouped_gemm_contiguous", run, x, weight, groups, x_scale=x_scale, weight_scale=w_scale, out=out.view)
+    out.check()
+    assert torch.isnan(out.view[padding]).all(), "padding was written"
+    exact = torch.einsum("mk,mnk->mn", scaled(x, x_scale), scaled(weight, w_scale)[groups.clamp(min=0).long()])
+    mine = ~padding
+    assert_close("m_grouped_gemm_contiguous", out.view[mine], exact[mine], tolerance(dtype, run))
+    wide = rk.reference.m_grouped_gemm_contiguous(
+        x if dtype == FP8 else x.double(), weight, groups, x_scale=x_scale, weight_scale=w_scale
+    )
+    assert_close("m_grouped_gemm_contiguous", wide[mine], exact[mine], (1e-12, 1e-11))
+
+
+# (groups, most rows, rows expected, n, k)
+MASKED = [(1, 1, 1, 16, 32), (3, 20, 9, 72, 128), (4, 70, 64, 136, 200), (2, 150, 150, 40, 72)]
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("dtype", [*FLOATS, FP8], ids=str)
+@pytest.mark.parametrize("shape", MASKED, ids=str)
+def test_masked(shape, dtype, run, rng):
+    experts, most, expected, n, k = shape
+    counts = integers(0, most + 1, (experts,), rng).int()
+    counts[0], counts[-1] = 0, most
+    x, weight, x_scale, w_scale = operands((experts, most), experts, n, k, dtype, rng)
+    behind = torch.arange(most) >= counts[:, None]
+    if dtype != FP8:
+        x[behind] = math.nan
+    out = guarded((experts, most, n), torch.bfloat16 if dtype == FP8 else dtype, gap=8)
+    options = {"expected_m": expected, "x_scale": x_scale, "weight_scale": w_scale}
+    call("m_grouped_gemm_masked", run, x, weight, counts, out=out.view, **options)
+    out.check()
+    assert torch.isnan(out.view[behind]).all(), "rows past a group's were written"
+    exact = torch.einsum("emk,enk->emn", scaled(x, x_scale), scaled(weight, w_scale))
+    assert_close("m_grouped_gemm_masked", out.view[~behind], exact[~behind], tolerance(dtype, run))
+    wide = rk.reference.m_grouped_gemm_masked(
+        x if dtype == FP8 else x.double(), weight, counts, x_scale=x_scale, weight_scale=w_scale
+    )
+    assert_close("m_grouped_gemm_masked", wide[~behind], exact[~behind], (1e-12, 1e-11))
+
+
+def test_the_hint_does_not_change_rows_that_are_there(rng):
+    x, weight, _, _ = operands((2, 40), 2, 48, 64, torch.float16, rng)
+    counts = torch.tensor([40, 13], dtype=torch.int32)
+    exact = torch.einsum("emk,enk->emn", x.double(), weight.double())
+    for hint in (0, 1, 40, 1000, None):
+        out = rk.m_grouped_gemm_masked(x, weight, counts, expected_m=hint)
+        assert_close("m_grouped_gemm_masked", out[0], exact[0], TOLERANCE[torch.float16])
+        assert_close("m_grouped_gemm_masked", out[1, :13], exact[1, :13], TOLERANCE[torch.float16])
+
+
+def test_nothing_to_do(rng):
+    x, weight, _, _ = operands((0,), 2, 8, 16, torch.float16, rng)
+    assert rk.m_grouped_gemm_contiguous(x, weight, torch.zeros(0, dtype=torch.int32)).shape == (0, 8)
+    out = rk.m_grouped_gemm_masked(x.view(2, 0, 16), weight, torch.zeros(2, dtype=torch.int32))
+    assert out.shape == (2, 0, 8)
+
+
+def test_repeats_bit_by_bit(rng):
+    groups = laid_out([100, 200])
+    x, weight, _, _ = operands((len(groups),), 2, 72, 136, torch.bfloat16, rng)
+    first, second = (rk.m_grouped_gemm_contiguous(x, weight, groups, out=torch.zeros(len(groups), 72, dtype=x.dtype))
+                     for _ in range(2))  # fmt: skip
+    assert_same_bits(first, second)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x.int(), w, i), TypeError, "x has dtype"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w.half(), i), TypeError, "weight"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i.long()), TypeError, "m_indices"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i[1:]), ValueError, "m_indices"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x[:, :8], w, i), ValueError, "rows of 8"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w.mT, i), ValueError, "rows of 16"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i, x_scale=x), ValueError, "x_scale"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x.to(FP8), w.to(FP8), i), ValueError, "x_scale"),
+        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i, out=x), ValueError, "out"),
+        (lambda x, w, i: rk.m_grouped_gemm_masked(x, w, i), ValueError, "x has 2 dimensions"),
+        (lambda x, w, i: rk.m_grouped_gemm_masked(x[None], w, i[:1]), ValueError, "x has 1 groups"),
+        (lambda x, w, i: rk.m_grouped_gemm_masked(x[:2, None], w, i), ValueError, "masked_m"),
+        (lambda x, w, i: rk.m_grouped_gemm_masked(x[:2, None], w, i[:2], expected_m=-1), ValueError, "expected_m"),
+    ],
+)
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call(torch.zeros(4, 16), torch.zeros(2, 8, 16), torch.zeros(4, dtype=torch.int32))
