@@ -1,0 +1,47 @@
+"""`python -m tests.runtime.bits_child`: the same requests on engines that cut their work differently; prints what each
+gave, token ids and log-probabilities, one JSON list an engine."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from radix_runtime.engine_api import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+# Large enough that every op is cut between threads.
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 992, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4099,
+}  # fmt: skip
+PROMPTS = [[random.Random(i).randrange(4000) for _ in range(3 + 37 * i % 90)] for i in range(9)]
+PARAMS = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True} for i in range(9)]
+
+
+def answers(together: int, **settings: Any) -> list[Any]:
+    """`together`: requests in a batch."""
+    folder = ROOT / "bench/serving/models/qwen3-0.6b"
+    common = {"device": "cpu", "load_format": "dummy", "max_total_tokens": 2048, "disable_radix_cache": True}
+    sizes = json.dumps(SIZES)
+    with Engine(folder, dtype="bfloat16", json_model_override_args=sizes, **common, **settings) as engine:
+        outputs = []
+        for at in range(0, len(PROMPTS), together):
+            part = slice(at, at + together)
+            outputs += engine.generate(input_ids=PROMPTS[part], sampling_params=PARAMS[part], return_logprob=True)
+    return [[entry[:2] for entry in output["meta_info"]["output_token_logprobs"]] for output in outputs]
+
+
+def main() -> None:
+    engines = [
+        answers(9, num_threads=1),
+        answers(1, num_threads=2),
+        answers(4, num_threads=5, chunked_prefill_size=32, page_size=1),
+    ]
+    for found in engines:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

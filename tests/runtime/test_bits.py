@@ -1,0 +1,34 @@
+"""Within one instruction-set level a row's bits depend on neither the batch around it nor the number of threads: here
+the whole engine, by the log-probabilities of what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radix_kernels import _loader
+from tests.child import IMPORT_PATH
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+
+pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_threads(level: str) -> None:
+    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": IMPORT_PATH}
+    command = [sys.executable, "-m", "tests.runtime.bits_child"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    if "this machine has" in done.stderr:
+        pytest.skip(f"this machine has no {level}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, *others = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
+    assert len(others) == 2 and all(len(answer) == 6 for answer in alone)
+    assert len({token for answer in alone for _, token in answer}) > 6
+    assert all(other == alone for other in others)

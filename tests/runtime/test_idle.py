@@ -1,0 +1,28 @@
+"""A server that has nothing to do leaves the machine alone, its kernel threads too."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+
+from tests.runtime.server_process import Server
+
+SECONDS = 4.0
+LIMIT = 0.05  # of a core; about 0.005 is usual, 0.02 is the goal
+
+
+def test_an_idle_server_takes_next_to_no_cpu():
+    with Server("--num-threads", "2") as server:
+        body = {"prompt": "Say hello.", "max_tokens": 16}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+        time.sleep(1.0)  # the check of the idle state, the last wake-ups
+        server.note_family()
+        before = _cpu_seconds(server)
+        time.sleep(SECONDS)
+        assert _cpu_seconds(server) - before < LIMIT * SECONDS
+
+
+def _cpu_seconds(server: Server) -> float:
+    times = [process.cpu_times() for process in server.family]
+    return sum(t.user + t.system for t in times)
