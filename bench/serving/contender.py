@@ -8,17 +8,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # Where `Model` of each is defined.
 MODULES = {
     "radix": "bench.serving.radix",
+    "radix serve": "bench.serving.server",
     "transformers": "bench.peers_cpu.transformers_model",
     "llama.cpp": "bench.peers_cpu.llama_model",
 }
@@ -31,7 +34,8 @@ class Contender(ABC):
     """
 
     version: str  # of the program, with what was changed
-    weight_bytes: int  # read in a decode step: all layers and the head
+    weight_bytes: int  # read in a decode step: all layers and the head; 0: as "radix"
+    held_bytes = 0  # what must be in memory: weights and the whole KV cache; 0: not known
 
     @abstractmethod
     def __init__(self, folder: Path, weights: str, threads: int) -> None: ...
@@ -43,6 +47,9 @@ class Contender(ABC):
     @abstractmethod
     def decode(self, batch: int, context: int, steps: int) -> float:
         """`steps` greedy tokens for each of `batch` sequences of `context` tokens; seconds without the prompts'."""
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what the contender has started."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +92,15 @@ class Process:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **(env if name != "radix" else {})},
+            env={**os.environ, **({} if name.startswith("radix") else env)},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         try:
             facts = self._answer()
         except RuntimeError as error:
             raise RuntimeError(f"{name} {weights}: {error}") from None
-        self.name, self.version, self.weight_bytes = name, facts["version"], facts["weight_bytes"]
+        self.name, self.version = name, facts["version"]
+        self.weight_bytes, self.held_bytes, self.rss = facts["weight_bytes"], facts["held_bytes"], facts["rss"]
 
     def rate(self, work: Work, seconds: float) -> float:
         """Tokens a second, see `rate`."""
@@ -101,7 +109,7 @@ class Process:
         self._process.stdin.flush()
         return float(self._answer()["rate"])
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -117,10 +125,15 @@ class Process:
 def main() -> None:
     name, folder, weights, threads = sys.argv[1:]
     model: Contender = importlib.import_module(MODULES[name]).Model(Path(folder), weights, int(threads))
-    print(json.dumps({"version": model.version, "weight_bytes": model.weight_bytes}), flush=True)
-    for line in sys.stdin:
-        work, seconds = json.loads(line)
-        print(json.dumps({"rate": rate(model, Work(**work), seconds)}), flush=True)
+    match = re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    facts = {"version": model.version, "weight_bytes": model.weight_bytes, "held_bytes": model.held_bytes}
+    print(json.dumps({**facts, "rss": int(match[1]) * 1024 if match else 0}), flush=True)
+    try:
+        for line in sys.stdin:
+            work, seconds = json.loads(line)
+            print(json.dumps({"rate": rate(model, Work(**work), seconds)}), flush=True)
+    finally:
+        model.close()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from .contender import ROOT, Process, Work
 from .probe import ReadProbe
 
 MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
-PEERS = {"bf16": ["transformers", "llama.cpp"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
+PEERS = {"bf16": ["llama.cpp", "transformers"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
+SERVER = "radix serve"
 WORKS = {
     "decode1": Work("decode"),
     "decode32": Work("decode", batch=32, steps=16),
@@ -62,8 +63,7 @@ def main(argv: list[str]) -> None:
     print(f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}  probe {probe.gbs(1.0):.1f} GB/s")
     rows: list[Row] = []
     for weights in args.weights:
-        names = ["radix", *(PEERS[weights] if args.peers is not None else [])]
-        names = [n for n in names if n == "radix" or not args.peers or n in args.peers]
+        names = ["radix", *_peers(args.peers, weights)]
         processes = _started(names, args.model, weights, cores)
         for name in args.works:
             found = _measure(processes, weights, WORKS[name], probe, config, args)
@@ -82,11 +82,20 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)")
     parser.add_argument("--weights", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS))
-    parser.add_argument("--peers", nargs="*", metavar="NAME", help=f"beside these, or all: {PEERS['bf16']}")
+    parser.add_argument(
+        "--peers", nargs="*", metavar="NAME", help=f"beside these, or all: {PEERS['bf16']}; also {SERVER!r}"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="least time of a turn (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, after each work")
     return parser.parse_args(argv)
+
+
+def _peers(wanted: list[str] | None, weights: str) -> list[str]:
+    """None: without; empty: all but the server."""
+    if wanted is None:
+        return []
+    return [name for name in [*PEERS[weights], SERVER] if name in (wanted or PEERS[weights])]
 
 
 def _started(names: list[str], model: Path, weights: str, cores: list[int]) -> list[Process]:
@@ -94,8 +103,7 @@ def _started(names: list[str], model: Path, weights: str, cores: list[int]) -> l
     for name in names:
         try:
             processes.append(Process(name, model, weights, cores))
-            size = processes[-1].weight_bytes / 1e9
-            print(f"  {name} {processes[-1].version}: {size:.3f} GB of {weights} weights a step", flush=True)
+            print(_facts(processes[-1], weights), flush=True)
         except RuntimeError as error:
             print(f"  no contender {error}", flush=True)
     return processes
@@ -111,7 +119,8 @@ def _measure(
 ) -> list[Row]:
     tokens = work.batch * (work.context + work.steps / 2)
     cache = tokens * 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    rows = [Row(p.name, p.version, weights, work, p.weight_bytes + cache) for p in processes]
+    ours = processes[0].weight_bytes if processes else 0
+    rows = [Row(p.name, p.version, weights, work, (p.weight_bytes or ours) + cache) for p in processes]
     for process in processes:
         process.rate(work, 0.0)  # first use
     for _ in range(args.pairs):
@@ -119,6 +128,13 @@ def _measure(
             row.probes.append(probe.gbs())
             row.rates.append(process.rate(work, args.seconds))
     return rows
+
+
+def _facts(process: Process, weights: str) -> str:
+    text = f"  {process.name} {process.version}: {process.weight_bytes / 1e9:.3f} GB of {weights} weights a step"
+    if process.held_bytes:
+        text += f"; in memory {process.rss / 1e9:.2f} GB, weights and KV cache {process.held_bytes / 1e9:.2f} GB"
+    return text
 
 
 def _line(row: Row, beside: list[Row]) -> str:

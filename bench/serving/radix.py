@@ -35,6 +35,8 @@ class Model(Contender):
         self.version = f"{radix_runtime.__version__} ({isa})"
         self.runner: Any = self._engine._executor.runner  # type: ignore[attr-defined]
         self.weight_bytes = sum(_packed_bytes(m) for m in self.runner.model.modules())
+        pool = self.runner.kv_pool
+        self.held_bytes = self.weight_bytes + sum(x.nbytes for x in (*pool.k, *pool.v))
         self._seeds = itertools.count()
 
     def prefill(self, tokens: int) -> float:
