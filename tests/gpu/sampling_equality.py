@@ -1,15 +1,16 @@
-"""The same draws on two devices: 10,000 rows, penalties and filters mixed.
+"""The same draws on two devices and in Triton: 10,000 rows with mixed filters.
 
     python -m tests.gpu.sampling_equality write FILE --device cpu
     python -m tests.gpu.sampling_equality compare FILE --device cuda
 
-Two runs, since a wheel serves one kind of device. A draw may differ only where the definition
-itself is a near tie: two scores within 1e-4, or an id within 1e-4 of a filter's border.
+Two runs, since a wheel serves one kind of device; where Triton is installed a GPU draws with it too. A draw may differ
+only where the definition itself is a near tie: two scores within 1e-4, or an id within 1e-4 of a filter's border.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 
 import numpy as np
@@ -51,6 +52,14 @@ def draw(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
     return ids.cpu()
 
 
+def draw_in_triton(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+    from radix_kernels.triton import top_k_top_p_sampling
+
+    out = torch.empty(ROWS, dtype=torch.int32, device=device)
+    top_k_top_p_sampling(*(x.to(device) for x in data.values()), 0, out)
+    return out.cpu()
+
+
 def is_near_tie(data: dict[str, torch.Tensor], row: int) -> bool:
     """Whether float32 rounding may decide this row."""
     one = {name: x[row] for name, x in data.items()}
@@ -88,10 +97,18 @@ def main() -> None:
         np.save(args.file, ids.numpy())
         return
     expected = torch.from_numpy(np.load(args.file))
-    parted = torch.nonzero(ids != expected).flatten().tolist()
-    wrong = [row for row in parted if not is_near_tie(data, row)]
-    print(f"{ROWS - len(parted)} of {ROWS} draws equal, {len(wrong)} differ without a near tie")
+    wrong = tell("native", data, ids, expected)
+    if args.device != "cpu" and importlib.util.find_spec("triton") is not None:
+        wrong += tell("Triton", data, draw_in_triton(data, args.device), expected)
     sys.exit(bool(wrong))
+
+
+def tell(name: str, data: dict[str, torch.Tensor], ids: torch.Tensor, expected: torch.Tensor) -> int:
+    """Prints how many draws are equal; returns how many differ for no reason."""
+    parted = torch.nonzero(ids != expected).flatten().tolist()
+    wrong = sum(not is_near_tie(data, row) for row in parted)
+    print(f"{name}: {ROWS - len(parted)} of {ROWS} draws equal, {wrong} differ without a near tie")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ BATCHES = {"cpu": (1, 32), "cuda": (1, 64, 256)}
 
 
 def sampling(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Logits are normal with deviation 1: the flattest that a filter meets ("flat"), or 4, as a trained model's."""
+    """Logits are normal with deviation 1, the flattest that a filter meets ("flat"), or 4, as a trained model's."""
     for batch in BATCHES[device.type]:
         for name, settings in SETTINGS.items():
-            for spread in (1.0, 4.0) if name.startswith("top-p") else (1.0,):
+            for spread in (1.0,) if name == "greedy" else (1.0, 4.0):
                 yield _case(device, batch, name, spread, *settings)
+        yield _greedy_logprobs_case(device, batch)
         yield _logprobs_case(device, batch)
 
 
@@ -63,7 +64,7 @@ def _case(
     flashinfer = peers.load("flashinfer") if device.type == "cuda" and temperature > 0 else None
     if flashinfer is not None:
         contenders["flashinfer"] = _flashinfer(flashinfer, temperature, k, p, top_k, top_p)
-    shape = f"{batch}x{VOCAB} {name}" + (" flat" if spread == 1 and name == "top-p 0.9" else "")
+    shape = f"{batch}x{VOCAB} {name}" + (" flat" if spread == 1 and temperature > 0 else "")
     return Case(
         "top_k_top_p_sampling",
         shape,
@@ -93,6 +94,34 @@ def _flashinfer(
         return library.sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="top_k_first")
 
     return draw
+
+
+def _greedy_logprobs_case(device: torch.device, batch: int) -> Case:
+    """The draw and the log-probabilities of it and of the five best, beside the draw alone ("greedy")."""
+    zero, one = (torch.full((batch,), x, device=device) for x in (0.0, 1.0))
+    k = torch.zeros(batch, dtype=torch.int32, device=device)
+    seed = torch.arange(batch, device=device)
+
+    def ours(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return rk.top_k_top_p_sampling_with_logprobs(logits, zero, k, one, zero, seed, seed, 5)
+
+    def eager(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ids, logprobs = logits.argmax(-1), logits.log_softmax(-1)
+        return ids, logprobs.gather(1, ids[:, None]), *logprobs.topk(5)
+
+    def greedy(logits: torch.Tensor) -> torch.Tensor:
+        return rk.top_k_top_p_sampling(logits, zero, k, one, zero, seed, seed)
+
+    return Case(
+        "top_k_top_p_sampling_with_logprobs",
+        f"{batch}x{VOCAB} greedy top 5",
+        torch.float32,
+        4.0 * batch * VOCAB,
+        3.0 * batch * VOCAB,
+        lambda: (torch.randn(batch, VOCAB, device=device),),
+        {"radix": ours, "torch": eager, "radix greedy": greedy},
+        limit="read",
+    )
 
 
 def _logprobs_case(device: torch.device, batch: int) -> Case:
