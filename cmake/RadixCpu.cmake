@@ -13,8 +13,8 @@ set(RADIX_FLAGS_avx2 -mavx2 -mfma -mf16c)
 # gcc 12 takes its own _mm512_undefined_*() for a mistake (-Wmaybe-uninitialized).
 set(RADIX_FLAGS_avx512 ${RADIX_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
     -Wno-maybe-uninitialized -Wno-uninitialized)
-set(RADIX_FLAGS_avx512_bf16 ${RADIX_FLAGS_avx512} -mavx512bf16)
-set(RADIX_FLAGS_amx ${RADIX_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+set(RADIX_FLAGS_avx512_bf16 ${RADIX_FLAGS_avx512} -mavx512bf16 -mavx512vnni)
+set(RADIX_FLAGS_amx ${RADIX_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 set(_number 0)
 foreach(level ${RADIX_ISA_LEVELS})
   add_library(radix_cpu_${level} OBJECT)

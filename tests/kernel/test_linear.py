@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels import _loader
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, distant, guarded, spread
 
 # Sums of K float32 products, then one rounding; K up to 1,000 here.
@@ -162,7 +163,7 @@ def test_errors():
     w, x = torch.ones(6, 8), torch.ones(2, 8)
     packed = rk.pack_weight(w)
     with pytest.raises(NotImplementedError, match="kind"):
-        rk.pack_weight(w, kind="int4")
+        rk.pack_weight(w, kind="int3")
     with pytest.raises(ValueError, match="scales"):
         rk.pack_weight(w, torch.ones(6))
     with pytest.raises(TypeError, match="w"):
@@ -204,3 +205,35 @@ def test_rows_more_than_2_31_elements_apart(rng):
     x.copy_(spread((2, 40), torch.bfloat16, rng))
     packed = rk.pack_weight(spread((9, 40), torch.bfloat16, rng))
     assert_same_bits(rk.linear(x, packed), rk.linear(x.contiguous(), packed))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("kind", [None, "int8", "w8a8", "int4", "w4a8"])
+@pytest.mark.parametrize("tokens", [1, 6, 40])
+def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
+    """Bias, residual (which may be out) and the gate happen in float32, before the one rounding."""
+    if kind and _loader.backend != "cpu":
+        pytest.skip("quantized weights belong to the CPU library")
+    x, w = spread((tokens, 96), dtype, rng), spread((64, 96), dtype, rng)
+    packed = rk.pack_weight(w, kind=kind)
+    exact = rk.linear(x, packed, out_dtype=torch.float32).double()
+    bias, residual = spread((64,), torch.float32, rng), guarded((tokens, 64), dtype, gap=3)
+    residual.view.copy_(spread((tokens, 64), dtype, rng))
+    expected = exact + bias.double() + residual.view.double()
+    assert_close("linear", rk.linear(x, packed, bias, residual=residual.view), expected, TOLERANCE[dtype])
+    wide = rk.linear(x, packed, bias, residual=residual.view, out_dtype="float32")
+    assert_close("linear", wide, expected, TOLERANCE[torch.float32])
+    assert rk.linear(x, packed, bias, residual=residual.view, out=residual.view) is residual.view
+    residual.check()
+    assert_close("linear", residual.view, expected, TOLERANCE[dtype])
+    for interleaved, features in ((False, 32), (True, 32), (True, 21), (False, 21)):
+        rows = rk.pack_weight(w[: 2 * features], kind=kind)
+        sums = rk.linear(x, rows, out_dtype=torch.float32).double()
+        gate, up = (sums[:, ::2], sums[:, 1::2]) if interleaved else sums.split(features, dim=-1)
+        out = guarded((tokens, features), dtype, gap=2)
+        assert rk.linear_silu_and_mul(x, rows, interleaved=interleaved, out=out.view) is out.view
+        out.check()
+        fused = interleaved or features % 16 == 0
+        allowed = TOLERANCE[dtype] if fused else ON_GPU[dtype]
+        assert_close("linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed)

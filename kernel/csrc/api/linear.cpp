@@ -7,6 +7,33 @@ using namespace radix;
 
 namespace {
 
+bool is_quantized(const rk_packed_desc& desc) {
+  return desc.kind != RK_WEIGHT_DENSE;
+}
+bool has_small_codes(const rk_packed_desc& desc) {
+  return desc.kind == RK_WEIGHT_INT4 || desc.kind == RK_WEIGHT_W4A8;
+}
+
+// Sums of 2^17 products of bytes fit int32.
+constexpr int64_t kMostInputs = 1 << 17;
+
+void check_quantized(const char* op, const rk_packed_desc& desc) {
+  const uint32_t group = desc.group;
+  if (desc.kind > RK_WEIGHT_W4A8) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
+  const bool whole_rows = group == 0 && !has_small_codes(desc);
+  if (group != 32 && group != 64 && group != 128 && !whole_rows)
+    fail(RK_INVALID, "%s: group is %u, expected 32, 64 or 128%s", op, group,
+         has_small_codes(desc) ? "" : ", or 0 for whole rows");
+  if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
+    fail(RK_INVALID, "%s: zero points are for 4-bit codes, this weight has 8 bits", op);
+  const DType type = dtype_of(desc.scale_dtype);
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+    fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
+  if (desc.k > kMostInputs)
+    fail(RK_UNSUPPORTED, "%s: weight has %lld inputs, quantized ones have at most %lld", op, (long long)desc.k,
+         (long long)kMostInputs);
+}
+
 rk_packed_desc check_desc(const char* op, const rk_packed_desc* given) {
   auto desc = read_args(op, given);
   if (desc.n < 1 || desc.k < 1)
@@ -15,6 +42,7 @@ rk_packed_desc check_desc(const char* op, const rk_packed_desc* given) {
   const DType type = dtype_of(desc.dtype);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     fail(RK_DTYPE, "%s: weight has a dtype that cannot be packed, expected bfloat16, float16 or float32", op);
+  if (is_quantized(desc)) check_quantized(op, desc);
   return desc;
 }
 
@@ -29,8 +57,47 @@ void check_packed(const char* op, const Arg& packed, const rk_packed_desc& desc)
     packed.reject(RK_INVALID, "is not aligned to 64 bytes");
 }
 
-void check_weight(const Arg& weight, const Arg& packed, const rk_packed_desc& desc) {
-  weight.same_device(packed).dtype({dtype_of(desc.dtype)}).shape({desc.n, desc.k}, "shape of the weight");
+// weight, scales and zeros as pack and unpack take them.
+void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packed, const rk_tensor* weight,
+                    const rk_tensor* scales, const rk_tensor* zeros, bool written) {
+  const auto check = [&](const char* name, const rk_tensor* tensor, DType type, int64_t columns) {
+    const Arg arg(op, name, tensor);
+    arg.same_device(packed).dtype({type}).shape({desc.n, columns}, "outputs of the weight, columns for its inputs");
+    if (written) arg.writable();
+  };
+  const bool codes = is_quantized(desc) && (scales || written);
+  if (!codes) {
+    if (scales) fail(RK_INVALID, "%s: scales is given, but a dense weight has none", op);
+    if (zeros || (desc.zeros && is_quantized(desc))) fail(RK_INVALID, "%s: zero points go with codes and scales", op);
+    return check("weight", weight, dtype_of(desc.dtype), desc.k);
+  }
+  const int64_t groups = desc.group ? (desc.k + desc.group - 1) / desc.group : 1;
+  if (has_small_codes(desc)) {
+    check("weight", weight, DType::u8, (desc.k + 1) / 2);
+  } else {
+    check("weight", weight, DType::i8, desc.k);
+  }
+  check("scales", scales, dtype_of(desc.scale_dtype), groups);
+  if ((zeros != nullptr) != (desc.zeros != 0)) fail(RK_INVALID, "%s: zeros do not match the description", op);
+  if (zeros) check("zeros", zeros, DType::u8, groups);
+}
+
+void check_epilogue(const char* op, const rk_linear_args& a, const rk_packed_desc& desc, const Arg& x, const Arg& out) {
+  if (a.gate < RK_GATE_NONE || a.gate > RK_GATE_INTERLEAVED)
+    fail(RK_INVALID, "%s: gate is %d, expected a value of RK_GATE_*", op, a.gate);
+  if (a.gate != RK_GATE_NONE && desc.n % 2 != 0)
+    fail(RK_INVALID, "%s: weight has %lld outputs, expected gate and up rows of one number", op, (long long)desc.n);
+  if (a.gate == RK_GATE_HALVES && desc.n % 32 != 0)
+    fail(RK_UNSUPPORTED, "%s: gate halves have %lld rows, supported are multiples of 16", op, (long long)desc.n / 2);
+  const int64_t columns = desc.n / (a.gate == RK_GATE_NONE ? 1 : 2);
+  bool same = out.size(-1) == columns;
+  for (int i = 0; i + 1 < x->ndim; i++) same = same && out.size(i) == x.size(i);
+  if (!same)
+    out.reject(RK_INVALID, "has shape %s, expected x's %s with a last dimension of %lld (outputs of the weight)",
+               shape_text(*out).c_str(), shape_text(*x).c_str(), (long long)columns);
+  if (!a.residual) return;
+  const Arg residual(op, "residual", a.residual);
+  residual.same_device(out).same_dtype(x).same_shape(out).last_contiguous();
 }
 
 }  // namespace
@@ -50,9 +117,9 @@ rk_status rk_pack_weight(const rk_pack_weight_args* args, rk_stream stream) {
     const char* op = "pack_weight";
     auto a = read_args(op, args);
     const auto desc = check_desc(op, a.desc);
-    const Arg weight(op, "weight", a.weight), packed(op, "packed", a.packed);
+    const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_weight(weight, packed, desc);
+    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, false);
     a.desc = &desc;
     backend::pack_weight(a, stream);
   });
@@ -63,10 +130,9 @@ rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream stream) 
     const char* op = "unpack_weight";
     auto a = read_args(op, args);
     const auto desc = check_desc(op, a.desc);
-    const Arg packed(op, "packed", a.packed), weight(op, "weight", a.weight);
+    const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_weight(weight, packed, desc);
-    weight.writable();
+    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, true);
     a.desc = &desc;
     backend::unpack_weight(a, stream);
   });
@@ -84,11 +150,7 @@ rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
       x.reject(RK_INVALID, "has shape %s, expected a last dimension of %lld (inputs of the weight)",
                shape_text(*x).c_str(), (long long)desc.k);
     out.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).ndim(x->ndim).last_contiguous().writable();
-    bool same = out.size(-1) == desc.n;
-    for (int i = 0; i + 1 < x->ndim; i++) same = same && out.size(i) == x.size(i);
-    if (!same)
-      out.reject(RK_INVALID, "has shape %s, expected x's %s with a last dimension of %lld (outputs of the weight)",
-                 shape_text(*out).c_str(), shape_text(*x).c_str(), (long long)desc.n);
+    check_epilogue(op, a, desc, x, out);
     if (a.bias) {
       const Arg bias(op, "bias", a.bias);
       bias.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).shape({desc.n}, "outputs of the weight");

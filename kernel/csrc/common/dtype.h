@@ -11,6 +11,7 @@ namespace radix {
 enum class DType : uint32_t {
   i32 = RK_CODE_INT << 8 | 32,
   i64 = RK_CODE_INT << 8 | 64,
+  i8 = RK_CODE_INT << 8 | 8,
   u8 = RK_CODE_UINT << 8 | 8,
   f16 = RK_CODE_FLOAT << 8 | 16,
   f32 = RK_CODE_FLOAT << 8 | 32,

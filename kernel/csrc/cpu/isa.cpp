@@ -45,8 +45,9 @@ Isa detect() {
   if (!avx2) return Isa::portable;
   const bool avx512 = (state & 0xE6) == 0xE6 && has(l7.b, {16 /*f*/, 17 /*dq*/, 30 /*bw*/, 31 /*vl*/});
   if (!avx512) return Isa::avx2;
-  if (!has(l71.a, {5 /*avx512-bf16*/})) return Isa::avx512;
-  const bool amx = (state & 0x60000) == 0x60000 && has(l7.d, {22 /*amx-bf16*/, 24 /*amx-tile*/}) && request_tiles();
+  if (!has(l71.a, {5 /*avx512-bf16*/}) || !has(l7.c, {11 /*avx512-vnni*/})) return Isa::avx512;
+  const bool tiles = (state & 0x60000) == 0x60000 && has(l7.d, {22 /*amx-bf16*/, 24 /*amx-tile*/, 25 /*amx-int8*/});
+  const bool amx = tiles && request_tiles();
   return amx ? Isa::amx : Isa::avx512_bf16;
 }
 

@@ -6,6 +6,11 @@
 
 namespace radix::cpu {
 
+// portable     what every x86-64 has
+// avx2         with FMA and F16C
+// avx512       F, BW, DQ, VL; no VNNI, so Ice Lake's goes unused
+// avx512_bf16  with VNNI: every CPU that has BF16 has it (Zen 4, Cooper Lake)
+// amx          AMX bf16 and int8 tiles (Sapphire Rapids)
 enum class Isa { portable, avx2, avx512, avx512_bf16, amx };
 
 // The best level that this machine and its kernel offer; RADIX_CPU_ISA=<level> lowers it (for tests).

@@ -10,7 +10,7 @@ from typing import Any
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 from .activation import silu_and_mul
-from .linear import PackedWeight, linear, raw_weight, small_product
+from .linear import PackedWeight, is_packed, linear, linear_packed, raw_weight, small_product
 
 _GATE = {False: 1, True: 2}
 _HALVES = ("bfloat16", "float16")
@@ -19,12 +19,14 @@ _HALVES = ("bfloat16", "float16")
 def linear_silu_and_mul(
     x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
 ) -> Array:
-    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass for up to 64 rows on Hopper.
+    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass for up to 64 rows on Hopper and for
+    packed weights on the CPU.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's dtype or a PackedWeight
     of it: gate rows, then up rows, or with interleaved gate row 2j and up row 2j + 1. out: [..., F] of x's dtype.
     Fused, nothing is rounded before the product of the two; otherwise this is `linear` and then `silu_and_mul`, which
-    rounds gate and up as well. The fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes.
+    rounds gate and up as well. Hopper's fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes;
+    the CPU's needs F in multiples of 16 unless interleaved.
     Bits of a row: as `linear`. Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_silu_and_mul"
@@ -39,6 +41,8 @@ def linear_silu_and_mul(
         flat = (x.reshape(-1, inputs), raw_weight(weight), None, None)
         run(*flat, _GATE[interleaved], isinstance(weight, PackedWeight), out.reshape(-1, features))
         return out
+    if is_packed(weight) and (interleaved or features % 16 == 0):
+        return linear_packed(op, x, weight, gate=_GATE[interleaved], out=out)
     both, to = _arrays.as_torch(linear(x, weight)), _arrays.as_torch(out)
     _checks.shape(op, "out", to, (*tuple(x.shape)[:-1], features), "rows of x, half of weight's")
     _checks.same_dtype(op, "out", to, "x", both)

@@ -7,7 +7,7 @@ the row-major weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
@@ -16,12 +16,19 @@ from ._arrays import Array
 REFERENCE_LAYOUT = "reference"
 
 
+# Kinds of weights as the library numbers them.
+_KINDS = {"dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4}
+_SMALL_CODES = ("int4", "w4a8")
+
+
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [n, k] in the order that its kernel reads.
 
     data: uint8 [bytes] on the weight's device; layout: the order's name; dtype: name of the
-    elements' dtype (`bfloat16`).
+    elements' dtype (`bfloat16`), for a quantized weight that of x; kind: `dense`, `int8`, `int4`,
+    `w8a8` or `w4a8`; group: inputs that share a scale, 0 for whole rows; scale_dtype: its name;
+    zeros: whether 4-bit codes have zero points of their own.
     """
 
     data: Array
@@ -29,6 +36,11 @@ class PackedWeight:
     n: int
     k: int
     dtype: str
+    kind: str = "dense"
+    group: int = 0
+    scale_dtype: str = ""
+    zeros: bool = False
+    descriptor: Any = field(default=None, repr=False, compare=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,26 +53,50 @@ class PackedWeight:
         return int(self.data.shape[0])
 
 
-def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) -> PackedWeight:
-    """Lay out w for `linear` and `embedding` on its device.
+def pack_weight(
+    w: Array,
+    scales: Array | None = None,
+    kind: str | None = None,
+    *,
+    zeros: Array | None = None,
+    group: int | None = None,
+    dtype: Any = None,
+) -> PackedWeight:
+    """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be freed.
 
-    w: [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
-    kind: None or `dense` keeps w's dtype; scales must be None then. The result holds a copy: w
-    may be freed afterwards. On a GPU this waits for the copy, so that kernels may count on it.
-    Errors: TypeError (dtype), ValueError (shape, stride), NotImplementedError (another kind).
+    kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
+
+    - `int8`, `w8a8`: element = code * scale. w: int8 [N, K].
+    - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)], input 2j in
+      the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None: all are 8.
+
+    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127 and
+    code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
+    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows. group: 32, 64,
+    128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for 8 bits and 64 for 4.
+    dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
+    So GPTQ's and AWQ's weights are `int4` with zeros, Q8_0 is `int8` and Q4_0 `int4` in groups of 32, once their
+    codes stand in this order.
+    A quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here, to the
+    nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4 bits); float32 for whole rows,
+    bfloat16 otherwise; dtype is w's.
+
+    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous. On a GPU this
+    waits for the copy, so that kernels may count on it.
+    Errors: TypeError (dtype), ValueError (shape, stride, value), NotImplementedError (another kind, or a
+    quantized one without the CPU library).
     """
-    if kind not in (None, "dense"):
-        raise NotImplementedError(f"pack_weight: kind is {kind!r}, only 'dense' exists")
-    if scales is not None:
-        raise ValueError("pack_weight: scales is given, but a dense weight has none")
-    _checks.dtype("pack_weight", "w", w, _checks.FLOATS)
-    if len(w.shape) != 2:
-        raise ValueError(f"pack_weight: w has {len(w.shape)} dimensions, expected 2")
-    n, k = (int(size) for size in w.shape)
-    if n < 1 or k < 1:
-        raise ValueError(f"pack_weight: w has shape [{n}, {k}], expected at least [1, 1]")
+    op, kind = "pack_weight", kind or "dense"
+    if kind not in _KINDS:
+        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
+    if kind != "dense":
+        return _pack_quantized(w, scales, kind, zeros, group, dtype)
+    for name, given in (("scales", scales), ("zeros", zeros), ("group", group), ("dtype", dtype)):
+        if given is not None:
+            raise ValueError(f"{op}: {name} is given, but a dense weight has none")
+    n, k = _check_matrix(op, w)
     name = _arrays.dtype_name(w)
-    run = _dispatch.native("pack_weight", w)
+    run = _dispatch.native(op, w)
     if run is None:
         import torch
 
@@ -70,21 +106,79 @@ def pack_weight(w: Array, scales: Array | None = None, kind: str | None = None) 
         data = rows.view(-1).view(torch.uint8)
         return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
     bind: Any = _loader.bind
-    data = _aligned_bytes(w, bind.packed_weight_size(n, k, name))
-    run(w, data)
-    return PackedWeight(data, bind.packed_weight_layout(name), n, k, name)
+    desc = bind.PackedDesc(n, k, name, 0, 0, name, False)
+    data = _aligned_bytes(w, desc.nbytes)
+    run(w, None, None, desc, data)
+    return PackedWeight(data, desc.layout, n, k, name, descriptor=desc)
 
 
-def unpack_weight(weight: PackedWeight) -> Array:
-    """The weight [n, k] again, bit for bit, in a new array."""
-    out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-    if weight.layout != REFERENCE_LAYOUT:
-        run = _dispatch.native("unpack_weight", weight.data)
-        if run is None:
-            raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
-        run(weight.data, out)
+def _pack_quantized(w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any) -> PackedWeight:
+    op, small = "pack_weight", kind in _SMALL_CODES
+    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
+    if run is None:
+        raise NotImplementedError(f"{op}: {kind} weights need the CPU library and a weight in its memory")
+    if scales is None:
+        n, k = _check_matrix(op, w)
+        _checks.require(op, zeros is None and dtype is None, "zeros and dtype go with codes and scales")
+        name = _arrays.dtype_name(w)
+        group = (64 if small else 0) if group is None else group
+        scale_name = "bfloat16" if group else "float32"
+    else:
+        _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
+        _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
+        name = "bfloat16" if dtype is None else str(dtype).rpartition(".")[2]
+        n, k = int(w.shape[0]), int(w.shape[1]) * (2 if small else 1)
+        scales = scales[:, None] if len(scales.shape) == 1 else scales
+        scale_name = _arrays.dtype_name(scales)
+        group = _group_of(op, k, int(scales.shape[1]), small) if group is None else group
+    bind: Any = _loader.bind
+    desc = bind.PackedDesc(n, k, name, _KINDS[kind], group, scale_name, zeros is not None)
+    data = _aligned_bytes(w, desc.nbytes)
+    run(w, scales, zeros, desc, data)
+    return PackedWeight(data, desc.layout, n, k, name, kind, group, scale_name, zeros is not None, desc)
+
+
+def _group_of(op: str, k: int, groups: int, small: bool) -> int:
+    """The group size that gives so many groups of K."""
+    sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
+    if groups == 1 and not small:
+        return 0
+    _checks.require(op, len(sizes) == 1, f"scales have {groups} columns for {k} inputs: say which group is meant")
+    return sizes[0]
+
+
+def _check_matrix(op: str, w: Array) -> tuple[int, int]:
+    _checks.dtype(op, "w", w, _checks.FLOATS)
+    if len(w.shape) != 2:
+        raise ValueError(f"{op}: w has {len(w.shape)} dimensions, expected 2")
+    n, k = (int(size) for size in w.shape)
+    if n < 1 or k < 1:
+        raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
+    return n, k
+
+
+def unpack_weight(weight: PackedWeight) -> Any:
+    """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or None).
+
+    Codes, scales [n, G] and zeros are as `pack_weight` takes them; a last 4-bit code of an odd K has 0 beside it.
+    """
+    if weight.layout == REFERENCE_LAYOUT:
+        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
+        return _arrays.as_torch(out).copy_(_rows(weight))
+    run = _dispatch.native("unpack_weight", weight.data)
+    if run is None:
+        raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
+    if weight.kind == "dense":
+        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
+        run(weight.data, weight.descriptor, out, None, None)
         return out
-    return _arrays.as_torch(out).copy_(_rows(weight))
+    n, k, groups = weight.n, weight.k, -(-weight.k // weight.group) if weight.group else 1
+    shape, name = ((n, -(-k // 2)), "uint8") if weight.kind in _SMALL_CODES else ((n, k), "int8")
+    codes = _arrays.empty(weight.data, shape, name)
+    scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
+    zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
+    run(weight.data, weight.descriptor, codes, scales, zeros)
+    return codes, scales, zeros
 
 
 def linear(
@@ -102,7 +196,8 @@ def linear(
     [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
     out. out_dtype: a dtype or its name, x's (default) or float32. out: [..., N] of it. Accumulated in
     float32, bias and residual added in float32, rounded once; with a float32 out, as logits should
-    be, not at all. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
+    be, not at all. The quantized kinds: see `pack_weight`; a NaN or infinity in x makes its whole row of outputs
+    not finite. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
     number of threads.
     On Hopper up to 64 rows of bfloat16 or float16 run on kernels of our own, where K is a multiple
     of 8 and rows begin at multiples of 16 bytes: a row's bits depend neither on the other rows nor
@@ -119,22 +214,11 @@ def linear(
         if out is None:
             out = _arrays.empty(x, (*x.shape[:-1], int(weight.shape[0])), name)
         return _run_small(run, x, weight, bias, residual, out)
-    packed = isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
+    packed = is_packed(weight)
     if out is None and (packed or not _arrays.is_torch(x)):
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])), name)
     if packed:
-        run = _dispatch.native("linear_packed", x)
-        if run is None:
-            raise ValueError(f"linear: no library here knows the layout {weight.layout}")
-        _same_k_and_dtype(op, x, weight)
-        if residual is None:
-            run(x, weight.data, weight.n, weight.k, bias, out)
-            return out
-        _check_residual(op, residual, (*tuple(x.shape)[:-1], weight.n), x)
-        wide = _arrays.empty(x, (*tuple(x.shape)[:-1], weight.n), "float32")
-        run(x, weight.data, weight.n, weight.k, bias, wide)
-        _add_residual(op, wide, residual, out)
-        return out
+        return linear_packed(op, x, weight, bias, residual, out=out)
     import torch
 
     from . import reference
@@ -150,6 +234,30 @@ def linear(
     to_dtype = getattr(torch, name)
     result = reference.linear(tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb))
     return result if out is None else out
+
+
+def is_packed(weight: PackedWeight | Array) -> bool:
+    """Whether weight is in an order of the native library."""
+    return isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
+
+
+def linear_packed(
+    op: str,
+    x: Array,
+    weight: Any,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    gate: int = 0,
+    *,
+    out: Array,
+) -> Array:
+    """The native product for `linear` and its kin; gate: 0 none, 1 halves, 2 interleaved."""
+    run = _dispatch.native("linear_packed", x)
+    if run is None:
+        raise ValueError(f"{op}: no library here knows the layout {weight.layout}")
+    _same_k_and_dtype(op, x, weight)
+    run(x, weight.data, weight.descriptor, bias, residual, gate, out)
+    return out
 
 
 # Rows of x that the kernels for small products take at most.
@@ -202,7 +310,7 @@ def _dense(x: Any) -> bool:
 
 
 def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = None) -> Array:
-    """`out[t] = weight[ids[t]]`, bits copied.
+    """`out[t] = weight[ids[t]]`: bits copied, or (code - zero) * scale of a quantized weight, rounded once.
 
     ids: int32 or int64 [T]; weight: PackedWeight or [N, K]. out: [T, K] of weight's dtype.
     Errors: TypeError, ValueError (shape; on the CPU also an id outside of 0 .. N - 1).
@@ -217,7 +325,7 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
         if run is None:
             raise ValueError(f"embedding: no library here knows the layout {weight.layout}")
         _checks.require(op, _arrays.dtype_name(out) == weight.dtype, "out has another dtype")
-        run(ids, weight.data, weight.n, weight.k, out)
+        run(ids, weight.data, weight.descriptor, out)
         return out
     from . import reference
 
@@ -261,11 +369,6 @@ def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:
         raise ValueError(f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)")
     if _arrays.dtype_name(x) != weight.dtype:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {weight.dtype} (as weight)")
-
-
-def _add_residual(op: str, wide: Array, residual: Array, out: Array) -> None:
-    tw, tr, to = (_arrays.as_torch(t) for t in (wide, residual, out))
-    to.copy_(tw + tr)
 
 
 def _check_residual(op: str, residual: Any, shape: tuple[int, ...], like: Any) -> None:

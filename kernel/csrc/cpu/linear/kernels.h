@@ -7,7 +7,11 @@
 namespace radix::cpu {
 
 struct LinearKernels {
-  void (*linear)(const rk_linear_args& args);
+  void (*dense)(const rk_linear_args& args);
+  void (*quantized)(const rk_linear_args& args);
+  void (*pack_quantized)(const rk_pack_weight_args& args);
+  void (*unpack_quantized)(const rk_unpack_weight_args& args);
+  void (*gather_quantized)(const rk_embedding_args& args);
 };
 
 RK_CPU_TABLE(LinearKernels, linear)

@@ -1,4 +1,4 @@
-// Packing, unpacking and gathering rows: moves of whole elements, the same at every ISA level.
+// Packing, unpacking and gathering rows of dense weights: moves of whole elements, the same at every ISA level.
 #include <algorithm>
 #include <cstring>
 
@@ -56,19 +56,15 @@ void unpack(const rk_unpack_weight_args& a) {
   });
 }
 
-int64_t id_at(const rk_tensor& ids, int64_t i) {
-  const int64_t at = i * ids.strides[0];
-  return dtype_of(ids) == DType::i32 ? data_ptr<int32_t>(ids)[at] : data_ptr<int64_t>(ids)[at];
-}
-
 template <class T>
 void gather(const rk_embedding_args& a) {
   const rk_packed_desc& desc = *a.desc;
   const T* packed = data_ptr<T>(*a.packed);
+  const Indices ids(*a.ids);
   const Rows out(*a.out);
   parallel_for(out.count, kGrainElements / desc.k + 1, [&](int64_t begin, int64_t end) noexcept {
     for (int64_t t = begin; t < end; t++) {
-      const int64_t id = id_at(*a.ids, t);
+      const int64_t id = ids[t];
       T* row = out.at<T>(t);
       for_elements(desc, id, id + 1, [&](int64_t, int64_t k, int64_t at) { row[k] = packed[at]; });
     }
@@ -80,30 +76,37 @@ void gather(const rk_embedding_args& a) {
 namespace backend {
 
 int64_t packed_weight_info(rk_packed_desc& desc) {
+  if (desc.kind != RK_WEIGHT_DENSE) {
+    const Quantized q(desc);
+    desc.layout = q.bits == 8 ? RK_LAYOUT_QUADS16 : RK_LAYOUT_NIBBLES16;
+    return num_blocks(desc.n) * q.block;
+  }
   desc.layout = dtype_of(desc.dtype) == DType::bf16 ? RK_LAYOUT_PAIRS16 : RK_LAYOUT_LANES16;
   return elements(desc.n, desc.k) * (desc.dtype.bits / 8);
 }
 
 void pack_weight(const rk_pack_weight_args& args, rk_stream) {
+  if (args.desc->kind != RK_WEIGHT_DENSE) return linear_kernels().pack_quantized(args);
   dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { pack<typename decltype(type)::type>(args); });
 }
 
 void unpack_weight(const rk_unpack_weight_args& args, rk_stream) {
+  if (args.desc->kind != RK_WEIGHT_DENSE) return linear_kernels().unpack_quantized(args);
   dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { unpack<typename decltype(type)::type>(args); });
 }
 
 void linear(const rk_linear_args& args, rk_stream) {
-  linear_kernels().linear(args);
+  const LinearKernels& kernels = linear_kernels();
+  args.desc->kind == RK_WEIGHT_DENSE ? kernels.dense(args) : kernels.quantized(args);
 }
 
 void embedding(const rk_embedding_args& args, rk_stream) {
-  const int64_t tokens = args.ids->shape[0];
-  for (int64_t t = 0; t < tokens; t++) {
-    const int64_t id = id_at(*args.ids, t);
-    if (id < 0 || id >= args.desc->n)
+  const Indices ids(*args.ids);
+  for (int64_t t = 0; t < ids.count(); t++)
+    if (ids[t] < 0 || ids[t] >= args.desc->n)
       fail(RK_INVALID, "embedding: ids[%lld] is %lld, expected 0 to %lld (rows of the weight)", (long long)t,
-           (long long)id, (long long)args.desc->n - 1);
-  }
+           (long long)ids[t], (long long)args.desc->n - 1);
+  if (args.desc->kind != RK_WEIGHT_DENSE) return linear_kernels().gather_quantized(args);
   dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { gather<typename decltype(type)::type>(args); });
 }
 

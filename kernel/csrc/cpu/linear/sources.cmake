@@ -1,3 +1,3 @@
 radix_cpu_family(linear
-  BACKEND pack.cpp       # compiled once
-  KERNELS linear.cpp)    # compiled once per ISA level
+  BACKEND pack.cpp                                      # compiled once
+  KERNELS linear.cpp quantized.cpp pack_quantized.cpp)  # compiled once per ISA level

@@ -16,7 +16,7 @@ from .fused_rope import fused_qk_norm_rope_store
 from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
-from .linear import embedding, linear
+from .linear import dequantize_weight, embedding, linear, quantize_rows, quantize_weight
 from .mla import mla_decode, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm

@@ -34,3 +34,46 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | No
             bad = low if low < 0 else high
             raise ValueError(f"embedding: ids holds {bad}, expected 0 .. {weight.shape[0] - 1}")
     return finish(weight[ids.long()], out, weight.dtype)
+
+
+def quantize_weight(w: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `radix_kernels.pack_weight` makes of a float weight [N, K]: (codes [N, K] int16, scales [N, G]).
+
+    codes -127 .. 127 with float32 (group 0: whole rows) or bfloat16 scales; of 4 bits 0 .. 15, with 8 for zero.
+    """
+    pieces = _groups(w.float(), group)
+    largest = pieces.gather(-1, pieces.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    scales = (largest.abs() / 127 if bits == 8 else largest / -8).to(torch.bfloat16 if group else torch.float32)
+    wide = scales.float().unsqueeze(-1)
+    steps = torch.where(wide != 0, pieces / wide, 0.0).round()
+    codes = steps.clamp(-127, 127) if bits == 8 else steps.clamp(-8, 7) + 8
+    return codes.flatten(1)[:, : w.shape[1]].to(torch.int16), scales
+
+
+def dequantize_weight(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group: int
+) -> torch.Tensor:
+    """(code - zero) * scale in float64: [N, K] codes, [N, G] scales and zeros (None: 0)."""
+    k = codes.shape[1]
+    wide = [t.double().repeat_interleave(group or k, 1)[:, :k] for t in (scales, scales if zeros is None else zeros)]
+    return (codes.double() - (0 if zeros is None else wide[1])) * wide[0]
+
+
+def quantize_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] as `linear` takes it for `w8a8` and `w4a8`: (codes [T, K] int8, float32 scales [T, G])."""
+    pieces = _groups(x.float(), group)
+    largest = pieces.abs().amax(-1)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)  # one rounding
+    inverse = torch.where(inverse < 3e38, inverse, 0.0)
+    codes = (pieces * inverse.unsqueeze(-1)).round()
+    finite = pieces.isfinite().all(-1)
+    codes = torch.where(finite.unsqueeze(-1), codes, 0.0)
+    scales = torch.where(finite, largest / 127, torch.nan)
+    return codes.flatten(1)[:, : x.shape[1]].to(torch.int8), scales
+
+
+def _groups(x: torch.Tensor, group: int) -> torch.Tensor:
+    """[R, K] -> [R, G, group], zeros beyond K."""
+    rows, k = x.shape
+    size = group or k
+    return F.pad(x, (0, -k % size)).view(rows, -(-k // size), size)

@@ -1,0 +1,196 @@
+// Packing, unpacking, gathering and quantizing weights of 8-bit and 4-bit codes; the results are the same at every ISA
+// level.
+#include "cpu/linear/quantized.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "common/tensor.h"
+#include "cpu/linear/layout.h"
+#include "cpu/simd_scalar.h"
+#include "cpu/thread_pool.h"
+
+namespace radix::cpu::RK_ISA {
+namespace {
+
+using linear_layout::kBlockN;
+using linear_layout::Quantized;
+
+constexpr int64_t kGrainCodes = 1 << 15;
+constexpr int kNibbleZero = 8;
+
+template <class Fn>
+void for_blocks(const rk_packed_desc& desc, const Quantized& q, const Fn& fn) {
+  parallel_for(linear_layout::num_blocks(desc.n), kGrainCodes / (kBlockN * q.kp) + 1,
+               [&](int64_t begin, int64_t end) noexcept {
+                 for (int64_t block = begin; block < end; block++) fn(block);
+               });
+}
+
+// A tensor [n, columns] with free strides.
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t row, col;
+  explicit Matrix(const rk_tensor& t) : data(data_ptr<T>(t)), row(t.strides[0]), col(t.strides[1]) {}
+  T& operator()(int64_t n, int64_t k) const { return data[n * row + k * col]; }
+};
+
+uint8_t get_code(const Quantized& q, const uint8_t* block, int64_t n, int64_t k) {
+  const uint8_t byte = block[q.code(n, k)];
+  return q.bits == 8 ? byte : Quantized::high(k) ? byte >> 4 : byte & 15;
+}
+// Into a block that was cleared before.
+void put_code(const Quantized& q, uint8_t* block, int64_t n, int64_t k, uint8_t code) {
+  block[q.code(n, k)] |= static_cast<uint8_t>(q.bits == 4 && Quantized::high(k) ? code << 4 : code);
+}
+
+template <class Fn>
+void dispatch_scale(const Quantized& q, uint8_t* block, const Fn& fn) {
+  dispatch_float(q.scale_type, [&](auto type) {
+    using T = typename decltype(type)::type;
+    fn(type, reinterpret_cast<T*>(block + q.scales));
+  });
+}
+
+float scale_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
+  float scale = 0;
+  dispatch_scale(q, const_cast<uint8_t*>(block),
+                 [&](auto, const auto* scales) { scale = to_float(scales[g * kBlockN + n]); });
+  return scale;
+}
+
+int zero_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
+  if (q.has_zeros) return block[q.zeros + g * kBlockN + n];
+  return q.bits == 8 ? 0 : kNibbleZero;
+}
+
+int value_of(const Quantized& q, uint8_t code) {
+  return q.bits == 8 ? static_cast<int8_t>(code) : code;
+}
+
+// Quantizes inputs [k0, k1) of output n: values(k) -> codes, scale.
+template <class Values>
+void quantize_group(const Quantized& q, uint8_t* block, int64_t n, int64_t g, const Values& values) {
+  const int64_t k0 = g * q.group, k1 = k0 + q.group < q.k ? k0 + q.group : q.k;
+  float extreme = 0;  // the value that is largest in size
+  for (int64_t k = k0; k < k1; k++)
+    if (std::fabs(values(k)) > std::fabs(extreme)) extreme = values(k);
+  float scale = q.bits == 8 ? std::fabs(extreme) / 127 : extreme / -8;
+  dispatch_scale(q, block, [&](auto, auto* scales) {
+    from_float(scale, scales[g * kBlockN + n]);
+    scale = to_float(scales[g * kBlockN + n]);
+  });
+  const int low = q.bits == 8 ? -127 : -8, high = q.bits == 8 ? 127 : 7, zero = q.bits == 8 ? 0 : kNibbleZero;
+  for (int64_t k = k0; k < k1; k++) {
+    const float steps = scale != 0 ? std::nearbyintf(values(k) / scale) : 0;
+    const float code = steps < low ? low : steps > high ? high : steps;
+    put_code(q, block, n, k, static_cast<uint8_t>(static_cast<int>(code) + zero));
+  }
+}
+
+void check_finite(const rk_pack_weight_args& a) {
+  dispatch_float(dtype_of(*a.weight), [&](auto type) {
+    const Matrix<typename decltype(type)::type> w(*a.weight);
+    for (int64_t n = 0; n < a.desc->n; n++) {
+      float poison = 0;
+      for (int64_t k = 0; k < a.desc->k; k++) poison += to_float(w(n, k)) * 0;
+      if (poison != 0) fail(RK_INVALID, "pack_weight: w has a value in row %lld that is not finite", (long long)n);
+    }
+  });
+}
+
+void copy_codes(const rk_pack_weight_args& a, const Quantized& q, uint8_t* block, int64_t n0, int64_t count) {
+  const Matrix<uint8_t> w(*a.weight);
+  for (int64_t n = 0; n < count; n++) {
+    for (int64_t k = 0; k < q.k; k++) {
+      const uint8_t byte = w(n0 + n, q.bits == 8 ? k : k / 2);
+      put_code(q, block, n, k, q.bits == 8 ? byte : k % 2 ? byte >> 4 : byte & 15);
+    }
+    for (int64_t g = 0; g < q.groups_k; g++) {
+      dispatch_scale(q, block, [&](auto type, auto* scales) {
+        scales[g * kBlockN + n] = Matrix<typename decltype(type)::type>(*a.scales)(n0 + n, g);
+      });
+      if (q.has_zeros) block[q.zeros + g * kBlockN + n] = Matrix<uint8_t>(*a.zeros)(n0 + n, g);
+    }
+  }
+}
+
+void check_zeros(const rk_pack_weight_args& a, const Quantized& q) {
+  const Matrix<uint8_t> zeros(*a.zeros);
+  for (int64_t n = 0; n < a.desc->n; n++)
+    for (int64_t g = 0; g < q.groups_k; g++)
+      if (zeros(n, g) > 16) fail(RK_INVALID, "pack_weight: zeros has the value %d, expected 0 to 16", zeros(n, g));
+}
+
+}  // namespace
+
+void pack_quantized(const rk_pack_weight_args& a) {
+  const Quantized q(*a.desc);
+  if (!a.scales) check_finite(a);
+  if (a.zeros) check_zeros(a, q);
+  uint8_t* packed = data_ptr<uint8_t>(*a.packed);
+  for_blocks(*a.desc, q, [&](int64_t b) {
+    uint8_t* block = packed + b * q.block;
+    std::memset(block, 0, q.block);
+    const int64_t n0 = b * kBlockN, count = a.desc->n - n0 < kBlockN ? a.desc->n - n0 : kBlockN;
+    if (a.scales) return copy_codes(a, q, block, n0, count);
+    dispatch_float(dtype_of(*a.weight), [&](auto type) {
+      const Matrix<typename decltype(type)::type> w(*a.weight);
+      for (int64_t n = 0; n < count; n++)
+        for (int64_t g = 0; g < q.groups_k; g++)
+          quantize_group(q, block, n, g, [&](int64_t k) { return to_float(w(n0 + n, k)); });
+    });
+  });
+}
+
+void unpack_quantized(const rk_unpack_weight_args& a) {
+  const Quantized q(*a.desc);
+  const uint8_t* packed = data_ptr<uint8_t>(*a.packed);
+  const Matrix<uint8_t> w(*a.weight);
+  for_blocks(*a.desc, q, [&](int64_t b) {
+    const uint8_t* block = packed + b * q.block;
+    for (int64_t n = b * kBlockN; n < a.desc->n && n < (b + 1) * kBlockN; n++) {
+      const int64_t lane = n % kBlockN;
+      for (int64_t k = 0; k < q.k; k += q.bits == 8 ? 1 : 2) {
+        const uint8_t code = get_code(q, block, lane, k);
+        if (q.bits == 8) {
+          w(n, k) = code;
+        } else {
+          w(n, k / 2) = static_cast<uint8_t>(code | (k + 1 < q.k ? get_code(q, block, lane, k + 1) << 4 : 0));
+        }
+      }
+      for (int64_t g = 0; g < q.groups_k; g++) {
+        dispatch_scale(q, const_cast<uint8_t*>(block), [&](auto type, const auto* scales) {
+          Matrix<typename decltype(type)::type> (*a.scales)(n, g) = scales[g * kBlockN + lane];
+        });
+        if (q.has_zeros) Matrix<uint8_t> (*a.zeros)(n, g) = block[q.zeros + g * kBlockN + lane];
+      }
+    }
+  });
+}
+
+void gather_quantized(const rk_embedding_args& a) {
+  const Quantized q(*a.desc);
+  const uint8_t* packed = data_ptr<uint8_t>(*a.packed);
+  const Indices ids(*a.ids);
+  const Rows out(*a.out);
+  dispatch_float(dtype_of(*a.out), [&](auto type) {
+    using T = typename decltype(type)::type;
+    parallel_for(out.count, kGrainCodes / q.k + 1, [&](int64_t begin, int64_t end) noexcept {
+      for (int64_t t = begin; t < end; t++) {
+        const int64_t n = ids[t] % kBlockN;
+        const uint8_t* block = packed + ids[t] / kBlockN * q.block;
+        T* row = out.at<T>(t);
+        for (int64_t g = 0; g < q.groups_k; g++) {
+          const float scale = scale_of(q, block, n, g);
+          const int zero = zero_of(q, block, n, g);
+          for (int64_t k = g * q.group; k < q.k && k < (g + 1) * q.group; k++)
+            from_float(static_cast<float>(value_of(q, get_code(q, block, n, k)) - zero) * scale, row[k]);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace radix::cpu::RK_ISA

@@ -1,0 +1,13 @@
+// What linear.cpp puts into the level's table for quantized weights.
+#pragma once
+
+#include "radix_kernels/linear.h"
+
+namespace radix::cpu::RK_ISA {
+
+void quantized(const rk_linear_args& args);
+void pack_quantized(const rk_pack_weight_args& args);
+void unpack_quantized(const rk_unpack_weight_args& args);
+void gather_quantized(const rk_embedding_args& args);
+
+}  // namespace radix::cpu::RK_ISA

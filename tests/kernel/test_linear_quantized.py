@@ -1,0 +1,282 @@
+"""Packed int8 and int4 weights: what is packed, what `linear` and `embedding` make of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import radix_kernels as rk
+from radix_kernels import _loader, reference
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
+
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(_loader.backend != "cpu", reason="quantized weights belong to the CPU library"),
+]
+
+# As for dense weights: float32 sums, one rounding. Integer sums add the roundings of two scales.
+TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
+SIZES = [(1, 34), (15, 30), (16, 64), (17, 34), (48, 128), (100, 8), (33, 1000), (80, 418)]
+SCALES = [torch.float32, torch.float16, torch.bfloat16]
+# (kind, group, zero points)
+KINDS = [
+    *itertools.product(("int8", "w8a8"), (0, 32, 64, 128), (False,)),
+    *itertools.product(("int4", "w4a8"), (32, 64, 128), (False, True)),
+]
+NAMES = [f"{kind}-{group}{'-zeros' if zeros else ''}" for kind, group, zeros in KINDS]
+
+
+@dataclass
+class Weight:
+    """Random codes, scales and zeros, as `pack_weight` takes them and as a float64 matrix."""
+
+    kind: str
+    group: int
+    codes: torch.Tensor  # [N, K], any integers
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    @classmethod
+    def random(cls, kind, group, zeros, n, k, rng, scale_dtype=torch.float32):
+        small, groups = kind in ("int4", "w4a8"), -(-k // group) if group else 1
+        codes = integers(0, 16, (n, k), rng) if small else integers(-128, 128, (n, k), rng)
+        scales = (torch.rand((n, groups), generator=rng) / 64 + 2**-9).to(scale_dtype)
+        points = integers(0, 17, (n, groups), rng).to(torch.uint8) if zeros else None
+        return cls(kind, group, codes, scales, points)
+
+    @property
+    def stored(self) -> torch.Tensor:
+        if self.kind not in ("int4", "w4a8"):
+            return self.codes.to(torch.int8)
+        even, odd = self.codes[:, ::2], self.codes[:, 1::2]
+        return (even | odd << 4).to(torch.uint8)
+
+    def pack(self, dtype=torch.bfloat16) -> rk.PackedWeight:
+        return rk.pack_weight(self.stored, self.scales, self.kind, zeros=self.zeros, group=self.group, dtype=dtype)
+
+    def value(self) -> torch.Tensor:
+        zeros = self.zeros
+        if zeros is None and self.kind in ("int4", "w4a8"):
+            zeros = torch.full_like(self.scales, 8)
+        return reference.dequantize_weight(self.codes, self.scales, zeros, self.group)
+
+    def x(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the kind takes it, in float64."""
+        if self.kind in ("int8", "int4"):
+            return x.double()
+        codes, scales = reference.quantize_rows(x, self.group)
+        return reference.dequantize_weight(codes, scales, None, self.group)
+
+
+@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_pack_and_unpack_keep_every_bit(kind, group, zeros, n, k, rng):
+    for scale_dtype in SCALES:
+        weight = Weight.random(kind, group, zeros, n, k, rng, scale_dtype)
+        packed = weight.pack()
+        assert (packed.kind, packed.group, packed.zeros) == (kind, group, zeros)
+        assert packed.data.dtype == torch.uint8 and packed.nbytes == packed.data.numel()
+        codes, scales, points = rk.unpack_weight(packed)
+        assert torch.equal(codes, weight.stored)
+        assert_same_bits(scales, weight.scales)
+        assert points is None if not zeros else torch.equal(points, weight.zeros)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+@pytest.mark.parametrize("tokens", [0, 1, 3, 8, 21, 70])
+def test_linear(kind, group, zeros, tokens, dtype, rng):
+    for n, k in SIZES:
+        weight = Weight.random(kind, group, zeros, n, k, rng, SCALES[k % 3])
+        packed = weight.pack(dtype)
+        x, bias = spread((tokens, k), dtype, rng, gap=5), spread((n,), torch.float32, rng)
+        expected = weight.x(x) @ weight.value().T
+        out = guarded((tokens, n), dtype, gap=3)
+        assert rk.linear(x, packed, out=out.view) is out.view
+        out.check()
+        assert_close(f"linear {kind}", out.view, expected, TOLERANCE[dtype])
+        assert_close(f"linear {kind}", rk.linear(x, packed, bias), expected + bias.double(), TOLERANCE[dtype])
+        wide = rk.linear(x, packed, out_dtype=torch.float32)
+        assert_close(f"linear {kind}", wide, expected, TOLERANCE[torch.float32])
+
+
+def test_large_batch(rng):
+    """More rows than a task takes, and more K than stays in a cache."""
+    for kind, group in (("int8", 0), ("w8a8", 0), ("w8a8", 32), ("int4", 128), ("w4a8", 32)):
+        weight = Weight.random(kind, group, False, 40, 2500, rng)
+        x = spread((300, 2500), torch.bfloat16, rng)
+        expected = weight.x(x) @ weight.value().T
+        assert_close(f"linear {kind}", rk.linear(x, weight.pack()), expected, TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+def test_rows_and_threads_do_not_change_bits(kind, group, zeros, rng):
+    for dtype in FLOATS:
+        packed = Weight.random(kind, group, zeros, 90, 200, rng).pack(dtype)
+        x = spread((70, 200), dtype, rng)
+        whole = rk.linear(x, packed)
+        for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
+            assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
+        before = rk.get_num_threads()
+        try:
+            for threads in (1, 3):
+                rk.set_num_threads(threads)
+                assert_same_bits(rk.linear(x, packed), whole)
+        finally:
+            rk.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["w8a8", "w4a8"])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_integer_sums_do_not_saturate(kind, tokens):
+    """The largest codes of either sign against the largest codes of x, over many K."""
+    k = 4096
+    for code, x_value in itertools.product((-128, 127) if kind == "w8a8" else (0, 15), (-1.0, 1.0)):
+        codes = torch.full((16, k), code)
+        weight = Weight(kind, 128, codes, torch.ones(16, k // 128), None)
+        x = torch.full((tokens, k), x_value)
+        value = code if kind == "w8a8" else code - 8
+        exact = torch.full((tokens, 16), float(value * k), dtype=torch.float64) * x_value
+        assert_close(f"linear {kind}", rk.linear(x, weight.pack(torch.float32)), exact, (1e-6, 1e-6))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "w4a8"])
+def test_rows_that_are_not_finite(kind, rng):
+    weight = Weight.random(kind, 64, False, 33, 200, rng)
+    for tokens in (5, 40):
+        x = spread((tokens, 200), torch.bfloat16, rng)
+        x[1] = 0
+        clean = rk.linear(x, weight.pack())
+        assert (clean[1] == 0).all()
+        for value in (math.nan, math.inf):
+            x[2, 150] = value
+            out = rk.linear(x, weight.pack())
+            assert not torch.isfinite(out[2]).any()
+            others = [i for i in range(tokens) if i != 2]
+            assert_same_bits(out[others], clean[others])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [0, 32, 64, 128])
+def test_quantization_at_packing(dtype, bits, group, rng):
+    if bits == 4 and not group:
+        pytest.skip("4 bits need groups")
+    for n, k in [*SIZES, (5, 7)]:
+        w = spread((n, k), dtype, rng)
+        w[0] = 0
+        kind = {8: "int8", 4: "int4"}[bits]
+        packed = rk.pack_weight(w, kind=kind, group=group)
+        codes, scales = reference.quantize_weight(w, bits, group)
+        got, got_scales, _ = rk.unpack_weight(packed)
+        if bits == 4:
+            got = torch.stack([got & 15, got >> 4], dim=-1).flatten(1)[:, :k]
+        assert torch.equal(got.to(torch.int16), codes)
+        assert_same_bits(got_scales, scales)
+        assert packed.dtype == str(dtype)[6:]
+        zeros = torch.full_like(scales, 8) if bits == 4 else None
+        error = (reference.dequantize_weight(codes, scales, zeros, group) - w.double()).abs()
+        # Half a step; a whole one where +8 is cut to +7; the rounding of the scale on top.
+        step = scales.double().abs().repeat_interleave(group or k, 1)[:, :k]
+        assert (error <= step * (0.51 if bits == 8 else 1.05)).all()
+
+
+def test_values_that_cannot_be_quantized(rng):
+    for value in (math.nan, math.inf):
+        w = spread((20, 40), torch.float32, rng)
+        w[17, 3] = value
+        with pytest.raises(ValueError, match="row 17"):
+            rk.pack_weight(w, kind="int8")
+
+
+@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+def test_embedding(kind, group, zeros, rng):
+    for dtype, index in itertools.product(FLOATS, (torch.int32, torch.int64)):
+        weight = Weight.random(kind, group, zeros, 37, 90, rng)
+        packed = weight.pack(dtype)
+        ids = torch.tensor([0, 36, 5, 5, 17]).to(index)
+        out = guarded((5, 90), dtype, gap=2)
+        assert rk.embedding(ids, packed, out=out.view) is out.view
+        out.check()
+        # The product of a float32 scale and a small integer is rounded to float32 first.
+        expected = weight.value()[ids.long()].float().to(dtype)
+        assert_same_bits(out.view.contiguous(), expected)
+        with pytest.raises(ValueError, match="ids"):
+            rk.embedding(torch.tensor([37]), packed)
+
+
+def test_gptq_and_awq_weights(rng):
+    """GPTQ packs 8 inputs into an int32 and stores zero - 1; AWQ packs 8 outputs in the order 0 2 4 6 1 3 5 7."""
+    n, k, group = 24, 128, 64
+    weight = Weight.random("int4", group, True, n, k, rng, torch.float16)
+    weight.zeros.clamp_(1, 15)
+    shifts = torch.arange(8) * 4
+    gptq = (weight.codes.view(n, k // 8, 8) << shifts).sum(-1).T  # qweight [K / 8, N]
+    codes = (gptq.T.unsqueeze(-1) >> shifts & 15).flatten(1)
+    qzeros = ((weight.zeros.T.long() - 1).view(k // group, n // 8, 8) << shifts).sum(-1)  # [G, N / 8]
+    zeros = ((qzeros.unsqueeze(-1) >> shifts & 15).flatten(1) + 1).T
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    awq = (weight.codes.T.reshape(k, n // 8, 8)[..., order] << shifts).sum(-1)  # qweight [K, N / 8]
+    places = torch.empty_like(order)
+    places[order] = torch.arange(8)
+    awq_codes = (awq.unsqueeze(-1) >> shifts & 15)[..., places].flatten(1).T
+    for found in (codes, awq_codes):
+        assert torch.equal(found, weight.codes)
+        stored = (found[:, ::2] | found[:, 1::2] << 4).to(torch.uint8)
+        packed = rk.pack_weight(stored, weight.scales, "int4", zeros=zeros.to(torch.uint8), dtype="float16")
+        assert (packed.group, packed.scale_dtype) == (group, "float16")
+        x = spread((3, k), torch.float16, rng)
+        assert_close("linear int4", rk.linear(x, packed), x.double() @ weight.value().T, TOLERANCE[torch.float16])
+
+
+def test_gguf_weights(rng):
+    """A Q8_0 block is a float16 scale and 32 int8; Q4_0's has 16 bytes: inputs 0 .. 15 low, 16 .. 31 high."""
+    n, k = 20, 96
+    blocks = k // 32
+    raw = np.random.default_rng(int(integers(0, 1000, (1,), rng)))
+    d = torch.from_numpy(raw.uniform(0.01, 0.1, (n, blocks)).astype(np.float16))
+    q8 = torch.from_numpy(raw.integers(-127, 128, (n, blocks, 32)).astype(np.int8))
+    packed = rk.pack_weight(q8.flatten(1), d, "int8", group=32, dtype=torch.float32)
+    x = spread((2, k), torch.float32, rng)
+    value = (q8.double() * d.double().unsqueeze(-1)).flatten(1)
+    assert_close("linear int8", rk.linear(x, packed), x.double() @ value.T, TOLERANCE[torch.float32])
+    q4 = torch.from_numpy(raw.integers(0, 256, (n, blocks, 16)).astype(np.uint8))
+    codes = torch.cat([q4 & 15, q4 >> 4], dim=-1).flatten(1)
+    packed = rk.pack_weight(codes[:, ::2] | codes[:, 1::2] << 4, d, "int4", group=32, dtype=torch.float32)
+    value = ((codes.double() - 8).view(n, blocks, 32) * d.double().unsqueeze(-1)).flatten(1)
+    assert_close("linear int4", rk.linear(x, packed), x.double() @ value.T, TOLERANCE[torch.float32])
+
+
+def test_errors(rng):
+    codes, scales = torch.zeros(6, 64, dtype=torch.int8), torch.ones(6)
+    small = codes.view(torch.uint8)
+    with pytest.raises(TypeError, match="w"):
+        rk.pack_weight(small, scales, "int8")
+    with pytest.raises(TypeError, match="w"):
+        rk.pack_weight(codes, scales, "int4")
+    with pytest.raises(TypeError, match="scales|dtype"):
+        rk.pack_weight(codes, scales.double(), "int8")
+    with pytest.raises(ValueError, match="scales"):
+        rk.pack_weight(codes, torch.ones(5), "int8")
+    with pytest.raises(ValueError, match="group"):
+        rk.pack_weight(codes, torch.ones(6, 3), "int8")
+    with pytest.raises(ValueError, match="group"):
+        rk.pack_weight(codes, torch.ones(6, 4), "int8", group=16)
+    with pytest.raises(ValueError, match="group"):
+        rk.pack_weight(torch.ones(6, 64), kind="int4", group=0)
+    with pytest.raises(ValueError, match="zero"):
+        rk.pack_weight(codes, scales, "int8", zeros=torch.zeros(6, 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="zeros"):
+        rk.pack_weight(small, torch.ones(6, 1), "int4", group=128, zeros=torch.full((6, 1), 17, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="zeros"):
+        rk.pack_weight(torch.ones(6, 64), kind="int4", zeros=torch.zeros(6, 1, dtype=torch.uint8))
+    packed = rk.pack_weight(codes, scales, "int8")
+    with pytest.raises(TypeError):
+        rk.linear(torch.ones(2, 64), packed)
+    with pytest.raises(ValueError, match="x"):
+        rk.linear(torch.ones(2, 63).bfloat16(), packed)
