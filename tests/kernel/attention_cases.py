@@ -36,16 +36,20 @@ def make_case(
     *,
     heads: tuple[int, int] = (4, 2),
     dim: int = 64,
+    v_dim: int | None = None,
     page_size: int = 16,
     dtype: torch.dtype = torch.float32,
     hnd: bool = False,
     gap: int = 0,
 ) -> Case:
-    """Random rows; pages are scattered, page ids past a row's end point far outside the cache."""
+    """Random rows; pages are scattered, page ids past a row's end point far outside the cache.
+
+    v_dim: size of a value where it is not `dim`.
+    """
     needed = [-(-kv // page_size) for _, kv in rows]
     pages, width = sum(needed) + 3, max([*needed, 0]) + 2
-    shape = (pages, heads[1], page_size, dim) if hnd else (pages, page_size, heads[1], dim)
-    caches = [torch.full(shape, math.nan, dtype=dtype) for _ in range(2)]
+    shape = (pages, heads[1], page_size) if hnd else (pages, page_size, heads[1])
+    caches = [torch.full((*shape, d), math.nan, dtype=dtype) for d in (dim, v_dim or dim)]
     if hnd:
         caches = [cache.transpose(1, 2) for cache in caches]
     free = torch.randperm(pages, generator=rng)
@@ -61,7 +65,7 @@ def make_case(
         mine, free = free[: needed[row]], free[needed[row] :]
         table[row, : needed[row]] = mine.to(torch.int32)
         for cache, kept in ((case.k_cache, case.keys), (case.v_cache, case.values)):
-            kept.append(spread((kv, heads[1], dim), dtype, rng))
+            kept.append(spread((kv, heads[1], cache.shape[-1]), dtype, rng))
             for token in range(kv):
                 cache[mine[token // page_size], token % page_size] = kept[-1][token]
     return case
@@ -84,7 +88,7 @@ def oracle(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     causal = options.get("causal", True) or right == 0
     sinks, softcap = options.get("sinks"), options.get("softcap", 0.0)
     q = case.q.double().numpy()
-    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    out, lse = np.zeros((*q.shape[:2], case.v_cache.shape[-1])), np.full(q.shape[:2], -np.inf)
     starts = case.cu_seqlens_q.tolist()
     for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
         k, v = keys.double().numpy(), values.double().numpy()

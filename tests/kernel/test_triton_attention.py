@@ -30,8 +30,8 @@ def _poisoned_partials(monkeypatch):
     """What a split has not written must not be used."""
     original = rt._partials
 
-    def partials(q, splits):
-        parts = original(q, splits)
+    def partials(q, splits, dim):
+        parts = original(q, splits, dim)
         return tuple(None if part is None else part.fill_(float("nan")) for part in parts)
 
     monkeypatch.setattr(rt, "_partials", partials)
@@ -64,7 +64,7 @@ def run(case, rng, **options):
         options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
     dtype = case.q.dtype
     expected, expected_lse = oracle(case, **options)
-    out = guarded(tuple(case.q.shape), dtype, gap=8)
+    out = guarded(tuple(expected.shape), dtype, gap=8)
     lse = torch.full(case.q.shape[:2], float("nan"))
     launch(case, out.view, lse=lse, **options)
     out.check()
@@ -95,6 +95,12 @@ def test_options(options, kind, rng):
 def test_dtypes_heads_and_dims(dtype, dim, heads, rng):
     run(make_case([(1, 30), (7, 19)], rng, dtype=dtype, dim=dim, heads=heads), rng)
     run(make_case([(1, 30), (1, 19)], rng, dtype=dtype, dim=dim, heads=heads), rng)
+
+
+@pytest.mark.parametrize("dims", [(48, 32), (16, 80)], ids=str)
+def test_values_of_another_size(dims, rng):
+    run(make_case([(5, 30), (1, 19)], rng, dim=dims[0], v_dim=dims[1]), rng)
+    run(make_case([(1, 600), (1, 19)], rng, dim=dims[0], v_dim=dims[1]), rng)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 64])

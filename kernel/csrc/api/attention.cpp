@@ -1,8 +1,6 @@
 // Attention family: checks once for every backend, then the backend's kernel.
 #include "api/attention.h"
 
-#include <utility>
-
 #include "common/tensor.h"
 
 using namespace radix;
@@ -18,16 +16,26 @@ void check_options(const char* op, const rk_attention_options& o) {
   if (!(o.softcap >= 0)) fail(RK_INVALID, "%s: softcap is %g, expected 0 (off) or more", op, o.softcap);
 }
 
-// k and v: the last two dimensions are [Hkv, D].
+void check_head_dim(const Arg& t) {
+  const int64_t dim = t.size(-1);
+  if (dim < 16 || dim % 16 != 0 || dim > kMaxHeadDim)
+    t.reject(RK_UNSUPPORTED, "has head dimension %lld, supported are multiples of 16 up to %lld", (long long)dim,
+             (long long)kMaxHeadDim);
+}
+
+// k and v: the last two dimensions are [Hkv, D] and [Hkv, Dv].
 void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
-  q.backend_device().dtype(kFloats).ndim(3).last_contiguous();
+  q.backend_device().dtype({DType::bf16, DType::f16, DType::f32, DType::f8e4m3}).ndim(3).last_contiguous();
   k.same_device(q).last_contiguous();
   if (k.type() != DType::f8e4m3) k.same_dtype(q);
-  v.same_device(q).same_dtype(k).same_shape(k).last_contiguous();
+  v.same_device(q).same_dtype(k).ndim(k->ndim).last_contiguous();
+  for (int i = 0; i + 1 < k->ndim; i++)
+    if (v.size(i) != k.size(i))
+      v.reject(RK_INVALID, "has shape %s, expected that of %s but for the last dimension, %s", shape_text(*v).c_str(),
+               k.name(), shape_text(*k).c_str());
   const int64_t heads = q.size(1), kv_heads = k.size(-2), dim = q.size(2);
-  if (dim < 16 || dim % 16 != 0 || dim > kMaxHeadDim)
-    q.reject(RK_UNSUPPORTED, "has head dimension %lld, supported are multiples of 16 up to %lld", (long long)dim,
-             (long long)kMaxHeadDim);
+  check_head_dim(q);
+  check_head_dim(v);
   if (k.size(-1) != dim)
     k.reject(RK_INVALID, "has head dimension %lld, expected %lld (head dimension of q)", (long long)k.size(-1),
              (long long)dim);
@@ -35,21 +43,29 @@ void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
     k.reject(RK_INVALID, "has %lld heads, expected a divisor of q's %lld", (long long)kv_heads, (long long)heads);
 }
 
-// The scales of an FP8 cache; no other cache has any.
-void check_scales(const char* op, const Arg& q, const Arg& k, const rk_tensor* k_scale, const rk_tensor* v_scale) {
-  const std::pair<const char*, const rk_tensor*> scales[] = {{"k_scale", k_scale}, {"v_scale", v_scale}};
+// FP8 tensors have scales, all of one size; no others have any.
+template <class Args>
+void check_scales(const char* op, const Arg& q, const Arg& k, const Args& args) {
+  struct Scale {
+    const char *name, *of;
+    const rk_tensor* scale;
+    bool fp8;
+  };
   const bool fp8 = k.type() == DType::f8e4m3;
-  for (const auto& [name, scale] : scales) {
-    if (fp8 != (scale != nullptr))
-      fail(RK_INVALID, "%s: %s %s", op, name, fp8 ? "is missing, FP8 KV needs it" : "is given, but the KV is not FP8");
-    if (!scale) continue;
-    const Arg a(op, name, scale);
+  const Scale scales[] = {{"k_scale", "KV", args.k_scale, fp8},
+                          {"v_scale", "KV", args.v_scale, fp8},
+                          {"q_scale", "q", args.q_scale, q.type() == DType::f8e4m3}};
+  for (const Scale& s : scales) {
+    if (s.fp8 && !s.scale) fail(RK_INVALID, "%s: %s is missing, FP8 %s needs it", op, s.name, s.of);
+    if (!s.fp8 && s.scale) fail(RK_INVALID, "%s: %s is given, but %s is not FP8", op, s.name, s.of);
+    if (!s.scale) continue;
+    const Arg a(op, s.name, s.scale);
     a.same_device(q).dtype({DType::f32}).ndim(1).contiguous();
     if (a.size(0) != 1 && a.size(0) != k.size(-2))
-      a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of k_cache", (long long)a.size(0),
-               (long long)k.size(-2));
+      a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of %s", (long long)a.size(0),
+               (long long)k.size(-2), k.name());
+    if (a.size(0) != args.k_scale->shape[0]) fail(RK_INVALID, "%s: %s and k_scale differ in size", op, s.name);
   }
-  if (fp8 && k_scale->shape[0] != v_scale->shape[0]) fail(RK_INVALID, "%s: k_scale and v_scale differ in size", op);
 }
 
 // What the caller says about speed and space; `sizes` are those of the call.
@@ -74,8 +90,11 @@ rk_flash_attn_sizes sizes_of(const Arg& q, const Arg& k, int64_t batch, int64_t 
           k->ndim == 4 ? k.size(1) : 0, max_pages, max_seqlen_q};
 }
 
-void check_outputs(const char* op, const Arg& q, const rk_tensor* sinks, const Arg& out, const rk_tensor* lse) {
-  out.same_device(q).same_dtype(q).same_shape(q).last_contiguous().writable();
+void check_outputs(const char* op, const Arg& q, const Arg& v, const rk_tensor* sinks, const Arg& out,
+                   const rk_tensor* lse) {
+  q.type() == DType::f8e4m3 ? out.dtype({DType::bf16, DType::f16}) : out.same_dtype(q);
+  out.same_device(q).shape({q.size(0), q.size(1), v.size(-1)}, "tokens and heads of q, last dimension of v");
+  out.last_contiguous().writable();
   if (sinks) {
     const Arg a(op, "sinks", sinks);
     a.same_device(q).dtype({DType::f32}).shape({q.size(1)}, "heads of q").contiguous();
@@ -102,8 +121,8 @@ rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args
     table.same_device(q).dtype({DType::i32}).ndim(2).last_contiguous();
     lens.same_device(q).dtype({DType::i32}).shape({table.size(0)}, "rows of page_table").contiguous();
     cu.same_device(q).dtype({DType::i32}).shape({table.size(0) + 1}, "rows of page_table, plus 1").contiguous();
-    check_scales(op, q, k, a.k_scale, a.v_scale);
-    check_outputs(op, q, a.sinks, out, a.lse);
+    check_scales(op, q, k, a);
+    check_outputs(op, q, v, a.sinks, out, a.lse);
     if (q.numel() == 0) return;
     check_space(op, q, a.max_seqlen_q, a.workspace, sizes_of(q, k, table.size(0), table.size(1), a.max_seqlen_q));
     backend::flash_attn_with_kvcache(a, stream);
@@ -119,11 +138,11 @@ rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream 
     check_options(op, a.options);
     k.ndim(3);
     check_qkv(q, k, v);
-    if (k.type() == DType::f8e4m3) k.reject(RK_DTYPE, "is float8_e4m3fn: FP8 keys and values need a paged cache");
+    check_scales(op, q, k, a);
     cu_q.same_device(q).dtype({DType::i32}).ndim(1).contiguous();
     if (cu_q.size(0) < 1) cu_q.reject(RK_INVALID, "is empty, expected [batch + 1]");
     cu_k.same_device(q).dtype({DType::i32}).same_shape(cu_q).contiguous();
-    check_outputs(op, q, a.sinks, out, a.lse);
+    check_outputs(op, q, v, a.sinks, out, a.lse);
     if (q.numel() == 0) return;
     check_space(op, q, a.max_seqlen_q, a.workspace, sizes_of(q, k, cu_q.size(0) - 1, 0, a.max_seqlen_q));
     backend::flash_attn_varlen(a, stream);

@@ -22,7 +22,7 @@ void bind_attention(py::module_& m) {
         [](py::handle q, py::handle k_cache, py::handle v_cache, py::handle page_table, py::handle kv_lens,
            py::handle cu_seqlens_q, float scale, bool causal, int left, int right, float softcap, py::handle sinks,
            py::handle out, py::handle lse, py::handle k_scale, py::handle v_scale, py::handle workspace,
-           int64_t max_seqlen_q) {
+           int64_t max_seqlen_q, py::handle q_scale) {
           Call call("flash_attn_with_kvcache");
           rk_flash_attn_with_kvcache_args args{sizeof args};
           args.options = options(scale, causal, left, right, softcap);
@@ -39,12 +39,13 @@ void bind_attention(py::module_& m) {
           args.v_scale = call.optional_in("v_scale", v_scale);
           args.workspace = call.optional_out("workspace", workspace);
           args.max_seqlen_q = max_seqlen_q;
+          args.q_scale = call.optional_in("q_scale", q_scale);
           call.run(rk_flash_attn_with_kvcache, args);
         });
   m.def("flash_attn_varlen",
         [](py::handle q, py::handle k, py::handle v, py::handle cu_seqlens_q, py::handle cu_seqlens_k, float scale,
            bool causal, int left, int right, float softcap, py::handle sinks, py::handle out, py::handle lse,
-           py::handle workspace, int64_t max_seqlen_q) {
+           py::handle k_scale, py::handle v_scale, py::handle workspace, int64_t max_seqlen_q, py::handle q_scale) {
           Call call("flash_attn_varlen");
           rk_flash_attn_varlen_args args{sizeof args};
           args.options = options(scale, causal, left, right, softcap);
@@ -58,6 +59,9 @@ void bind_attention(py::module_& m) {
           args.lse = call.optional_out("lse", lse);
           args.workspace = call.optional_out("workspace", workspace);
           args.max_seqlen_q = max_seqlen_q;
+          args.q_scale = call.optional_in("q_scale", q_scale);
+          args.k_scale = call.optional_in("k_scale", k_scale);
+          args.v_scale = call.optional_in("v_scale", v_scale);
           call.run(rk_flash_attn_varlen, args);
         });
   m.def("flash_attn_workspace_size", [](int64_t tokens, int64_t batch, int64_t heads, int64_t kv_heads,

@@ -20,8 +20,10 @@ typedef struct rk_attention_options {
 /* q, out [T, Hq, D]; k_cache, v_cache [pages, page_size, Hkv, D], one dtype (bf16, fp16, fp32), last dim contiguous.
  * page_table int32 [B, max_pages], kv_lens int32 [B] (new tokens included), cu_seqlens_q int32 [B + 1] from 0 to T.
  * Optional: sinks float32 [Hq], lse float32 [T, Hq] (natural log, sinks included).
- * FP8 KV (CUDA): the caches are float8_e4m3fn, one value stands for value * scale; k_scale, v_scale float32 [1] or
- * [Hkv]. Hq a multiple of Hkv; D a multiple of 16 up to 256. Entries of page_table past ceil(kv_len / page_size) and
+ * v_cache and out may have a last dimension Dv of their own. FP8: the caches may be float8_e4m3fn, one value stands for
+ * value * scale, with k_scale and v_scale float32 [1] or [Hkv]; then q may be float8_e4m3fn too, with a q_scale of the
+ * same size (a KV head's query heads share one), and out is bf16 or fp16.
+ * Hq a multiple of Hkv; D and Dv multiples of 16 up to 256. Entries of page_table past ceil(kv_len / page_size) and
  * slots past kv_len are never used; on the CPU a page id that is read and out of range is RK_INVALID. max_seqlen_q: the
  * most query tokens that a row has, 0 unknown. A hint: it chooses the kernel, never the meaning. workspace: uint8,
  * contiguous, 256-byte aligned, at least rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0.
@@ -42,10 +44,11 @@ typedef struct rk_flash_attn_with_kvcache_args {
   const rk_tensor* v_scale;
   const rk_tensor* workspace;
   int64_t max_seqlen_q;
+  const rk_tensor* q_scale;
 } rk_flash_attn_with_kvcache_args;
 RK_API rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args, rk_stream stream);
 
-/* The same over k, v [Tk, Hkv, D] with cu_seqlens_k int32 [B + 1] from 0 to Tk. */
+/* The same over k [Tk, Hkv, D] and v [Tk, Hkv, Dv] with cu_seqlens_k int32 [B + 1] from 0 to Tk. */
 typedef struct rk_flash_attn_varlen_args {
   uint32_t struct_size;
   rk_attention_options options;
@@ -59,6 +62,9 @@ typedef struct rk_flash_attn_varlen_args {
   const rk_tensor* lse;
   const rk_tensor* workspace;
   int64_t max_seqlen_q;
+  const rk_tensor* q_scale;
+  const rk_tensor* k_scale;
+  const rk_tensor* v_scale;
 } rk_flash_attn_varlen_args;
 RK_API rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream stream);
 

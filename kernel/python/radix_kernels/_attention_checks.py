@@ -15,11 +15,12 @@ def check_paged(
     page_table: Any,
     kv_lens: Any,
     cu_seqlens_q: Any,
+    q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
 ) -> None:
     """TypeError or ValueError unless the tensors of a paged call fit together."""
-    check_scales(op, k_cache, k_scale, v_scale)
+    check_scales(op, q, k_cache, q_scale, k_scale, v_scale)
     check_qkv(op, q, k_cache, v_cache, 4, ("k_cache", "v_cache"))
     tables = (("page_table", page_table), ("kv_lens", kv_lens), ("cu_seqlens_q", cu_seqlens_q))
     for name, x in tables:
@@ -33,45 +34,50 @@ def check_paged(
         _checks.require(op, x.device == q.device, f"{name} is on {x.device}, q on {q.device}")
 
 
-def check_scales(op: str, k_cache: Any, k_scale: Any, v_scale: Any) -> None:
-    """ValueError unless an FP8 cache, and no other, has its scales."""
-    fp8 = str(k_cache.dtype) == "torch.float8_e4m3fn"
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        _checks.require(op, fp8 or scale is None, f"{name} is given, but the KV is not FP8")
-        _checks.require(op, not fp8 or scale is not None, f"{name} is missing, FP8 KV needs it")
+def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
+    """ValueError unless FP8 tensors, and no others, have their scales, all of one size."""
+    scales = (("k_scale", k_scale, "KV", k), ("v_scale", v_scale, "KV", k), ("q_scale", q_scale, "q", q))
+    for name, scale, of, x in scales:
+        _checks.require(op, is_fp8(x) or scale is None, f"{name} is given, but {of} is not FP8")
+        _checks.require(op, not is_fp8(x) or scale is not None, f"{name} is missing, FP8 {of} needs it")
         if scale is not None:
             _checks.dtype(op, name, scale, ("float32",))
             _checks.rank(op, name, scale, 1)
-            sizes = (1, k_cache.shape[-2])
-            _checks.require(
-                op, scale.shape[0] in sizes, f"{name} has {scale.shape[0]} elements, expected 1 or KV heads"
-            )
+            size = scale.shape[0]
+            _checks.require(op, size in (1, k.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
+            same = k_scale is None or size == k_scale.shape[0]
+            _checks.require(op, same, f"{name} and k_scale differ in size")
+
+
+def is_fp8(x: Any) -> bool:
+    """True for a float8_e4m3fn tensor."""
+    return str(x.dtype) == "torch.float8_e4m3fn"
 
 
 def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
     """TypeError or ValueError unless queries, keys and values fit together."""
-    _checks.dtype(op, "q", q, _checks.FLOATS)
+    _checks.dtype(op, "q", q, (*_checks.FLOATS, "float8_e4m3fn"))
     _checks.rank(op, "q", q, 3)
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        fp8 = ndim == 4 and str(k.dtype) == "torch.float8_e4m3fn"
-        _checks.same_dtype(op, name, x, *((names[0], k) if fp8 else ("q", q)))
+        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) else ("q", q)))
         _checks.contiguous_last(op, name, x)
-        _checks.shape(op, name, x, k.shape, f"as {names[0]}")
-    heads, kv_heads, dim = q.shape[1], k.shape[-2], q.shape[2]
+        _checks.shape(op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension")
+    heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]
     _checks.require(
         op,
         kv_heads > 0 and heads % kv_heads == 0,
         f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
     )
     _checks.require(op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}")
-    _checks.require(
-        op, dim % 16 == 0 and 0 < dim <= 256, f"q has head dimension {dim}, expected a multiple of 16 up to 256"
-    )
+    for name, d in (("q", dim), (names[1], v_dim)):
+        _checks.require(
+            op, d % 16 == 0 and 0 < d <= 256, f"{name} has head dimension {d}, expected a multiple of 16 up to 256"
+        )
 
 
-def check_options(op: str, q: Any, left: int, right: int, softcap: float, sinks: Any, out: Any) -> None:
+def check_options(op: str, q: Any, v: Any, left: int, right: int, softcap: float, sinks: Any, out: Any) -> None:
     """TypeError or ValueError unless window, softcap, sinks and out are valid."""
     _checks.require(
         op, left >= -1 and right in (-1, 0), f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0"
@@ -80,6 +86,9 @@ def check_options(op: str, q: Any, left: int, right: int, softcap: float, sinks:
     if sinks is not None:
         _checks.dtype(op, "sinks", sinks, ("float32",))
         _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
-    _checks.shape(op, "out", out, q.shape, "as q")
-    _checks.same_dtype(op, "out", out, "q", q)
+    _checks.shape(op, "out", out, (*q.shape[:2], v.shape[-1]), "tokens and heads of q, last dimension of v")
+    if is_fp8(q):
+        _checks.dtype(op, "out", out, ("bfloat16", "float16"))
+    else:
+        _checks.same_dtype(op, "out", out, "q", q)
     _checks.contiguous_last(op, "out", out)

@@ -52,6 +52,7 @@ def flash_attn_with_kvcache(
     v_scale: Any,
     workspace: Any,
     max_seqlen_q: int,
+    q_scale: Any,
 ) -> None: ...
 def flash_attn_varlen(
     q: Any,
@@ -67,8 +68,11 @@ def flash_attn_varlen(
     sinks: Any,
     out: Any,
     lse: Any,
+    k_scale: Any,
+    v_scale: Any,
     workspace: Any,
     max_seqlen_q: int,
+    q_scale: Any,
 ) -> None: ...
 def flash_attn_workspace_size(
     tokens: int, batch: int, heads: int, kv_heads: int, head_dim: int, page_size: int, max_pages: int, max_seqlen_q: int
@@ -185,7 +189,8 @@ def mla_decode(
     lse: Any,
     workspace: Any,
     max_seqlen_q: int,
+    any_split: bool,
 ) -> None: ...
 def mla_decode_workspace_size(
-    tokens: int, batch: int, heads: int, page_size: int, max_pages: int, max_seqlen_q: int
+    tokens: int, batch: int, heads: int, page_size: int, max_pages: int, max_seqlen_q: int, any_split: bool
 ) -> int: ...

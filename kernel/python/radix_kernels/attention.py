@@ -18,9 +18,15 @@ Common to both attention ops
                     chooses the kernel, never the result's meaning; without it a batch with as
                     many tokens as rows is taken for decode, any other for prefill
 
+    FP8             k and v may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
+                    v_scale, float32 [1] or [Hkv], are then required. So may q with them, with a
+                    q_scale of the same size: the query heads of a KV head share a scale. out is
+                    then bfloat16, or float16 where the caller gives such an out
+
 On a Hopper GPU the native kernels serve bfloat16 and float16 tensors whose rows start at multiples
-of 16 bytes. Another call, as any call on another GPU, runs the Triton kernel where it can, and the
-reference otherwise (see `set_fallback`).
+of 16 bytes, an FP8 cache under a few query tokens a row of these, and FP8 alone up to D = 128.
+Another call, as any call on another GPU, runs the Triton kernel where it can, and the reference
+otherwise (see `set_fallback`).
 
 Scores and the softmax are float32; probabilities may be rounded to the value dtype before they
 meet the values; the output is rounded once. A row's result depends on no other row of the batch.
@@ -32,7 +38,7 @@ from collections.abc import Callable
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._attention_checks import check_options, check_paged, check_qkv
+from ._attention_checks import check_options, check_paged, check_qkv, check_scales
 
 
 def flash_attn_with_kvcache(
@@ -49,6 +55,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0,
     sinks: Array | None = None,
     return_softmax_lse: bool = False,
+    q_scale: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     max_seqlen_q: int | None = None,
@@ -56,23 +63,21 @@ def flash_attn_with_kvcache(
 ) -> Array:
     """Attention of ragged queries over a paged cache: prefill, decode, or both in one batch.
 
-    q: [T, Hq, D]; k_cache, v_cache: [pages, page_size, Hkv, D], all of one dtype (bfloat16,
-    float16, float32), last dimension contiguous, other strides free; Hq a multiple of Hkv; D a
-    multiple of 16 up to 256. page_table: int32 [B, max_pages]; kv_lens: int32 [B], the new tokens
+    q: [T, Hq, D]; k_cache: [pages, page_size, Hkv, D]; v_cache: [pages, page_size, Hkv, Dv]; all of
+    one dtype (bfloat16, float16, float32) or FP8, last dimension contiguous, other strides free; Hq
+    a multiple of Hkv; D and Dv multiples of 16 up to 256.
+    page_table: int32 [B, max_pages]; kv_lens: int32 [B], the new tokens
     included; cu_seqlens_q: int32 [B + 1] from 0 to T. Entries of page_table past
     ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
 
-    FP8: the caches may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
-    v_scale, float32 [1] or [Hkv], are then required (and refused otherwise).
-
-    Returns out [T, Hq, D] of q's dtype, or (out, lse float32 [T, Hq]). See the module for the
-    keywords and for rows that see nothing. Tolerances: docs/numerics.md.
+    Returns out [T, Hq, Dv] of q's dtype, or (out, lse float32 [T, Hq]). See the module for FP8, the
+    keywords and rows that see nothing. Tolerances: docs/numerics.md.
     Errors: TypeError (dtype), ValueError (shape, stride, head counts, window).
     """
     op = "flash_attn_with_kvcache"
     left, right = window_size
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    out, lse = _outputs(q, out, return_softmax_lse)
+    out, lse = _outputs(q, v_cache, out, return_softmax_lse)
     result = (out, lse) if return_softmax_lse else out
     hint = _hint(op, max_seqlen_q)
 
@@ -80,21 +85,22 @@ def flash_attn_with_kvcache(
         run(
             q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q,
             scale, causal, left, right, softcap, sinks, out, lse,
-            k_scale, v_scale, workspace, hint,
+            k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
     if _run(op, q, call, k_cache, page_table.shape, hint):
         return result
     from . import reference
 
-    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, k_scale, v_scale)
-    tq, tk, tv, table, lens, cu, sink, o, ks, vs = (_arrays.as_torch(x) for x in inputs)
-    check_paged(op, tq, tk, tv, table, lens, cu, ks, vs)
-    check_options(op, tq, left, right, softcap, sink, o)
+    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, q_scale, k_scale, v_scale)
+    tq, tk, tv, table, lens, cu, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
+    check_paged(op, tq, tk, tv, table, lens, cu, qs, ks, vs)
+    check_options(op, tq, tv, left, right, softcap, sink, o)
     _, result_lse = reference.flash_attn_with_kvcache(
         tq, tk, tv, table, lens, cu,
         softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
-        sinks=sink, return_softmax_lse=True, k_scale=ks, v_scale=vs, out=o, compute_dtype=reference.float32(),
+        sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
+        compute_dtype=reference.float32(),
     )  # fmt: skip
     if lse is not None:
         _arrays.as_torch(lse).copy_(result_lse)
@@ -114,42 +120,47 @@ def flash_attn_varlen(
     softcap: float = 0.0,
     sinks: Array | None = None,
     return_softmax_lse: bool = False,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
     max_seqlen_q: int | None = None,
     out: Array | None = None,
 ) -> Array:
     """Attention over ragged contiguous keys and values.
 
-    q: [T, Hq, D]; k, v: [Tk, Hkv, D]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1]. Everything else
+    q: [T, Hq, D]; k: [Tk, Hkv, D]; v: [Tk, Hkv, Dv]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1]. Everything else
     as `flash_attn_with_kvcache`.
     """
     op = "flash_attn_varlen"
     left, right = window_size
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    out, lse = _outputs(q, out, return_softmax_lse)
+    out, lse = _outputs(q, v, out, return_softmax_lse)
     result = (out, lse) if return_softmax_lse else out
     hint = _hint(op, max_seqlen_q)
 
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
             q, k, v, cu_seqlens_q, cu_seqlens_k,
-            scale, causal, left, right, softcap, sinks, out, lse, workspace, hint,
+            scale, causal, left, right, softcap, sinks, out, lse, k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
     if _run(op, q, call, k, (cu_seqlens_q.shape[0] - 1, 0), hint):
         return result
     from . import reference
 
-    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out)
-    tq, tk, tv, cu_q, cu_k, sink, o = (_arrays.as_torch(x) for x in inputs)
+    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, q_scale, k_scale, v_scale)
+    tq, tk, tv, cu_q, cu_k, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
     check_qkv(op, tq, tk, tv, 3, ("k", "v"))
-    check_options(op, tq, left, right, softcap, sink, o)
+    check_scales(op, tq, tk, qs, ks, vs)
+    check_options(op, tq, tv, left, right, softcap, sink, o)
     _checks.dtype(op, "cu_seqlens_q", cu_q, ("int32",))
     _checks.dtype(op, "cu_seqlens_k", cu_k, ("int32",))
     _checks.shape(op, "cu_seqlens_k", cu_k, cu_q.shape, "as cu_seqlens_q")
     _, result_lse = reference.flash_attn_varlen(
         tq, tk, tv, cu_q, cu_k,
         softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
-        sinks=sink, return_softmax_lse=True, out=o, compute_dtype=reference.float32(),
+        sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
+        compute_dtype=reference.float32(),
     )  # fmt: skip
     if lse is not None:
         _arrays.as_torch(lse).copy_(result_lse)
@@ -188,9 +199,14 @@ def merge_state(
     return out, lse
 
 
-def _outputs(q: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
-    lse = _arrays.empty(q, tuple(q.shape)[:-1], "float32") if with_lse else None
-    return (_arrays.empty_like(q) if out is None else out), lse
+def _outputs(q: Array, v: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
+    lead = tuple(q.shape)[:-1]
+    lse = _arrays.empty(q, lead, "float32") if with_lse else None
+    if out is None:
+        fp8 = _arrays.dtype_name(q).startswith("float8")
+        same = q.shape[-1] == v.shape[-1] and not fp8
+        out = _arrays.empty_like(q) if same else _arrays.empty(q, (*lead, v.shape[-1]), "bfloat16" if fp8 else None)
+    return out, lse
 
 
 def _hint(op: str, max_seqlen_q: int | None) -> int:

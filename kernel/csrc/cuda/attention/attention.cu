@@ -25,7 +25,7 @@ Shape shape_of(const rk_flash_attn_sizes& s) {
   shape.batch = s.batch;
   shape.heads = static_cast<int>(s.heads);
   shape.kv_heads = static_cast<int>(s.kv_heads);
-  shape.head_dim = static_cast<int>(s.head_dim);
+  shape.head_dim = shape.v_dim = static_cast<int>(s.head_dim);
   shape.page_size = static_cast<int>(s.page_size);
   shape.max_pages = s.max_pages;
   // Without a hint a batch with as many tokens as rows is taken for decode.
@@ -36,7 +36,7 @@ Shape shape_of(const rk_flash_attn_sizes& s) {
 
 template <class Args>
 Params common_params(const char* op, const Args& a, const rk_tensor& k, const rk_tensor& v, int64_t batch) {
-  const DType dtype = dtype_of(*a.q);
+  const DType dtype = dtype_of(*a.out);
   if (dtype == DType::f32) fail(RK_UNSUPPORTED, "%s: the Hopper kernels have no float32", op);
   need_alignment(op, "q", *a.q);
   need_alignment(op, k.ndim == 4 ? "k_cache" : "k", k);
@@ -52,7 +52,9 @@ Params common_params(const char* op, const Args& a, const rk_tensor& k, const rk
   Params p;
   static_cast<Shape&>(p) = shape_of(sizes);
   p.dtype = dtype;
+  p.q_dtype = dtype_of(*a.q);
   p.kv_dtype = dtype_of(k);
+  p.v_dim = static_cast<int>(v.shape[v.ndim - 1]);
   p.q = data_ptr<void>(*a.q);
   p.k = data_ptr<void>(k);
   p.v = data_ptr<void>(v);
@@ -68,6 +70,12 @@ Params common_params(const char* op, const Args& a, const rk_tensor& k, const rk
   p.softcap = a.options.softcap;
   p.causal = a.options.causal != 0 || a.options.window_right == 0;
   p.window_left = a.options.window_left;
+  if (a.q_scale) p.q_scale = data_ptr<const float>(*a.q_scale);
+  if (a.k_scale) {
+    p.k_scale = data_ptr<const float>(*a.k_scale);
+    p.v_scale = data_ptr<const float>(*a.v_scale);
+    p.scale_per_head = a.k_scale->shape[0] > 1;
+  }
   if (a.workspace) p.workspace = data_ptr<void>(*a.workspace), p.workspace_size = a.workspace->shape[0];
   p.device = a.q->device;
   return p;
@@ -87,11 +95,6 @@ void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& a, rk_stream
   p.max_pages = a.page_table->shape[1];
   p.table_row = a.page_table->strides[0];
   p.kv_lens = data_ptr<const int32_t>(*a.kv_lens);
-  if (a.k_scale) {
-    p.k_scale = data_ptr<const float>(*a.k_scale);
-    p.v_scale = data_ptr<const float>(*a.v_scale);
-    p.scale_per_head = a.k_scale->shape[0] > 1;
-  }
   attention::decode_serves(p) ? run_decode(p, stream) : run_prefill(p, stream);
 }
 
@@ -102,7 +105,7 @@ void flash_attn_varlen(const rk_flash_attn_varlen_args& a, rk_stream stream) {
   run_prefill(p, stream);
 }
 
-// The dtypes are not among the sizes: enough for any.
+// Neither the dtypes nor the size of a value are among the sizes: enough for any.
 int64_t flash_attn_workspace_size(const rk_flash_attn_sizes& sizes) {
   if (sizes.tokens < 1 || sizes.batch < 1 || sizes.kv_heads < 1) return 0;
   const Shape shape = shape_of(sizes);

@@ -9,16 +9,23 @@
 
 namespace radix::attention {
 
+// FP8 storage.
+struct e4m3 {
+  uint8_t bits;
+};
+
 // What is known on the host without reading the device; enough to choose a kernel and to size its workspace.
 struct Shape {
   int64_t tokens = 0;  // of q, over all rows
   int64_t batch = 0;
   int heads = 0, kv_heads = 0;
-  int head_dim = 0;              // of q, k, v and out
+  int head_dim = 0;              // of q and k
+  int v_dim = 0;                 // of v and out
   int page_size = 0;             // 0: k and v are contiguous, cu_k cuts them into rows
   int64_t max_pages = 0;         // width of the page table
   int64_t max_seqlen_q = 0;      // a hint about speed, at least 1 where tokens > 0; a row may have more query tokens
-  DType dtype = DType::bf16;     // of q and out: bf16 or f16
+  DType dtype = DType::bf16;     // of out: bf16 or f16
+  DType q_dtype = DType::bf16;   // dtype, or f8e4m3 if k and v are that
   DType kv_dtype = DType::bf16;  // dtype, or f8e4m3
 
   __host__ __device__ int group() const { return heads / kv_heads; }
@@ -26,13 +33,14 @@ struct Shape {
 
 // One call. Strides are in elements; the last dimension is contiguous. Addresses are computed in 64 bits.
 struct Params : Shape {
-  const void* q = nullptr;  // [tokens, heads, head_dim]
-  void* out = nullptr;
-  float* lse = nullptr;          // [tokens, heads], or NULL: natural log, sinks included
-  const float* sinks = nullptr;  // [heads], or NULL
-  const void* k = nullptr;       // [pages, page_size, kv_heads, head_dim], or [kv_tokens, kv_heads, head_dim]
-  const void* v = nullptr;
-  const float* k_scale = nullptr;  // FP8 KV only: one float, or one for each KV head
+  const void* q = nullptr;         // [tokens, heads, head_dim]
+  void* out = nullptr;             // [tokens, heads, v_dim]
+  float* lse = nullptr;            // [tokens, heads], or NULL: natural log, sinks included
+  const float* sinks = nullptr;    // [heads], or NULL
+  const void* k = nullptr;         // [pages, page_size, kv_heads, head_dim], or [kv_tokens, kv_heads, head_dim]
+  const void* v = nullptr;         // the same, v_dim
+  const float* q_scale = nullptr;  // FP8 only: one float, or one for each KV head
+  const float* k_scale = nullptr;
   const float* v_scale = nullptr;
   bool scale_per_head = false;
 

@@ -27,7 +27,8 @@ int vec_dim(const Shape& s) {
 }  // namespace
 
 bool decode_serves(const Shape& s) {
-  return s.page_size > 0 && s.max_pages > 0 && s.max_seqlen_q <= kMostQueries && s.head_dim <= kMaxVecDim;
+  return s.page_size > 0 && s.max_pages > 0 && s.max_seqlen_q <= kMostQueries && s.head_dim <= kMaxVecDim &&
+         s.v_dim == s.head_dim && s.q_dtype == s.dtype;
 }
 
 int64_t decode_workspace_size(const Shape& s) {

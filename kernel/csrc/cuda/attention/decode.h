@@ -25,11 +25,6 @@ constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
 constexpr int kMaxVecDim = 256;
 
-// FP8 storage.
-struct e4m3 {
-  uint8_t bits;
-};
-
 struct Args {
   Params p;
   int first_row = 0, rows = 0;  // of the batch, in this launch

@@ -1,6 +1,8 @@
 // The host side of prefill: what it serves, and the numbers that its kernels want.
 #include "cuda/attention/prefill.h"
 
+#include <algorithm>
+
 #include "common/error.h"
 
 namespace radix::attention {
@@ -20,7 +22,12 @@ int64_t prefill_workspace_size(const Shape&) {
 }
 
 void run_prefill(const Params& p, rk_stream stream) {
-  if (p.kv_dtype != p.dtype) fail(RK_UNSUPPORTED, "flash_attn: prefill has no FP8 KV");
+  const bool fp8 = p.q_dtype == DType::f8e4m3;
+  if (!fp8 && p.kv_dtype == DType::f8e4m3)
+    fail(RK_UNSUPPORTED, "flash_attn: prefill has no FP8 KV for queries of another type");
+  if (fp8 && std::max(p.head_dim, p.v_dim) > prefill::kMaxFp8Dim)
+    fail(RK_UNSUPPORTED, "flash_attn: prefill serves FP8 up to head dimension %d, got %d and %d", prefill::kMaxFp8Dim,
+         p.head_dim, p.v_dim);
   if (p.group() > kMaxGroup)
     fail(RK_UNSUPPORTED, "flash_attn: prefill serves up to %d query heads a KV head, got %d", kMaxGroup, p.group());
   if (!(p.scale > 0)) fail(RK_UNSUPPORTED, "flash_attn: prefill wants softmax_scale above 0, got %g", p.scale);
@@ -34,6 +41,7 @@ void run_prefill(const Params& p, rk_stream stream) {
   } else {
     a.scale_log2 = p.scale * kLog2E;
   }
+  if (fp8) return prefill::launch_fp8(a, stream);
   p.dtype == DType::bf16 ? prefill::launch_bf16(a, stream) : prefill::launch_f16(a, stream);
 }
 

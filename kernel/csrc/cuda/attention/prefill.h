@@ -9,6 +9,8 @@
 
 namespace radix::attention::prefill {
 
+constexpr int kMaxFp8Dim = 128;
+
 struct Args {
   Params p;
   int tokens_per_tile = 0;
@@ -34,5 +36,6 @@ struct Tile {
 // Each .cu file holds the kernels of one element type.
 void launch_bf16(const Args& args, rk_stream stream);
 void launch_f16(const Args& args, rk_stream stream);
+void launch_fp8(const Args& args, rk_stream stream);
 
 }  // namespace radix::attention::prefill

@@ -10,28 +10,47 @@ namespace radix::attention::prefill {
 
 using namespace hopper;
 
-// kDim: the head dimension, rounded up to 64 columns. kConsumers: warpgroups of 64 rows. kCluster: blocks that work on
-// neighbouring tiles of one head; each copies its share of the keys and values to all of them. kQueryRegisters: queries
-// are read from shared memory once a tile.
-template <class T_, int kDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_>
+// kDim: columns of queries and keys, kVDim: of values, the head dimensions rounded up to rows of 128 bytes. kConsumers:
+// warpgroups of 64 rows. kCluster: blocks that work on neighbouring tiles of one head; each copies its share of the
+// keys and values to all of them. kQueryRegisters: queries are read from shared memory once a tile.
+template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_>
 struct Config {
   using T = T_;
-  static constexpr int kDim = kDim_, kBlockN = kBlockN_, kConsumers = kConsumers_, kCluster = kCluster_, kStages = 2;
-  static constexpr bool kQueryRegisters = kQueryRegisters_;
-  static constexpr Operand kType = std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
+  static constexpr int kDim = kDim_, kVDim = kVDim_, kBlockN = kBlockN_, kConsumers = kConsumers_;
+  static constexpr int kCluster = kCluster_, kStages = 2;
+  static constexpr bool kQueryRegisters = kQueryRegisters_, kFp8 = std::is_same_v<T, e4m3>;
+  static constexpr Operand kType = kFp8 ? Operand::e4m3 : std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kColumnBlocks = kDim / 64;             // of 128 bytes
-  static constexpr int kIssuers = kColumnBlocks < 2 ? 1 : 2;  // warps that copy keys, and as many values
-  static constexpr int kQueryBytes = kBlockM * kDim * 2, kKeyBytes = kBlockN * kDim * 2;
+  static constexpr int kRowElements = 128 / sizeof(T);  // of 128 bytes
+  static constexpr int kKeyColumns = kDim / kRowElements, kValueColumns = kVDim / kRowElements;
+  static constexpr int kIssuers = kKeyColumns < 2 ? 1 : 2;  // warps that copy keys, and as many values
+  static constexpr int kGatherers = kFp8 ? 2 : 4;           // warps that gather; of FP8 the others transpose
+  static constexpr int kQueryBytes = kBlockM * kDim * sizeof(T), kKeyBytes = kBlockN * kDim * sizeof(T);
+  static constexpr int kValueBytes = kBlockN * kVDim * sizeof(T);
+  // FP8 values with tokens along the rows, in blocks of 128 tokens.
+  static constexpr int kTransposedBytes = kFp8 ? (kBlockN + 127) / 128 * kVDim * 128 : 0;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  // FP8 probabilities are 2^8 times as large: their largest is 256 of e4m3's 448, and fewer small ones become 0.
+  static constexpr float kProbabilityLog2 = kFp8 ? 8 : 0;
+};
+
+// What the copy engine writes to the second product's operand: values as they are, or FP8 ones on their way to it.
+template <class C, bool = C::kFp8>
+struct Values {
+  alignas(1024) char v[C::kStages][C::kValueBytes];
+  uint64_t v_full[C::kStages], v_empty[C::kStages];
+};
+template <class C>
+struct Values<C, true> : Values<C, false> {
+  alignas(1024) char t[C::kStages][C::kTransposedBytes];
+  uint64_t t_full[C::kStages], t_empty[C::kStages];
 };
 
 template <class C>
-struct Shared {
+struct Shared : Values<C> {
   alignas(1024) char q[C::kQueryBytes];
   alignas(1024) char k[C::kStages][C::kKeyBytes];
-  alignas(1024) char v[C::kStages][C::kKeyBytes];
-  uint64_t q_full, q_empty, k_full[C::kStages], k_empty[C::kStages], v_full[C::kStages], v_empty[C::kStages];
+  uint64_t q_full, q_empty, k_full[C::kStages], k_empty[C::kStages];
   Tile tiles[2];
 };
 

@@ -24,13 +24,13 @@ __device__ inline void copy_wait() {
 template <class C, class Shared>
 class Gatherer {
   using T = typename C::T;
-  static constexpr int kRows = C::kBlockN / 4;  // of a warp
-  static constexpr int kChunks = C::kDim / 8;   // of 16 bytes, a row
+  static constexpr int kRows = C::kBlockN / C::kGatherers;  // of a warp
   static constexpr int kPlaces = (kRows + 31) / 32;
+  static constexpr int kPiece = 16 / sizeof(T);  // elements of a copy
 
  public:
   __device__ Gatherer(const Args& a, Shared& shared)
-      : a_(a), shared_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+      : a_(a), shared_(shared), warp_(threadIdx.x / 32 * C::kGatherers / 4), lane_(threadIdx.x % 32) {}
 
   __device__ void gather(const Tile& t) {
     if (t.n_begin == t.n_end) return;
@@ -46,11 +46,11 @@ class Gatherer {
  private:
   __device__ void keys(const Tile& t, int n) {
     const Params& p = a_.p;
-    copy(p.k, p.k_page, p.k_token, p.k_head, t, n, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
+    copy(p.k, p.head_dim, p.k_page, p.k_token, p.k_head, t, n, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
   }
   __device__ void values(const Tile& t, int n) {
     const Params& p = a_.p;
-    copy(p.v, p.v_page, p.v_token, p.v_head, t, n, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
+    copy(p.v, p.v_dim, p.v_page, p.v_token, p.v_head, t, n, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
   }
 
   // Where a token's elements begin.
@@ -61,9 +61,11 @@ class Gatherer {
     return page * page_step + (token - column * a_.p.page_size) * token_step + t.kv_head * head_step;
   }
 
-  __device__ void copy(const void* data, int64_t page_step, int64_t token_step, int64_t head_step, const Tile& t, int n,
-                       char (&stages)[C::kStages][C::kKeyBytes], uint64_t* full, uint64_t* empty,
+  template <int kBytes>
+  __device__ void copy(const void* data, int dim, int64_t page_step, int64_t token_step, int64_t head_step,
+                       const Tile& t, int n, char (&stages)[C::kStages][kBytes], uint64_t* full, uint64_t* empty,
                        hopper::Ring<C::kStages>& ring) {
+    constexpr int kChunks = kBytes / C::kBlockN / 16;  // of a row
     const int first = n * C::kBlockN + warp_ * kRows;
     int64_t mine[kPlaces];  // of rows lane, lane + 32, ...
 #pragma unroll
@@ -73,10 +75,15 @@ class Gatherer {
 #pragma unroll 1
     for (int i = lane_; i < kRows * kChunks; i += 32) {
       const int in_warp = i / kChunks, chunk = i % kChunks, row = warp_ * kRows + in_warp;
-      const int64_t at = __shfl_sync(~0u, mine[kPlaces > 1 && in_warp >= 32], in_warp % 32);
-      const bool there = first + in_warp < t.kv_len && chunk * 8 < a_.p.head_dim;
+      int64_t at = 0;
+#pragma unroll
+      for (int j = 0; j < kPlaces; j++) {
+        const int64_t place = __shfl_sync(~0u, mine[j], in_warp % 32);
+        if (in_warp / 32 == j) at = place;
+      }
+      const bool there = first + in_warp < t.kv_len && chunk * kPiece < dim;
       copy_async(to + (chunk / 8 * C::kBlockN + row) * 128 + ((chunk % 8 ^ row % 8) << 4),
-                 static_cast<const T*>(data) + (there ? at + chunk * 8 : 0), there);
+                 static_cast<const T*>(data) + (there ? at + chunk * kPiece : 0), there);
     }
     copy_commit();
     copy_wait<1>();

@@ -27,6 +27,18 @@ __device__ inline float tanh_fast(float x) {
   return 1.f - __fdividef(2.f, 1.f + exp2_fast(x * 2.885390081777927f));
 }
 
+// Four e4m3.
+__device__ inline uint32_t pack(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
 template <class T>
 __device__ inline uint32_t pack(float low, float high) {
   uint32_t packed;
@@ -44,9 +56,9 @@ struct Softmax {
   float sum[2] = {0, 0};                  // of this thread's probabilities
   float shrink[2];                        // what the last step made of earlier ones
 
-  // s becomes exp2((s - top) * scale).
+  // s becomes exp2((s - top) * scale + raise).
   template <int R>
-  __device__ void step(float (&s)[R], float scale) {
+  __device__ void step(float (&s)[R], float scale, float raise) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float most[2] = {s[2 * r], s[2 * r + 1]};
@@ -58,8 +70,8 @@ struct Softmax {
       float t = fmaxf(top[r], fmaxf(most[0], most[1]));
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
-      const float base = t == -INFINITY ? 0.f : t * scale;
-      shrink[r] = exp2_fast(top[r] * scale - base);
+      const float base = t == -INFINITY ? 0.f : t * scale - raise;
+      shrink[r] = t == top[r] ? 1.f : exp2_fast((top[r] - t) * scale);  // exactly 1 where the maximum stays
       top[r] = t;
       float part[2] = {0, 0};
 #pragma unroll
@@ -102,10 +114,11 @@ class Consumer {
 
   __device__ void attend(const Tile& t) {
     Softmax softmax;
-    float o[C::kDim / 2];
+    float o[C::kVDim / 2];
 #pragma unroll
-    for (int i = 0; i < C::kDim / 2; i++) o[i] = 0;
+    for (int i = 0; i < C::kVDim / 2; i++) o[i] = 0;
     place(t);
+    read_scales(t.kv_head);
     if (t.n_begin < t.n_end) {
       multiply(t, o, softmax);
     } else {
@@ -132,10 +145,21 @@ class Consumer {
     all_begin_ = a_.p.window_left >= 0 ? last - a_.p.window_left : 0;
   }
 
-  __device__ void multiply(const Tile& t, float (&o)[C::kDim / 2], Softmax& softmax) {
+  // From scores as they come out of the product to those of the softmax, and from values to outputs.
+  __device__ void read_scales(int kv_head) {
+    scale_ = a_.scale_log2, cap_in_ = a_.cap_in;
+    if constexpr (C::kFp8) {
+      const int at = a_.p.scale_per_head ? kv_head : 0;
+      const float scores = a_.p.q_scale[at] * a_.p.k_scale[at];
+      (a_.cap_out > 0 ? cap_in_ : scale_) *= scores;
+      v_scale_ = a_.p.v_scale[at];
+    }
+  }
+
+  __device__ void multiply(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
     float s[C::kBlockN / 2];
-    uint32_t p[C::kBlockN / 4];
-    uint32_t q[C::kQueryRegisters ? C::kDim / 4 : 1];
+    uint32_t p[C::kBlockN * sizeof(T) / 8];
+    uint32_t q[C::kQueryRegisters ? C::kDim * sizeof(T) / 8 : 1];
     if constexpr (C::kQueryRegisters) {
       load_queries(q);
       release(&shared_.q_empty);
@@ -147,34 +171,35 @@ class Consumer {
     wgmma_hold(s);
     release_block(shared_.k_empty, k_at_);
     adjust(t, n, s);
-    softmax.step(s, a_.scale_log2);
-    if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
+    softmax.step(s, scale_, C::kProbabilityLog2);
+    if constexpr (!C::kFp8)
+      if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
     for (;; n--) {
       // Here, behind the loop's branch: in one block with the softmax the compiler would wait before it.
       wgmma_wait<0>();
       wgmma_hold(o);
-      if (n + 1 < t.n_end) release_block(shared_.v_empty, v_at_);
+      if (n + 1 < t.n_end) release_values();
       round(s, p);
       rescale(o, softmax);
       if (n == t.n_begin) break;
       barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
       named_barrier(kTurn + group_, 256);
       start_scores(s, q);
-      barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+      wait_values();
       start_output(o, p);
       named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
       wgmma_wait<1>();
       wgmma_hold(s);
       release_block(shared_.k_empty, k_at_);
       adjust(t, n - 1, s);
-      softmax.step(s, a_.scale_log2);
+      softmax.step(s, scale_, C::kProbabilityLog2);
     }
     if constexpr (!C::kQueryRegisters) release(&shared_.q_empty);
-    barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+    wait_values();
     start_output(o, p);
     wgmma_wait<0>();
     wgmma_hold(o);
-    release_block(shared_.v_empty, v_at_);
+    release_values();
   }
 
   __device__ void release(uint64_t* empty) {
@@ -189,10 +214,26 @@ class Consumer {
     ring.next();
   }
 
+  __device__ void wait_values() {
+    if constexpr (C::kFp8) {
+      barrier_wait(&shared_.t_full[v_at_.index], v_at_.parity);
+    } else {
+      barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+    }
+  }
+  __device__ void release_values() {
+    if constexpr (C::kFp8) {
+      release(&shared_.t_empty[v_at_.index]);
+      v_at_.next();
+    } else {
+      release_block(shared_.v_empty, v_at_);
+    }
+  }
+
   __device__ void load_queries(uint32_t* q) {
     const int row = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ % 16;
 #pragma unroll
-    for (int step = 0; step < C::kDim / 16; step++) {
+    for (int step = 0; step < kSteps; step++) {
       const int chunk = step % 4 * 2 + lane_ / 16;
       const uint32_t at =
           shared_address(shared_.q) + step / 4 * C::kBlockM * 128 + row * 128 + ((chunk ^ row % 8) << 4);
@@ -208,7 +249,7 @@ class Consumer {
     const uint64_t keys = swizzled_operand(shared_.k[k_at_.index]);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::kDim / 16; step++) {
+    for (int step = 0; step < kSteps; step++) {
       const uint64_t b = advanced(keys, step / 4 * C::kBlockN * 128 + step % 4 * 32);
       if constexpr (C::kQueryRegisters) {
         WgmmaRegisters<C::kType, C::kBlockN, false>::run(s, q + 4 * step, b, step > 0);
@@ -220,12 +261,20 @@ class Consumer {
     wgmma_commit();
   }
 
-  __device__ void start_output(float (&o)[C::kDim / 2], const uint32_t* p) {
-    const uint64_t values = transposed_operand(shared_.v[v_at_.index], C::kBlockN * 128);
+  __device__ void start_output(float (&o)[C::kVDim / 2], const uint32_t* p) {
     wgmma_fence();
+    if constexpr (C::kFp8) {
+      const uint64_t values = swizzled_operand(shared_.t[v_at_.index]);
 #pragma unroll
-    for (int step = 0; step < C::kBlockN / 16; step++)
-      WgmmaRegisters<C::kType, C::kDim>::run(o, p + 4 * step, advanced(values, step * 2048), true);
+      for (int step = 0; step < C::kBlockN / 32; step++)
+        WgmmaRegisters<C::kType, C::kVDim, false>::run(
+            o, p + 4 * step, advanced(values, step / 4 * C::kVDim * 128 + step % 4 * 32), true);
+    } else {
+      const uint64_t values = transposed_operand(shared_.v[v_at_.index], C::kBlockN * 128);
+#pragma unroll
+      for (int step = 0; step < C::kBlockN / 16; step++)
+        WgmmaRegisters<C::kType, C::kVDim>::run(o, p + 4 * step, advanced(values, step * 2048), true);
+    }
     wgmma_commit();
   }
 
@@ -233,7 +282,7 @@ class Consumer {
   __device__ void adjust(const Tile& t, int n, float (&s)[C::kBlockN / 2]) {
     if (a_.cap_out > 0) {
 #pragma unroll
-      for (int i = 0; i < C::kBlockN / 2; i++) s[i] = a_.cap_out * tanh_fast(s[i] * a_.cap_in);
+      for (int i = 0; i < C::kBlockN / 2; i++) s[i] = a_.cap_out * tanh_fast(s[i] * cap_in_);
     }
     const int base = n * C::kBlockN;
     if (base + C::kBlockN <= all_end_ && base >= all_begin_) return;
@@ -249,16 +298,24 @@ class Consumer {
     }
   }
 
-  __device__ static void round(const float (&s)[C::kBlockN / 2], uint32_t (&p)[C::kBlockN / 4]) {
+  __device__ static void round(const float (&s)[C::kBlockN / 2], uint32_t (&p)[C::kBlockN * sizeof(T) / 8]) {
+    if constexpr (C::kFp8) {
 #pragma unroll
-    for (int i = 0; i < C::kBlockN / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < C::kBlockN / 2; i += 8)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+          p[i / 4 + r] = pack(s[i + 2 * r], s[i + 2 * r + 1], s[i + 4 + 2 * r], s[i + 4 + 2 * r + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::kBlockN / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+    }
   }
 
   // Once the largest scores are found, later steps leave them: mostly there is nothing to do.
-  __device__ static void rescale(float (&o)[C::kDim / 2], const Softmax& softmax) {
+  __device__ static void rescale(float (&o)[C::kVDim / 2], const Softmax& softmax) {
     if (__all_sync(~0u, softmax.shrink[0] == 1.f && softmax.shrink[1] == 1.f)) return;
 #pragma unroll
-    for (int i = 0; i < C::kDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
+    for (int i = 0; i < C::kVDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
   }
 
   // Values past the row's end may be NaN, and 0 * NaN is NaN. Both warpgroups write the same zeros.
@@ -266,14 +323,14 @@ class Consumer {
     barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
     char* v = shared_.v[v_at_.index];
     const int chunks = (C::kBlockN - first) * 8;
-    for (int c = 0; c < C::kColumnBlocks; c++)
+    for (int c = 0; c < C::kValueColumns; c++)
       for (int i = threadIdx.x % 128; i < chunks; i += 128)
         *reinterpret_cast<uint4*>(v + (c * C::kBlockN + first) * 128 + i * 16) = uint4{};
     fence_async_shared();
     named_barrier(kOwn + group_, 128);
   }
 
-  __device__ void store(const Tile& t, float (&o)[C::kDim / 2], Softmax& softmax) {
+  __device__ void store(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float sum = softmax.sum[r];
@@ -281,30 +338,57 @@ class Consumer {
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int head = t.kv_head * a_.p.group() + head_[r];
       const bool there = token_[r] >= 0;
-      float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * a_.scale_log2, factor = 1;
+      float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * scale_ - C::kProbabilityLog2, factor = 1;
       if (a_.p.sinks && there) {
         const float sink = a_.p.sinks[head] * 1.4426950408889634f, larger = fmaxf(base, sink);
         factor = exp2_fast(base - larger);
         sum = sum * factor + exp2_fast(sink - larger);
         base = larger;
       }
-      const float inverse = sum > 0 ? factor / sum : 0.f;
+      float inverse = sum > 0 ? factor / sum : 0.f;
+      if constexpr (C::kFp8) inverse *= v_scale_;
 #pragma unroll
-      for (int i = 0; i < C::kDim / 2; i += 4) o[i + 2 * r] *= inverse, o[i + 2 * r + 1] *= inverse;
+      for (int i = 0; i < C::kVDim / 2; i += 4) o[i + 2 * r] *= inverse, o[i + 2 * r + 1] *= inverse;
       const int64_t token = t.q_begin + token_[r];
       if (a_.p.lse && there && lane_ % 4 == 0)
         a_.p.lse[token * a_.p.lse_token + head * a_.p.lse_head] =
             sum > 0 ? (base + log2f(sum)) * 0.6931471805599453f : -INFINITY;
-      T* out = static_cast<T*>(const_cast<void*>(a_.p.out)) + token * a_.p.out_token + head * a_.p.out_head;
-      store_row(out, there, o, r);
+      uint16_t* out = static_cast<uint16_t*>(a_.p.out) + token * a_.p.out_token + head * a_.p.out_head;
+      if constexpr (!C::kFp8) {
+        store_row(out, there, o, r);
+      } else if (a_.p.dtype == DType::bf16) {
+        store_turned_row<bf16>(out, there, o, r);
+      } else {
+        store_turned_row<f16>(out, there, o, r);
+      }
+    }
+  }
+
+  // Of 16 columns a lane has four neighbours (prefill_transpose.h). Lanes 0 and 1, 2 and 3 share 32 columns out: the
+  // even one gets 8 of the first 16.
+  template <class Out>
+  __device__ void store_turned_row(uint16_t* out, bool there, const float (&o)[C::kVDim / 2], int r) {
+    const int c = lane_ % 4;
+#pragma unroll
+    for (int k = 0; k < C::kVDim / 32; k++) {
+      uint32_t x[4];  // two words of the first 16 columns, two of the second
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int at = 16 * k + j / 2 * 8 + j % 2 + 2 * r;
+        x[j] = pack<Out>(o[at], o[at + 4]);
+      }
+      exchange(x[0], x[2], 1, c & 1);
+      exchange(x[1], x[3], 1, c & 1);
+      const int column = 32 * k + c % 2 * 16 + c / 2 * 8;
+      if (there && column < a_.p.v_dim) *reinterpret_cast<uint4*>(out + column) = uint4{x[0], x[1], x[2], x[3]};
     }
   }
 
   // A quad turns its pieces of four bytes into 16-byte chunks: lane c gets chunk 4 k + c.
-  __device__ void store_row(T* out, bool there, const float (&o)[C::kDim / 2], int r) {
+  __device__ void store_row(uint16_t* out, bool there, const float (&o)[C::kVDim / 2], int r) {
     const int c = lane_ % 4;
 #pragma unroll
-    for (int k = 0; k < C::kDim / 32; k++) {
+    for (int k = 0; k < C::kVDim / 32; k++) {
       uint32_t x[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) x[j] = pack<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
@@ -313,7 +397,7 @@ class Consumer {
       exchange(x[0], x[2], 2, c & 2);
       exchange(x[1], x[3], 2, c & 2);
       const int column = (4 * k + c) * 8;
-      if (there && column < a_.p.head_dim) *reinterpret_cast<uint4*>(out + column) = uint4{x[0], x[1], x[2], x[3]};
+      if (there && column < a_.p.v_dim) *reinterpret_cast<uint4*>(out + column) = uint4{x[0], x[1], x[2], x[3]};
     }
   }
 
@@ -323,9 +407,12 @@ class Consumer {
     (upper ? low : high) = other;
   }
 
+  static constexpr int kSteps = C::kDim * sizeof(T) / 32;  // of the first product
+
   const Args& a_;
   Shared<C>& shared_;
   int group_, lane_, row_;
+  float scale_, cap_in_, v_scale_;
   int token_[2], head_[2], begin_[2], end_[2];
   int all_begin_, all_end_;  // what every row of the tile sees
   Ring<C::kStages> k_at_, v_at_;
@@ -337,7 +424,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) char memory[];
   Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
-  const int arrivals = args.box_tokens ? C::kIssuers : 128;  // of the producer at a block
+  const int arrivals = args.box_tokens ? C::kIssuers : 32 * C::kGatherers;  // of the producer at a block
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
     barrier_init(&shared.q_empty, 4 * C::kConsumers + 3);
@@ -345,7 +432,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       barrier_init(&shared.k_full[i], arrivals);
       barrier_init(&shared.v_full[i], arrivals);
       barrier_init(&shared.k_empty[i], 4 * C::kConsumers * C::kCluster);
-      barrier_init(&shared.v_empty[i], 4 * C::kConsumers * C::kCluster);
+      barrier_init(&shared.v_empty[i], (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
+      if constexpr (C::kFp8) {
+        barrier_init(&shared.t_full[i], 2);
+        barrier_init(&shared.t_empty[i], 4 * C::kConsumers);
+      }
     }
     barrier_init_fence();
   }

@@ -9,31 +9,39 @@
 
 namespace radix::attention::prefill {
 
+template <class C>
+constexpr CUtensorMapDataType kElementType = C::kFp8                     ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                             : C::kType == Operand::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+
 // Queries as [tokens, heads, dim]; a box is a tile's tokens with one group of heads.
-inline TensorMap query_map(const Args& a, CUtensorMapDataType type) {
+template <class C>
+TensorMap query_map(const Args& a) {
+  constexpr int kSize = sizeof(typename C::T);
   const Params& p = a.p;
   const TileShape shape = {
       3,
       {static_cast<uint64_t>(p.head_dim), static_cast<uint64_t>(p.heads), static_cast<uint64_t>(p.tokens)},
-      {static_cast<uint64_t>(p.heads > 1 ? p.q_head * 2 : 16),
-       static_cast<uint64_t>(p.tokens > 1 ? p.q_token * 2 : 16)},
-      {64, static_cast<uint32_t>(p.group()), static_cast<uint32_t>(a.tokens_per_tile)}};
-  return make_tensor_map(p.q, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+      {static_cast<uint64_t>(p.heads > 1 ? p.q_head * kSize : 16),
+       static_cast<uint64_t>(p.tokens > 1 ? p.q_token * kSize : 16)},
+      {C::kRowElements, static_cast<uint32_t>(p.group()), static_cast<uint32_t>(a.tokens_per_tile)}};
+  return make_tensor_map(p.q, kElementType<C>, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // Keys or values as [pages, heads, tokens of a page, dim]; contiguous ones are a single page.
-inline TensorMap key_map(const Args& a, CUtensorMapDataType type, const void* data, int64_t page, int64_t token,
-                         int64_t head) {
+template <class C>
+TensorMap key_map(const Args& a, const void* data, int dim, int64_t page, int64_t token, int64_t head) {
+  constexpr int kSize = sizeof(typename C::T);
   const Params& p = a.p;
   const int64_t tokens = p.page_table ? p.page_size : p.kv_tokens, pages = p.page_table ? p.kv_pages : 1;
-  const auto stride = [](int64_t size, int64_t step) { return static_cast<uint64_t>(size > 1 ? step * 2 : 16); };
+  const auto stride = [](int64_t size, int64_t step) { return static_cast<uint64_t>(size > 1 ? step * kSize : 16); };
   const auto size = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
   const TileShape shape = {4,
-                           {size(p.head_dim), size(tokens), size(p.kv_heads), size(pages)},
+                           {size(dim), size(tokens), size(p.kv_heads), size(pages)},
                            {stride(tokens, token), stride(p.kv_heads, head), stride(pages, page)},
-                           {64, static_cast<uint32_t>(a.box_tokens), 1, 1}};
+                           {C::kRowElements, static_cast<uint32_t>(a.box_tokens), 1, 1}};
   // Without any keys nothing is copied, but a map needs an address.
-  return make_tensor_map(tokens > 0 && pages > 0 ? data : p.q, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+  return make_tensor_map(tokens > 0 && pages > 0 ? data : p.q, kElementType<C>, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // Keys that one copy brings; 0 where a page is too small: swizzled rows are copied eight at a time.
@@ -49,8 +57,6 @@ void launch_config(Args a, rk_stream stream) {
   a.tokens_per_tile = C::kBlockM / p.group();
   a.tokens_per_step = a.tokens_per_tile * C::kCluster;
   a.box_tokens = box_tokens<C>(p);
-  const CUtensorMapDataType type =
-      C::kType == Operand::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   int sms = 0;
   gpu::check_gpu(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, p.device.id), "multiprocessors");
   const int64_t steps = (p.tokens / a.tokens_per_step + p.batch) * p.kv_heads;
@@ -61,24 +67,28 @@ void launch_config(Args a, rk_stream stream) {
   shape.threads = C::kThreads;
   shape.shared_bytes = sizeof(Shared<C>);
   const TensorMap none{};
-  launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map(a, type),
-                   a.box_tokens ? key_map(a, type, p.k, p.k_page, p.k_token, p.k_head) : none,
-                   a.box_tokens ? key_map(a, type, p.v, p.v_page, p.v_token, p.v_head) : none);
+  launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map<C>(a),
+                   a.box_tokens ? key_map<C>(a, p.k, p.head_dim, p.k_page, p.k_token, p.k_head) : none,
+                   a.box_tokens ? key_map<C>(a, p.v, p.v_dim, p.v_page, p.v_token, p.v_head) : none);
+}
+
+// A pair of blocks shares its keys where rows fill both tiles and the copy engine can bring them.
+template <class T, int kDim, int kVDim, int kBlockN, bool kQueryRegisters>
+void launch_alone_or_paired(const Args& a, rk_stream stream) {
+  using Pair = Config<T, kDim, kVDim, kBlockN, 2, 2, kQueryRegisters>;
+  const bool pair = a.p.max_seqlen_q > Pair::kBlockM / a.p.group() && box_tokens<Pair>(a.p) > 0;
+  pair ? launch_config<Pair>(a, stream)
+       : launch_config<Config<T, kDim, kVDim, kBlockN, 2, 1, kQueryRegisters>>(a, stream);
 }
 
 template <class T>
 void launch(const Args& a, rk_stream stream) {
-  const int dim = a.p.head_dim;
-  if (dim <= 64) return launch_config<Config<T, 64, 128, 3, 1, false>>(a, stream);
-  if (dim <= 128) {
-    using Single = Config<T, 128, 128, 2, 1, true>;
-    using Pair = Config<T, 128, 128, 2, 2, true>;
-    // A pair shares its keys where rows fill both tiles and the copy engine can bring them.
-    const bool pair = a.p.max_seqlen_q > Pair::kBlockM / a.p.group() && box_tokens<Pair>(a.p) > 0;
-    return pair ? launch_config<Pair>(a, stream) : launch_config<Single>(a, stream);
-  }
-  if (dim <= 192) return launch_config<Config<T, 192, 96, 2, 1, false>>(a, stream);
-  return launch_config<Config<T, 256, 80, 2, 1, false>>(a, stream);
+  const int dim = a.p.head_dim, v_dim = a.p.v_dim, larger = std::max(dim, v_dim);
+  if (larger <= 64) return launch_config<Config<T, 64, 64, 128, 3, 1, false>>(a, stream);
+  if (larger <= 128) return launch_alone_or_paired<T, 128, 128, 128, true>(a, stream);
+  if (dim <= 192 && v_dim <= 128) return launch_alone_or_paired<T, 192, 128, 128, false>(a, stream);
+  if (larger <= 192) return launch_config<Config<T, 192, 192, 96, 2, 1, false>>(a, stream);
+  return launch_config<Config<T, 256, 256, 80, 2, 1, false>>(a, stream);
 }
 
 }  // namespace radix::attention::prefill

@@ -3,6 +3,7 @@
 
 #include "cuda/attention/prefill_config.h"
 #include "cuda/attention/prefill_gather.h"
+#include "cuda/attention/prefill_transpose.h"
 #include "cuda/hopper/cluster.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/hopper/tma.h"
@@ -10,7 +11,8 @@
 namespace radix::attention::prefill {
 
 // A warp of the producer warpgroup. The first deals the tiles and copies queries; all four copy keys and values: warps
-// 0 and 1 keys, 2 and 3 values, each every other block of 64 columns.
+// 0 and 1 keys, 2 and 3 values, each every other block of 128 bytes. Of FP8 a row is one block: warps 1 and 3 turn the
+// values instead.
 template <class C>
 class Producer {
  public:
@@ -24,6 +26,7 @@ class Producer {
         rank_(C::kCluster > 1 ? cluster_rank() : 0) {}
 
   __device__ void run() {
+    if (C::kFp8 && threadIdx.x / 32 % 2) return turn();
     Gatherer<C, Shared<C>> gatherer(a_, shared_);
     Schedule schedule(a_, sizeof(typename C::T));
     for (int i = 0;; i++) {
@@ -38,6 +41,22 @@ class Producer {
   }
 
  private:
+  // The warps that turn FP8 values.
+  __device__ void turn() {
+    if constexpr (C::kFp8) {
+      Transposer<C> transposer(shared_, threadIdx.x / 64);
+      for (int i = 0;; i++) {
+        barrier_wait(&shared_.q_full, i & 1);
+        const Tile& t = shared_.tiles[i & 1];
+        if (t.row < 0) break;
+        transposer.transpose(t);
+        __syncwarp();
+        if (lane_ == 0) barrier_arrive(&shared_.q_empty);
+      }
+      pdl_trigger();
+    }
+  }
+
   // The first warp: the block's i-th tile.
   __device__ void deal(Schedule& schedule, int i) {
     const int at = place(i);
@@ -63,10 +82,10 @@ class Producer {
       return;
     }
     const int group = a_.p.group();
-    barrier_arrive_expect(&shared_.q_full, C::kColumnBlocks * 128 * group * a_.tokens_per_tile);
-    for (int c = 0; c < C::kColumnBlocks; c++)
-      tma_load_3d(shared_.q + c * C::kBlockM * 128, q_, &shared_.q_full, c * 64, t.kv_head * group, t.q_begin + t.first,
-                  L2Keep::first_out);
+    barrier_arrive_expect(&shared_.q_full, C::kKeyColumns * 128 * group * a_.tokens_per_tile);
+    for (int c = 0; c < C::kKeyColumns; c++)
+      tma_load_3d(shared_.q + c * C::kBlockM * 128, q_, &shared_.q_full, c * C::kRowElements, t.kv_head * group,
+                  t.q_begin + t.first, L2Keep::first_out);
   }
 
   __device__ void send_blocks(const Tile& t) {
@@ -95,20 +114,22 @@ class Producer {
     uint64_t* full = &(keys_ ? shared_.k_full : shared_.v_full)[ring_.index];
     barrier_wait(&(keys_ ? shared_.k_empty : shared_.v_empty)[ring_.index], ring_.parity ^ 1);
     const bool mine = copies(t, n);
-    const int half = threadIdx.x / 32 % 2, columns = (C::kColumnBlocks + C::kIssuers - 1 - half) / C::kIssuers;
+    const int half = threadIdx.x / 32 % 2, all = keys_ ? C::kKeyColumns : C::kValueColumns;
+    const int columns = (all + C::kIssuers - 1 - half) / C::kIssuers;
     const int tokens = min(C::kBlockN, t.kv_len - n * C::kBlockN);
     const int boxes = (tokens + a_.box_tokens - 1) / a_.box_tokens;
     if (lane_ == 0) barrier_arrive_expect(full, boxes * a_.box_tokens * columns * 128);
     __syncwarp();
     if (mine) {
       const int at = a_.p.page_table ? token(n) - page_of(token(n)) * a_.p.page_size : t.kv_begin + token(n);
-      char* to = (keys_ ? shared_.k : shared_.v)[ring_.index] + place_in_block() * 128;
-      for (int c = half; c < C::kColumnBlocks; c += C::kIssuers)
+      char* to = (keys_ ? shared_.k[ring_.index] : shared_.v[ring_.index]) + place_in_block() * 128;
+      for (int c = half; c < all; c += C::kIssuers)
         if constexpr (C::kCluster > 1) {
-          tma_multicast_4d(to + c * C::kBlockN * 128, map_, full, (1 << C::kCluster) - 1, c * 64, at, t.kv_head, page,
-                           L2Keep::last_out);
+          tma_multicast_4d(to + c * C::kBlockN * 128, map_, full, (1 << C::kCluster) - 1, c * C::kRowElements, at,
+                           t.kv_head, page, L2Keep::last_out);
         } else {
-          tma_load_4d(to + c * C::kBlockN * 128, map_, full, c * 64, at, t.kv_head, page, L2Keep::last_out);
+          tma_load_4d(to + c * C::kBlockN * 128, map_, full, c * C::kRowElements, at, t.kv_head, page,
+                      L2Keep::last_out);
         }
     }
     __syncwarp();

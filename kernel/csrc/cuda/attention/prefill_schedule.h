@@ -28,7 +28,7 @@ class Schedule {
       keys += __shfl_xor_sync(~0u, keys, step);
     }
     tiles_ = tiles;
-    const int64_t head_bytes = max(keys, int64_t{1}) * a_.p.head_dim * 2 * element_bytes;
+    const int64_t head_bytes = max(keys, int64_t{1}) * (a_.p.head_dim + a_.p.v_dim) * element_bytes;
     section_ = static_cast<int>(min(int64_t{a_.p.kv_heads}, max(int64_t{1}, kSectionBytes / head_bytes)));
   }
 

@@ -21,6 +21,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     return_softmax_lse: bool = False,
+    q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -28,7 +29,7 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.flash_attn_with_kvcache`."""
     page_size = k_cache.shape[1]
-    result, lse = _buffers(q, compute_dtype)
+    result, lse = _buffers(q, compute_dtype, v_cache.shape[-1])
     starts = cu_seqlens_q.tolist()
     for row, kv_len in enumerate(kv_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
@@ -36,12 +37,12 @@ def flash_attn_with_kvcache(
             continue
         pages = page_table[row, : -(-kv_len // page_size)].long()
         result[begin:end], lse[begin:end] = _attend(
-            q[begin:end],
-            _gather(k_cache, pages, kv_len, k_scale, compute_dtype),
-            _gather(v_cache, pages, kv_len, v_scale, compute_dtype),
+            _scaled(q[begin:end], q_scale, compute_dtype),
+            _scaled(k_cache[pages].flatten(0, 1)[:kv_len], k_scale, compute_dtype),
+            _scaled(v_cache[pages].flatten(0, 1)[:kv_len], v_scale, compute_dtype),
             softmax_scale, causal, window_size, softcap, sinks, compute_dtype,
         )  # fmt: skip
-    result = finish(result, out, q.dtype)
+    result = finish(result, out, torch.bfloat16 if q_scale is not None else q.dtype)
     return (result, _lse_dtype(lse, q)) if return_softmax_lse else result
 
 
@@ -58,21 +59,26 @@ def flash_attn_varlen(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     return_softmax_lse: bool = False,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.flash_attn_varlen`."""
-    result, lse = _buffers(q, compute_dtype)
+    result, lse = _buffers(q, compute_dtype, v.shape[-1])
     q_starts, k_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for row in range(len(q_starts) - 1):
         rows = slice(q_starts[row], q_starts[row + 1])
         keys = slice(k_starts[row], k_starts[row + 1])
         if rows.start < rows.stop:
             result[rows], lse[rows] = _attend(
-                q[rows], k[keys], v[keys],
+                _scaled(q[rows], q_scale, compute_dtype),
+                _scaled(k[keys], k_scale, compute_dtype),
+                _scaled(v[keys], v_scale, compute_dtype),
                 softmax_scale, causal, window_size, softcap, sinks, compute_dtype,
             )  # fmt: skip
-    result = finish(result, out, q.dtype)
+    result = finish(result, out, torch.bfloat16 if q_scale is not None else q.dtype)
     return (result, _lse_dtype(lse, q)) if return_softmax_lse else result
 
 
@@ -96,18 +102,19 @@ def merge_state(
     return finish(result, out, out_a.dtype), finish(total, lse, lse_a.dtype)
 
 
-def _buffers(q: torch.Tensor, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zero outputs and -inf sums: what a query that sees nothing gets."""
-    result = torch.zeros(q.shape, dtype=compute, device=q.device)
+def _buffers(q: torch.Tensor, compute: torch.dtype, v_dim: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero outputs and -inf sums: what a query that sees nothing gets. v_dim: default q's last dimension."""
+    result = torch.zeros((*q.shape[:2], v_dim or q.shape[-1]), dtype=compute, device=q.device)
     return result, torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
 
 
-def _gather(
-    cache: torch.Tensor, pages: torch.Tensor, kv_len: int, scale: torch.Tensor | None, compute: torch.dtype
-) -> torch.Tensor:
-    """A row's keys or values, [kv_len, Hkv, D]; an FP8 cache as the numbers that it stands for."""
-    tokens = cache[pages].flatten(0, 1)[:kv_len]
-    return tokens if scale is None else tokens.to(compute) * scale.to(compute)[:, None]
+def _scaled(x: torch.Tensor, scale: torch.Tensor | None, compute: torch.dtype) -> torch.Tensor:
+    """A row's queries, keys or values, [n, heads, D]; FP8 ones as the numbers that they stand for."""
+    if scale is None:
+        return x
+    if scale.shape[0] > 1:
+        scale = scale.repeat_interleave(x.shape[1] // scale.shape[0])
+    return x.to(compute) * scale.to(compute)[:, None]
 
 
 def _lse_dtype(lse: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -125,7 +132,7 @@ def _attend(
     sinks: torch.Tensor | None,
     compute: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence: q [n, Hq, D], k and v [m, Hkv, D] -> out [n, Hq, D], lse [n, Hq]."""
+    """One sequence: q [n, Hq, D], k [m, Hkv, D], v [m, Hkv, Dv] -> out [n, Hq, Dv], lse [n, Hq]."""
     group = q.shape[1] // k.shape[1]
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     wide_k, wide_v = (x.to(compute).repeat_interleave(group, 1) for x in (k, v))

@@ -62,8 +62,9 @@ def flash_attn_with_kvcache(
     v_scale: Any = None,
     workspace: Any = None,
     max_seqlen_q: int = 0,
+    q_scale: Any = None,
 ) -> None:
-    """See `radix_kernels.flash_attn_with_kvcache`. FP8 KV is refused; workspace is not used.
+    """See `radix_kernels.flash_attn_with_kvcache`. FP8 is refused; workspace is not used.
 
     Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row is
     split over the keys; any other is not. Within each of the two a row's bits do not depend on
@@ -72,11 +73,12 @@ def flash_attn_with_kvcache(
     arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse)
     q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
     op = "flash_attn_with_kvcache"
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError(f"{op}: the Triton kernel has no FP8 KV")
+    if any(scale is not None for scale in (q_scale, k_scale, v_scale)):
+        raise NotImplementedError(f"{op}: the Triton kernel has no FP8")
     check_paged(op, q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
-    check_options(op, q, window_left, window_right, softcap, sinks, out)
+    check_options(op, q, v_cache, window_left, window_right, softcap, sinks, out)
     tokens, heads, dim = q.shape
+    v_dim = v_cache.shape[3]
     rows, page_size, kv_heads = page_table.shape[0], k_cache.shape[1], k_cache.shape[2]
     if tokens == 0:
         return
@@ -84,15 +86,15 @@ def flash_attn_with_kvcache(
         raise ValueError(f"{op}: q has {tokens} rows, but the page table or cache is empty")
     decode = tokens == rows
     group = heads // kv_heads
-    tiles = choose_tiles(dim, group, q.element_size(), decode)
+    tiles = choose_tiles(max(dim, v_dim), group, q.element_size(), decode)
     split, splits = choose_split(page_table.shape[1] * page_size) if decode else (0, 1)
     if splits == 1:
         split = 0
-    part_out, part_lse = _partials(q, splits)
+    part_out, part_lse = _partials(q, splits, v_dim)
     common = {
         "HEADS": heads,
-        "DIM": dim,
-        "DIM_PAD": _power_of_two(dim),
+        "V_DIM": v_dim,
+        "V_PAD": _power_of_two(v_dim),
         "SPLITS": splits,
         "SINKS": sinks is not None,
         "WITH_LSE": lse is not None,
@@ -103,8 +105,9 @@ def flash_attn_with_kvcache(
         part_out, part_lse, rows, softmax_scale, softcap, window_left,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
         out.stride(0), out.stride(1), page_table.stride(0),
-        GROUP=group, PAGE_SIZE=page_size, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-        SPLIT=split, CAUSAL=causal or window_right == 0, WINDOW=window_left >= 0,
+        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=page_size,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split,
+        CAUSAL=causal or window_right == 0, WINDOW=window_left >= 0,
         SOFTCAP=softcap > 0, **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:
@@ -114,11 +117,11 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
 
 
-def _partials(q: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _partials(q: torch.Tensor, splits: int, dim: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """float32 space for the result and log-sum of each split; none without splits."""
     if splits == 1:
         return None, None
-    tokens, heads, dim = q.shape
+    tokens, heads, _ = q.shape
     part_out = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
     return part_out, torch.empty_like(part_out[..., 0], memory_format=torch.contiguous_format)
 

@@ -74,6 +74,8 @@ def attend(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -105,6 +107,8 @@ def attend(
     position = kv_len - q_len + token
     dim = tl.arange(0, DIM_PAD)
     in_dim = dim < DIM
+    v_dim = tl.arange(0, V_PAD)
+    in_v = v_dim < V_DIM
     at = (begin + token).to(tl.int64)
     queries = tl.load(
         q + at[:, None] * q_token + head[:, None] * q_head + dim[None, :],
@@ -124,7 +128,7 @@ def attend(
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
+    acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
     for start in range(low, high, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         in_keys = key < high
@@ -159,8 +163,8 @@ def attend(
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(top - base)
         v = tl.load(
-            v_cache + (page * v_page + slot * v_slot)[:, None] + kv_head * v_head + dim[None, :],
-            mask=in_keys[:, None] & in_dim[None, :],
+            v_cache + (page * v_page + slot * v_slot)[:, None] + kv_head * v_head + v_dim[None, :],
+            mask=in_keys[:, None] & in_v[None, :],
             other=0.0,
         )
         total = total * shrink + tl.sum(weights, 1)
@@ -182,13 +186,13 @@ def attend(
         index = (at * HEADS + head) * SPLITS + split
         tl.store(part_lse + index, log_sum, mask=valid)
         # Nothing seen: combine reads the -inf and not the values.
-        keep = (valid & some)[:, None] & in_dim[None, :]
-        tl.store(part_out + index[:, None] * DIM + dim[None, :], result, mask=keep)
+        keep = (valid & some)[:, None] & in_v[None, :]
+        tl.store(part_out + index[:, None] * V_DIM + v_dim[None, :], result, mask=keep)
     else:
         tl.store(
-            out + at[:, None] * out_token + head[:, None] * out_head + dim[None, :],
+            out + at[:, None] * out_token + head[:, None] * out_head + v_dim[None, :],
             result.to(out.dtype.element_ty),
-            mask=valid[:, None] & in_dim[None, :],
+            mask=valid[:, None] & in_v[None, :],
         )
         if WITH_LSE:
             tl.store(lse + at * HEADS + head, log_sum, mask=valid)
@@ -204,8 +208,8 @@ def combine(
     out_token,
     out_head,
     HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
     SINKS: tl.constexpr,
@@ -225,16 +229,16 @@ def combine(
     total = tl.sum(tl.exp(sums - base), 0)
     if SINKS:
         total += tl.exp(sink - base)
-    dim = tl.arange(0, DIM_PAD)
-    acc = tl.zeros([DIM_PAD], tl.float32)
+    dim = tl.arange(0, V_PAD)
+    acc = tl.zeros([V_PAD], tl.float32)
     for split in range(SPLITS):
         part = tl.load(part_lse + first + split)
-        values = tl.load(part_out + (first + split) * DIM + dim, mask=dim < DIM, other=0.0)
+        values = tl.load(part_out + (first + split) * V_DIM + dim, mask=dim < V_DIM, other=0.0)
         # A split that saw nothing has written no values: whatever is there is not used.
         acc += tl.where(part == float("-inf"), 0.0, values) * tl.exp(part - base)
     some = total > 0
     result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
-    tl.store(out + token * out_token + head * out_head + dim, result.to(out.dtype.element_ty), mask=dim < DIM)
+    tl.store(out + token * out_token + head * out_head + dim, result.to(out.dtype.element_ty), mask=dim < V_DIM)
     if WITH_LSE:
         log_sum = tl.where(some, base + tl.log(tl.where(some, total, 1.0)), float("-inf"))
         tl.store(lse + token * HEADS + head, log_sum)

@@ -1,0 +1,103 @@
+"""Small shapes of the Hopper kernels for compute-sanitizer: each result is compared with the definition.
+
+    compute-sanitizer --tool racecheck python -m tests.gpu.sanitize prefill decode
+
+`tools/sanitize.sh` runs every family under memcheck and racecheck. A family is a function below: rows and sizes that
+reach the borders of its tiles and each of its kernels, and no larger, for racecheck slows a kernel a hundredfold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+import radix_kernels as rk
+from tests.kernel.attention_cases import make_case
+
+FP8 = torch.float8_e4m3fn
+HALF = torch.bfloat16
+
+
+def on_gpu(x):
+    return x.cuda() if isinstance(x, torch.Tensor) else x
+
+
+def compare(name: str, got: torch.Tensor, expected: torch.Tensor, allowed: float) -> None:
+    error = float((got.double().cpu() - expected.double()).norm() / expected.double().norm())
+    print(f"{name}: error {error:.2e}", flush=True)
+    if not error <= allowed:
+        raise SystemExit(f"{name}: error {error:.3g}, allowed {allowed:g}")
+
+
+def paged(name: str, rows: list, hint: int, allowed: float, fp8: str = "", **sizes) -> None:
+    case = make_case(rows, torch.Generator().manual_seed(0), dtype=HALF, **sizes)
+    scales = {}
+    if fp8:
+        case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
+        scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])}
+    if fp8 == "all":
+        case.q = case.q.to(FP8)
+        scales["q_scale"] = torch.tensor([0.75])
+    expected = rk.reference.flash_attn_with_kvcache(*case.args, **scales)
+    got = rk.flash_attn_with_kvcache(
+        *map(on_gpu, case.args), **{k: v.cuda() for k, v in scales.items()}, max_seqlen_q=hint
+    )
+    compare(name, got, expected, allowed)
+
+
+def prefill() -> None:
+    rows, hint = [(150, 300), (5, 40), (0, 3)], 150
+    paged("prefill, a pair of blocks", rows, hint, 5e-3, heads=(4, 2), dim=128)
+    paged("prefill, one block", rows, 30, 5e-3, heads=(4, 2), dim=128, page_size=4)
+    paged("prefill of 64", rows, hint, 5e-3, heads=(4, 2), dim=64)
+    paged("prefill of 192 and 128", rows, hint, 5e-3, heads=(2, 2), dim=192, v_dim=128)
+    paged("prefill of 256", rows, hint, 5e-3, heads=(2, 2), dim=256)
+    paged("prefill in FP8, a pair of blocks", rows, hint, 4e-2, "all", heads=(4, 2), dim=128)
+    paged("prefill in FP8, one block", rows, 30, 4e-2, "all", heads=(4, 2), dim=128, page_size=4)
+
+
+def decode() -> None:
+    rows = [(1, 700), (1, 40), (1, 1)]
+    paged("decode", rows, 1, 5e-3, heads=(8, 2), dim=128)
+    paged("decode of two tokens, one a page", [(2, 530), (2, 20)], 2, 5e-3, heads=(20, 2), dim=128, page_size=1)
+    paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
+    paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)
+    paged("decode of an FP8 cache", rows, 1, 5e-3, "cache", heads=(8, 2), dim=128)
+
+
+def mla() -> None:
+    rng = torch.Generator().manual_seed(0)
+    lens = torch.tensor([300, 17], dtype=torch.int32)
+    for heads in (16, 128):
+        q, rope = (torch.randn(2, heads, d, generator=rng).to(HALF) for d in (512, 64))
+        cache = torch.randn(8, 64, 576, generator=rng).to(HALF)
+        table = torch.randperm(8, generator=rng)[:6].to(torch.int32)
+        table = torch.stack((table[:5], table[5:].expand(5)))
+        args = (q, rope, cache, table.contiguous(), lens, torch.tensor([0, 1, 2], dtype=torch.int32))
+        expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
+        got = rk.mla_decode(*map(on_gpu, args), softmax_scale=192**-0.5, max_seqlen_q=1)
+        compare(f"mla_decode, {heads} heads", got, expected, 5e-3)
+
+
+def gemm() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for tokens in (1, 17, 64, 200):
+        x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
+        if tokens <= 64:
+            got = rk.linear(x.to(HALF).cuda(), w.to(HALF).cuda())
+            compare(f"linear, {tokens} tokens", got, x.to(HALF).double() @ w.to(HALF).double().T, 5e-3)
+        x, w = x.to(FP8), w.to(FP8)
+        scales = [torch.rand(n, 1, generator=rng) + 0.5 for n in (tokens, 272)]
+        expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
+        got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
+        compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
+
+
+FAMILIES: dict[str, Callable[[], None]] = {"prefill": prefill, "decode": decode, "mla": mla, "gemm": gemm}
+
+if __name__ == "__main__":
+    rk.set_fallback("error")
+    for family in sys.argv[1:] or FAMILIES:
+        FAMILIES[family]()

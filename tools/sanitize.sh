@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# compute-sanitizer over small shapes of the Hopper kernels (tests/gpu/sanitize.py), on a machine with a Hopper GPU:
+#
+#   tools/sanitize.sh PACKAGES OUT [PLANTED]
+#
+# PACKAGES is a folder that holds an installed radix_kernels (pip install --target, or what `make dev ONLY=` prints).
+# OUT gets a log for each family and tool. PLANTED is such a folder too, built with a barrier missing from decode
+# attention: racecheck must find it there. To build it:
+#
+#   CUDAFLAGS=-DRADIX_PLANT_MISSING_BARRIER make dev BACKEND=cuda ONLY=attention ARCHS=90a-real
+#
+# (in a fresh clone, so that no object of another build is taken). FAMILIES and TOOLS choose what runs, PYTHON the
+# interpreter. Exit status: how many runs found something, plus one if the planted barrier was not found.
+set -uo pipefail
+packages=$(realpath "$1")
+mkdir -p "$2"
+out=$(realpath "$2")
+planted=${3:+$(realpath "$3")}
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+failed=0
+
+# check LOG PACKAGES TOOL FAMILY
+check() {
+  PYTHONPATH=$2:. timeout "${LIMIT:-300}" compute-sanitizer --tool "$3" --error-exitcode 99 \
+    --kernel-name kernel_substring=radix "$python" -m tests.gpu.sanitize "$4" >"$out/$1.log" 2>&1
+}
+
+for tool in ${TOOLS:-memcheck racecheck}; do
+  for family in ${FAMILIES:-prefill decode mla gemm}; do
+    begin=$SECONDS rc=0
+    check "$family-$tool" "$packages" "$tool" "$family" || rc=$?
+    ((rc == 0)) || failed=$((failed + 1))
+    printf '%-8s %-10s rc %-3d %4d s  %s\n' "$family" "$tool" $rc $((SECONDS - begin)) "$(tail -n 1 "$out/$family-$tool.log")"
+  done
+done
+if [[ $planted ]]; then
+  rc=0
+  check planted "$planted" racecheck decode || rc=$?
+  ((rc != 0)) && echo "the planted missing barrier was found: $(tail -n 1 "$out/planted.log")"
+  ((rc == 0)) && echo "the planted missing barrier was NOT found" && failed=$((failed + 1))
+fi
+exit $failed
