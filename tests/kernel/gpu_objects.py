@@ -95,9 +95,15 @@ ROUTERS = {
 _MOE = {"align_kernel", *ROUTERS, *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack))}
 
 
+_MLA_KV = {"store_latent_fp8_kernel"}
+_MLA_KV |= {
+    f"{name}<{word}>" for name in ("store_latent_kernel", "concat_key_kernel") for word in ("Wide", "unsigned short")
+}
+
+
 def kernels_of(warp: int) -> set[str]:
     """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | COLLECTIVES
+    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | _MLA_KV | COLLECTIVES
 
 
 def pointwise_kernels_of(warp: int) -> set[str]:

@@ -15,6 +15,7 @@ from .attention import attention
 from .gemm import gemm
 from .layer import layer
 from .linear import linear
+from .mla import mla
 from .moe import moe
 from .pointwise import pointwise
 from .sampling import sampling
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "gemm": gemm,
     "layer": layer,
     "attention": attention,
+    "mla": mla,
     "moe": moe,
     "sampling": sampling,
 }

@@ -1,4 +1,4 @@
-"""Paged attention: decode in batches and over one long row, prefill of one prompt; on a GPU also MLA."""
+"""Paged attention: decode in batches and over one long row, prefill of one prompt."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from ..harness import Case
-from .attention_decode import decode, mla
+from .attention_decode import decode
 from .attention_prefill import prefill
 
 
 def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     if device.type == "cuda":
         yield from decode(device, dtype)
-        yield from mla(device, dtype)
         yield from prefill(device, dtype)
         return
     hq, hkv, d = 16, 8, 128

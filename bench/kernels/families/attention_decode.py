@@ -1,4 +1,4 @@
-"""Decode: one query token a row over a paged cache, bf16 and FP8, equal and ragged rows; MLA over a latent cache."""
+"""Decode: one query token a row over a paged cache, bf16 and FP8, equal and ragged rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .. import peers
 from ..harness import Case, Contender
 
 _D = 128
-_LATENT, _ROPE = 512, 64
-_WORKSPACE = 512 << 20  # bytes, of FlashInfer
+WORKSPACE = 512 << 20  # bytes, of FlashInfer
 
 
 def decode(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -30,16 +29,7 @@ def decode(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     yield _rows(device, dtype, [4096] * 64, "B64 kv4096", 16, 32, fp8=True)
 
 
-def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """GPU only."""
-    for batch, length, page, heads in (
-        (1, 8192, 64, 16), (1, 8192, 64, 128), (64, 4096, 64, 16), (64, 4096, 1, 16), (64, 4096, 64, 128),
-        (128, 4096, 64, 128),
-    ):  # fmt: skip
-        yield _mla(device, dtype, batch, length, page, heads)
-
-
-def _table(device: torch.device, lengths: Sequence[int], page: int) -> tuple[int, list[int], torch.Tensor]:
+def page_table(device: torch.device, lengths: Sequence[int], page: int) -> tuple[int, list[int], torch.Tensor]:
     """(pages, pages of each row, page table): the pages of all rows in random order."""
     needed = [-(-n // page) for n in lengths]
     table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
@@ -54,7 +44,7 @@ def _rows(
     fp8: bool = False,
 ) -> Case:  # fmt: skip
     batch = len(lengths)
-    pages, needed, table = _table(device, lengths, page)
+    pages, needed, table = page_table(device, lengths, page)
     lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
     kv_dtype = torch.float8_e4m3fn if fp8 else dtype
@@ -75,7 +65,7 @@ def _rows(
             q, k, v, 1, cu, max(lengths), seqused_k=lens, block_table=table, causal=True, fa_version=3
         )
     if flashinfer := peers.load("flashinfer"):
-        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         last = torch.tensor([(n - 1) % page + 1 for n in lengths], dtype=torch.int32, device=device)
         starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
@@ -87,38 +77,4 @@ def _rows(
     return Case(
         "flash_attn_with_kvcache", f"{name} page {page} {hq}/{hkv}x{_D}{' FP8' if fp8 else ''}", dtype, size,
         4 * tokens * hq * _D, make, contenders, "read",
-    )  # fmt: skip
-
-
-def _mla(device: torch.device, dtype: torch.dtype, batch: int, length: int, page: int, heads: int) -> Case:
-    pages, needed, table = _table(device, [length] * batch, page)
-    lens = torch.full((batch,), length, dtype=torch.int32, device=device)
-    cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
-    scale = 192**-0.5
-
-    def make() -> tuple[torch.Tensor, ...]:
-        q = torch.randn(batch, heads, _LATENT + _ROPE, device=device, dtype=dtype)
-        kv = torch.randn(pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
-        # FlashMLA takes q in one piece, the others in two.
-        return q[:, None], q[..., :_LATENT].contiguous(), q[..., _LATENT:].contiguous(), kv
-
-    contenders: dict[str, Contender] = {
-        "radix": lambda _, q, r, kv: rk.mla_decode(q, r, kv, table, lens, cu, softmax_scale=scale, max_seqlen_q=1)
-    }
-    if (flash := peers.load("vllm.v1.attention.ops.flashmla")) and page == 64:
-        metadata, splits = flash.get_mla_metadata(lens, heads, 1)
-        contenders["FlashMLA"] = lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
-            joined, kv[:, :, None], table, lens, _LATENT, metadata, splits, softmax_scale=scale
-        )
-    if flashinfer := peers.load("flashinfer"):
-        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
-        starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
-        wrapper.plan(cu, starts, table.flatten(), lens, heads, _LATENT, _ROPE, page, False, scale, dtype, dtype)
-        contenders["flashinfer fa3"] = lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
-    per_query = 2 * _LATENT + _ROPE
-    size = (batch * length * (_LATENT + _ROPE) + batch * heads * per_query) * dtype.itemsize
-    return Case(
-        "mla_decode", f"B{batch} kv{length} page {page} {heads} heads", dtype, size,
-        2 * batch * length * heads * per_query, make, contenders, "read",
     )  # fmt: skip

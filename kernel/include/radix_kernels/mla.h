@@ -11,7 +11,9 @@
  * [B + 1] from 0 to T; the q tokens of a row are the last of its kv tokens. lse float32 [T, H] (natural log) may be
  * NULL. A query that sees nothing gets out 0 and lse -inf. Entries of page_table past ceil(kv_len / page_size) and
  * slots past kv_len are never used. max_seqlen_q: the most query tokens of a row, 0 unknown: a hint about speed.
- * workspace: uint8, contiguous, 256-byte aligned, of at least rk_mla_decode_workspace_size(). */
+ * any_split: 0: a row's sum is split at fixed
+ * positions, so that its bits depend on its own length alone; 1: where the work of the batch divides evenly, which is
+ * faster. workspace: uint8, contiguous, 256-byte aligned, of at least rk_mla_decode_workspace_size(). */
 typedef struct rk_mla_decode_args {
   uint32_t struct_size;
   float softmax_scale;
@@ -26,6 +28,7 @@ typedef struct rk_mla_decode_args {
   const rk_tensor* lse;
   const rk_tensor* workspace;
   int64_t max_seqlen_q;
+  int64_t any_split;
 } rk_mla_decode_args;
 RK_API rk_status rk_mla_decode(const rk_mla_decode_args* args, rk_stream stream);
 
@@ -38,6 +41,7 @@ typedef struct rk_mla_decode_sizes {
   int64_t page_size;
   int64_t max_pages;
   int64_t max_seqlen_q;
+  int64_t any_split;
 } rk_mla_decode_sizes;
 RK_API rk_status rk_mla_decode_workspace_size(const rk_mla_decode_sizes* sizes, int64_t* bytes);
 

@@ -12,6 +12,7 @@
 #include "radix_kernels/library.h"
 #include "radix_kernels/linear.h"
 #include "radix_kernels/mla.h"
+#include "radix_kernels/mla_kv.h"
 #include "radix_kernels/moe.h"
 #include "radix_kernels/norm.h"
 #include "radix_kernels/quantize.h"

@@ -20,7 +20,7 @@ from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_a
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
-from .mla import mla_decode
+from .mla import concat_mla_k, mla_decode, store_mla_kv
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .quantize import (
@@ -70,6 +70,7 @@ __all__ = [
     "apply_rope_inplace",
     "bmm_fp8",
     "capabilities",
+    "concat_mla_k",
     "count_tokens_inplace",
     "embedding",
     "flash_attn_varlen",
@@ -106,6 +107,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_quant_fp8",
     "store_kv_cache",
+    "store_mla_kv",
     "token_logprobs",
     "top_k_top_p_sampling",
     "top_k_top_p_sampling_with_logprobs",

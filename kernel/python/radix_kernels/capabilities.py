@@ -23,6 +23,8 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "flash_attn_varlen": _FLOATS,
     "merge_state": _FLOATS,
     "mla_decode": ("bfloat16", "float16"),
+    "store_mla_kv": ("bfloat16", "float16"),
+    "concat_mla_k": ("bfloat16", "float16"),
     "linear": _FLOATS,
     "linear_silu_and_mul": _FLOATS,
     "fp8_scaled_mm": _FP8,

@@ -2,6 +2,7 @@
 #include "cuda/mla/mla.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "api/mla.h"
 #include "common/tensor.h"
@@ -37,6 +38,35 @@ int tile_rows(const Shape& s) {
   return s.heads * s.max_seqlen_q > 16 ? 32 : 16;
 }
 
+// At most as many query rows in a row as the kernel for few serves at once.
+bool few_rows(const Shape& s) {
+#ifdef RADIX_MLA_TUNE
+  if (getenv("MLA_WIDE")) return false;
+#endif
+  return s.heads * s.max_seqlen_q <= 16;
+}
+
+void run_any_split(const Args& args, rk_stream stream) {
+  WideArgs a;
+  static_cast<Args&>(a) = args;
+  const attention::Params& p = a.p;
+  a.box_tokens = std::min(64, p.page_size & -p.page_size);
+  if (a.box_tokens < 8) a.box_tokens = 0;
+  // Two blocks of rows that read the same tokens share the copies.
+  a.cluster = a.box_tokens > 0 && p.heads * p.max_seqlen_q > 64 ? 2 : 1;
+  const bool bf = p.dtype == DType::bf16;
+#ifdef RADIX_MLA_TUNE
+  if (const char* x = getenv("MLA_CLUSTER")) a.cluster = std::min(a.cluster, atoi(x));
+  if (const char* x = getenv("MLA_GATHER")) a.box_tokens = 0, a.cluster = 1;
+  if (const char* x = getenv("MLA_AHEAD")) a.ahead = atoi(x);
+  if (const char* x = getenv("MLA_MIN")) a.min_tiles = atoi(x);
+  if (const char* x = getenv("MLA_NOLOAD")) a.no_load = atoi(x);
+#endif
+  a.box_tokens = std::min(a.box_tokens, 64 / a.cluster);
+  if (few_rows(p)) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
+  bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);
+}
+
 }  // namespace
 
 namespace backend {
@@ -44,7 +74,9 @@ namespace backend {
 int64_t mla_decode_workspace_size(const rk_mla_decode_sizes& sizes) {
   const Shape s = shape_of(sizes);
   if (s.tokens < 1 || s.batch < 1 || s.max_pages < 1) return 0;
-  return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s));
+  const int64_t wide = sizes.any_split ? wide_workspace_size() : 0;
+  return std::max(wide,
+                  int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s)));
 }
 
 void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
@@ -52,7 +84,7 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
     fail(RK_UNSUPPORTED, "mla_decode: the FP8 cache is served for bf16 queries");
   const rk_mla_decode_sizes sizes = {sizeof sizes,       a.q_nope->shape[0],   a.page_table->shape[0],
                                      a.q_nope->shape[1], a.kv_cache->shape[1], a.page_table->shape[1],
-                                     a.max_seqlen_q};
+                                     a.max_seqlen_q,     a.any_split};
   Args args;
   attention::Params& p = args.p;
   static_cast<Shape&>(p) = shape_of(sizes);
@@ -81,6 +113,7 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
   args.levels = levels_of(p, kChunkLog2);
   if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
   if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
+  if (a.any_split && p.kv_dtype != DType::u8) return run_any_split(args, stream);
   for (int64_t row = 0; row < p.batch; row += kMaxRows) {
     args.first_row = static_cast<int>(row);
     args.rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.batch - row));

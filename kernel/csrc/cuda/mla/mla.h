@@ -19,8 +19,26 @@ struct Args : attention::decode::Args {
   int64_t rope_token = 0, rope_head = 0;
 };
 
+// Of the kernel for many query rows.
+struct WideArgs : Args {
+  int cluster = 1;     // blocks, each with 64 of the query rows
+  int box_tokens = 0;  // of a box of the tensor map; 0: tokens are copied one by one
+  int min_tiles = 2;   // of a run
+  int ahead = 0;       // tiles that are brought to L2 before their turn
+  int no_load = 0;
+};
+
 // Up to 32 query rows (heads x tokens) at once on mma.sync: bound by bytes.
 int64_t narrow_node_bytes(int tile_rows);
 void launch_narrow(const Args& args, int tile_rows, rk_stream stream);
+
+// Up to 16 query rows as the columns of wgmma's products: bound by bytes. bf16 or f16 cache, like the next.
+void launch_slim_bf16(const WideArgs& args, rk_stream stream);
+void launch_slim_f16(const WideArgs& args, rk_stream stream);
+
+// 64 query rows of a block on wgmma: bound by the tensor cores.
+int64_t wide_workspace_size();
+void launch_wide_bf16(const WideArgs& args, rk_stream stream);
+void launch_wide_f16(const WideArgs& args, rk_stream stream);
 
 }  // namespace radix::mla

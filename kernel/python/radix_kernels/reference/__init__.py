@@ -17,7 +17,7 @@ from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import dequantize_weight, embedding, linear, quantize_rows, quantize_weight
-from .mla import mla_decode, unpack_mla_cache
+from .mla import concat_mla_k, mla_decode, pack_mla_tokens, store_mla_kv, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
 from .philox import philox4x32, uniform
@@ -52,6 +52,7 @@ __all__ = [
     "apply_penalties_inplace",
     "apply_rope_inplace",
     "bmm_fp8",
+    "concat_mla_k",
     "count_tokens_inplace",
     "edited_logits",
     "embedding",
@@ -75,6 +76,7 @@ __all__ = [
     "moe_align_block_size",
     "moe_fused_gate",
     "moe_sum",
+    "pack_mla_tokens",
     "per_tensor_quant_fp8",
     "per_token_group_quant",
     "per_token_quant_fp8",
@@ -87,6 +89,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_quant_fp8",
     "store_kv_cache",
+    "store_mla_kv",
     "token_logprobs",
     "top_k_top_p_sampling",
     "topk_sigmoid",

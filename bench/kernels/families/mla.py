@@ -1,0 +1,118 @@
+"""Multi-head latent attention: decode over the latent cache, storing its tokens, joining the full keys of a prefill."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import radix_kernels as rk
+
+from .. import peers
+from ..harness import Case, Contender
+from .attention_decode import WORKSPACE, page_table
+
+_LATENT, _ROPE, _NOPE = 512, 64, 128
+_SCALE = (_NOPE + _ROPE) ** -0.5
+
+
+def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    for tokens in (1, 64, 4096):
+        yield _store(device, dtype, tokens, fp8=False)
+        yield _store(device, dtype, tokens, fp8=True)
+    yield _concat(device, dtype, 4096, 128)
+    if device.type != "cuda":
+        yield _decode(device, dtype, [1024], "B1 kv1024", 16, 16)
+        return
+    for batch, length, page, heads in (
+        (64, 4096, 64, 128), (128, 4096, 64, 128), (1, 8192, 64, 128), (64, 4096, 1, 128), (64, 4096, 64, 64),
+        (64, 4096, 64, 16), (64, 4096, 1, 16), (1, 8192, 64, 16), (256, 1024, 64, 16),
+    ):  # fmt: skip
+        yield _decode(device, dtype, [length] * batch, f"B{batch} kv{length}", page, heads)
+    lengths = random.Random(0)
+    ragged = [lengths.randint(100, 8192) for _ in range(64)]
+    for heads in (16, 128):
+        yield _decode(device, dtype, ragged, "B64 kv100..8192", 64, heads)
+    for heads in (16, 128):
+        yield _decode(device, dtype, [4096] * 64, "B64 kv4096", 64, heads, fp8=True)
+    yield _decode(device, dtype, [4096] * 64, "B64 kv4096", 64, 16, batch_invariant=True)
+
+
+def _decode(
+    device: torch.device, dtype: torch.dtype, lengths: Sequence[int], name: str, page: int, heads: int,
+    fp8: bool = False, batch_invariant: bool = False,
+) -> Case:  # fmt: skip
+    batch = len(lengths)
+    pages, needed, table = page_table(device, lengths, page)
+    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        q = torch.randn(batch, heads, _LATENT + _ROPE, device=device, dtype=dtype)
+        kv = torch.randn(pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
+        if fp8:
+            kv = rk.reference.pack_mla_tokens(kv[..., :_LATENT], kv[..., _LATENT:])
+        # FlashMLA takes q in one piece, the others in two.
+        return q[:, None], q[..., :_LATENT].contiguous(), q[..., _LATENT:].contiguous(), kv
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda _, q, r, kv: rk.mla_decode(
+            q, r, kv, table, lens, cu, softmax_scale=_SCALE, max_seqlen_q=1, batch_invariant=batch_invariant
+        )
+    }
+    if (flash := peers.load("vllm.v1.attention.ops.flashmla")) and page == 64 and not fp8:
+        metadata, splits = flash.get_mla_metadata(lens, heads, 1)
+        contenders["FlashMLA"] = lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
+            joined, kv[:, :, None], table, lens, _LATENT, metadata, splits, softmax_scale=_SCALE
+        )
+    if (flashinfer := peers.load("flashinfer")) and not fp8:
+        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
+        starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
+        used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
+        wrapper.plan(cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype)
+        contenders["flashinfer fa3"] = lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
+    per_query, tokens = 2 * _LATENT + _ROPE, sum(lengths)
+    token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
+    return Case(
+        "mla_decode",
+        f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}", dtype,
+        tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
+        2 * tokens * heads * per_query, make, contenders, "read",
+    )  # fmt: skip
+
+
+def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> Case:
+    pages, page = 2 * tokens // 64 + 1, 64
+    slots = torch.randperm(pages * page, device=device)[:tokens]
+    width, kind = (656, torch.uint8) if fp8 else (_LATENT + _ROPE, dtype)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        latent = torch.randn(tokens, _LATENT, device=device, dtype=dtype)
+        rope = torch.randn(tokens, _ROPE, device=device, dtype=dtype)
+        return latent, rope, torch.zeros(pages, page, width, device=device, dtype=kind)
+
+    contenders: dict[str, Contender] = {"radix": lambda x, r, cache: rk.store_mla_kv(x, r, cache, slots)}
+    if not fp8:
+
+        def indexed(x: torch.Tensor, r: torch.Tensor, cache: torch.Tensor) -> None:
+            cache.view(-1, width)[slots] = torch.cat((x, r), -1)
+
+        contenders["torch"] = indexed
+    moved = tokens * ((_LATENT + _ROPE) * dtype.itemsize + width * kind.itemsize)
+    return Case("store_mla_kv", f"{tokens} tokens{' FP8' if fp8 else ''}", dtype, moved, 0, make, contenders)
+
+
+def _concat(device: torch.device, dtype: torch.dtype, tokens: int, heads: int) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        nope = torch.randn(tokens, heads, _NOPE, device=device, dtype=dtype)
+        rope = torch.randn(tokens, 1, _ROPE, device=device, dtype=dtype)
+        return torch.empty(tokens, heads, _NOPE + _ROPE, device=device, dtype=dtype), nope, rope
+
+    def joined(k: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
+        torch.cat((nope, rope.expand(-1, heads, -1)), -1, out=k)
+
+    contenders: dict[str, Contender] = {"radix": rk.concat_mla_k, "torch": joined}
+    moved = tokens * (heads * (2 * _NOPE + _ROPE) + _ROPE) * dtype.itemsize
+    return Case("concat_mla_k", f"{tokens} tokens {heads} heads", dtype, moved, 0, make, contenders)

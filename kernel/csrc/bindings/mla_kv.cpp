@@ -1,0 +1,27 @@
+#include "radix_kernels/mla_kv.h"
+
+#include "bindings/exchange.h"
+
+namespace radix::bind {
+
+void bind_mla_kv(py::module_& m) {
+  m.def("store_mla_kv", [](py::handle latent, py::handle rope, py::handle kv_cache, py::handle slot_mapping) {
+    Call call("store_mla_kv");
+    rk_store_mla_kv_args args{sizeof args};
+    args.latent = call.in("latent", latent);
+    args.rope = call.in("rope", rope);
+    args.kv_cache = call.out("kv_cache", kv_cache);
+    args.slot_mapping = call.in("slot_mapping", slot_mapping);
+    call.run(rk_store_mla_kv, args);
+  });
+  m.def("concat_mla_k", [](py::handle k, py::handle k_nope, py::handle k_rope) {
+    Call call("concat_mla_k");
+    rk_concat_mla_k_args args{sizeof args};
+    args.k = call.out("k", k);
+    args.k_nope = call.in("k_nope", k_nope);
+    args.k_rope = call.in("k_rope", k_rope);
+    call.run(rk_concat_mla_k, args);
+  });
+}
+
+}  // namespace radix::bind

@@ -1,0 +1,168 @@
+// The copying warpgroup of the kernels on wgmma: brings a run's tiles to shared memory.
+//
+// There are two buffers, for the even and the odd tiles of a segment. A tile is 9 blocks of 64 dimensions in the
+// 128-byte swizzle and comes in two halves, the left 256 dimensions and the right 256 with the rotary ones, each with
+// its own barriers: a half is fetched anew as soon as its last reader is done. Pages of 8 tokens and more are copied by
+// the copy engine (in a cluster each block fetches half of a tile's tokens for both), others token by token (cp.async).
+#pragma once
+
+#include "cuda/attention/decode_mma.h"
+#include "cuda/hopper/cluster.h"
+#include "cuda/hopper/tma.h"
+#include "cuda/mla/run.h"
+
+namespace radix::mla {
+
+using attention::decode::copy_async;
+
+constexpr int kBlocks = kKey / 64, kBlockBytes = kTile * 128;  // of 64 dimensions
+constexpr int kLeftBlocks = 4;
+
+// Where 16 bytes of a row lie: blocks of 64 dimensions, in the 128-byte swizzle.
+__device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlockBytes) {
+  return piece / 8 * block_bytes + row * 128 + ((piece % 8 ^ row % 8) << 4);
+}
+
+// Block: the block's shared memory, with tile[2], full[2][2], empty[2][2].
+template <class Block>
+class Producer {
+ public:
+  __device__ Producer(const WideArgs& a, const hopper::TensorMap& map, Block& shared)
+      : a_(a),
+        map_(map),
+        shared_(shared),
+        warp_(threadIdx.x / 32 % 4),
+        lane_(threadIdx.x % 32),
+        rank_(a.cluster > 1 ? hopper::cluster_rank() : 0) {}
+
+  __device__ void run(Walk walk) {
+    if (a_.box_tokens > 0 && warp_ != 0) return;
+    Segment s;
+    while (walk.next(s)) a_.box_tokens > 0 ? send(s) : gather(s);
+  }
+
+ private:
+  // Until half `half` of tile buffer `at` is free.
+  __device__ void wait_empty(int at, int half) { hopper::barrier_wait(&shared_.empty[at][half], (use_ >> at & 1) ^ 1); }
+  // The first of a pair is needed left half first, the second the other way round.
+  __device__ static int half_of(int at, int turn) { return at ^ turn; }
+  __device__ int page_of(int token) const {
+    return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
+  }
+
+  // By the copy engine. Of a tile, a block of the cluster copies the boxes [0, boxes) of its share of the tokens.
+  __device__ void send(const Segment& s) {
+    const int share = kTile / a_.cluster, boxes = share / a_.box_tokens, total = s.tiles * boxes;
+    int pages = page(s, lane_, total, boxes), next_pages = page(s, 32 + lane_, total, boxes);
+    for (int t = 0; t < s.tiles; t++) {
+      const int box = t * boxes;  // among this block's
+      if (box > 0 && box % 32 == 0) {
+        pages = next_pages;
+        next_pages = page(s, box + 32 + lane_, total, boxes);
+      }
+      const int at = t & 1;
+      for (int turn = 0; turn < 2; turn++) {
+        const int half = half_of(at, turn), first = half * kLeftBlocks,
+                  blocks = half ? kBlocks - kLeftBlocks : kLeftBlocks;
+        wait_empty(at, half);
+        uint64_t* full = &shared_.full[at][half];
+        if (a_.no_load && t > 1) {
+          if (lane_ == 0) hopper::barrier_arrive(full);
+          __syncwarp();
+          continue;
+        }
+        if (lane_ == 0) hopper::barrier_arrive_expect(full, blocks * kBlockBytes);
+        __syncwarp();
+        for (int base = 0; base < boxes * blocks; base += 32) {
+          const int i = base + lane_, b = i % boxes, block = first + i / boxes;
+          const int mine = __shfl_sync(~0u, pages, (box + b) % 32);
+          if (i >= boxes * blocks) continue;
+          const int in_tile = rank_ * share + b * a_.box_tokens, token = (s.first + t) * kTile + in_tile;
+          const int in_page = token % a_.p.page_size;
+          char* to = shared_.tile[at] + block * kBlockBytes + in_tile * 128;
+          if (a_.cluster > 1) {
+            hopper::tma_multicast_3d(to, &map_, full, 3, block * 64, in_page, mine);
+          } else {
+            hopper::tma_load_3d(to, &map_, full, block * 64, in_page, mine);
+          }
+        }
+        __syncwarp();
+      }
+      use_ ^= 1 << at;
+      if (a_.ahead > 0 && t + a_.ahead < s.tiles) prefetch(s, t + a_.ahead, box, boxes, pages, next_pages);
+    }
+  }
+  // Tile t to L2. pages, next_pages: of the 32 boxes around `box` and the next 32.
+  __device__ void prefetch(const Segment& s, int t, int box, int boxes, int pages, int next_pages) {
+    const int share = kTile / a_.cluster, ahead = t * boxes;
+    const int64_t page_step = a_.p.k_page * 2, token_step = a_.p.k_token * 2;
+    for (int i = lane_; i < share * kBlocks; i += 32) {
+      const int in_share = i / kBlocks, line = i % kBlocks;
+      const int mine =
+          __shfl_sync(~0u, ahead / 32 == box / 32 ? pages : next_pages, (ahead + in_share / a_.box_tokens) % 32);
+      const int token = (s.first + t) * kTile + rank_ * share + in_share;
+      if (token >= s.kv_len) continue;
+      const char* from = static_cast<const char*>(a_.p.k) + mine * page_step + token % a_.p.page_size * token_step;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line * 128));
+    }
+  }
+  // The page of a segment's box; past the row's end one that does not exist, which arrives as zeros.
+  __device__ int page(const Segment& s, int box, int total, int boxes) const {
+    const int share = kTile / a_.cluster;
+    const int token = (s.first + box / boxes) * kTile + rank_ * share + box % boxes * a_.box_tokens;
+    if (box >= total || token >= s.kv_len) return static_cast<int>(a_.p.kv_pages);
+    return a_.p.page_table[s.row * a_.p.table_row + page_of(token)];
+  }
+
+  // Token by token: warp w has 16 of a tile's.
+  __device__ void gather(const Segment& s) {
+    int64_t mine = find(s, 0);
+    for (int t = 0; t < s.tiles; t++) {
+      const int64_t now = mine;
+      if (t + 1 < s.tiles) mine = find(s, t + 1);
+      const int at = t & 1, first = (s.first + t) * kTile + warp_ * 16;
+      const uint32_t tile = hopper::shared_address(shared_.tile[at]);
+      for (int turn = 0; turn < 2; turn++) {
+        const int half = half_of(at, turn);
+        wait_empty(at, half);
+        const int begin = half * kLeftBlocks * 8, pieces = half ? (kBlocks - kLeftBlocks) * 8 : kLeftBlocks * 8;
+#pragma unroll 4
+        for (int i = lane_; i < 16 * pieces; i += 32) {
+          const int token = half ? i / ((kBlocks - kLeftBlocks) * 8) : i / (kLeftBlocks * 8);
+          const int piece = begin + i - token * pieces;
+          const char* from = static_cast<const char*>(a_.p.k) + __shfl_sync(~0u, now, token) + piece * 16;
+          copy_async(tile + place_of(warp_ * 16 + token, piece), from, first + token < s.kv_len);
+        }
+        hopper::copy_async_arrive(&shared_.full[at][half]);
+      }
+      use_ ^= 1 << at;
+    }
+  }
+  // Where lane's token of a tile begins, in bytes.
+  __device__ int64_t find(const Segment& s, int t) const {
+    const int token = (s.first + t) * kTile + warp_ * 16 + lane_ % 16;
+    if (token >= s.kv_len) return 0;
+    const int column = page_of(token), page = a_.p.page_table[s.row * a_.p.table_row + column];
+    return (page * a_.p.k_page + (token - column * a_.p.page_size) * a_.p.k_token) * 2;
+  }
+
+  const WideArgs& a_;
+  const hopper::TensorMap& map_;
+  Block& shared_;
+  int warp_, lane_, rank_;
+  uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
+};
+
+inline hopper::TensorMap cache_map(const WideArgs& a) {
+  const attention::Params& p = a.p;
+  const auto stride = [](int64_t elements) { return static_cast<uint64_t>(elements) * 2; };
+  const hopper::TileShape shape = {3,
+                                   {kKey, static_cast<uint64_t>(p.page_size), static_cast<uint64_t>(p.kv_pages)},
+                                   {stride(p.k_token), stride(p.k_page)},
+                                   {64, static_cast<uint32_t>(a.box_tokens), 1}};
+  return hopper::make_tensor_map(
+      p.k, p.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, shape,
+      CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+}  // namespace radix::mla

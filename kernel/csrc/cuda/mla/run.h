@@ -1,0 +1,138 @@
+// A batch as one line of tiles of 64 tokens, row after row and within a row query block after query block, cut evenly
+// into runs. A run is what a block (or a cluster) works on; it begins and ends anywhere in a row:
+//
+//   rows      |----- row 0 -----|-- row 1 --|- row 2 -|------- row 3 -------|
+//   runs      |   run 0   |   run 1   |   run 2   |   run 3   | ...
+//
+// What a run has of a query block is a segment. A segment that is not all of it becomes a part in the workspace, of
+// which a run leaves two at most: of the block that it enters in the middle, and of the one that it begins last.
+#pragma once
+
+#include "cuda/mla/mla.h"
+
+namespace radix::mla {
+
+constexpr int kTile = 64;
+
+// One row of the batch in the line.
+struct Row {
+  int q_begin, queries, kv_len;
+  int tiles;  // of one query block: one at least, for the row has an output
+  int count;  // of all
+
+  __device__ Row(const WideArgs& a, int row, int block_rows) {
+    q_begin = a.p.cu_q[row], queries = a.p.cu_q[row + 1] - q_begin, kv_len = max(a.p.kv_lens[row], 0);
+    tiles = max(1, (kv_len + kTile - 1) / kTile);
+    count = queries > 0 ? tiles * ((queries * a.group + block_rows - 1) / block_rows) : 0;
+  }
+};
+
+// Where the line is cut, and one place in it.
+struct Place {
+  int total;        // tiles of the line
+  int runs;         // in use
+  int row, before;  // the row at the place, tiles before that row
+
+  // The first tile of a run: floor(total * run / runs).
+  __device__ int start(int run) const {
+    const int each = total / runs, rest = total - each * runs;
+    return run * each + run * rest / runs;
+  }
+};
+
+// Runs in use of `most`: none shorter than a.min_tiles. If all rows are alike, as many as cut them into equal parts or
+// none, unless that leaves more than 1 of 16 idle.
+__device__ inline int runs_for(const WideArgs& a, int total, int tiles, bool alike, int most) {
+  const int runs = max(1, min(most, total / a.min_tiles));
+  if (!alike || tiles == 0) return runs;
+  const int blocks = total / tiles, each = (blocks + runs - 1) / runs;
+  const int even = blocks <= runs ? runs / blocks * blocks : (blocks + each - 1) / each;
+  return even * 16 >= runs * 15 ? even : runs;
+}
+
+// Where run `run` of at most `most` begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of
+// shared memory.
+template <int kThreads>
+__device__ Place find_start(const WideArgs& a, int block_rows, int run, int most, int* scratch) {
+  const int thread = threadIdx.x, lane = thread % 32, batch = static_cast<int>(a.p.batch);
+  const int per_thread = (batch + kThreads - 1) / kThreads;
+  const int first = min(thread * per_thread, batch), last = min(first + per_thread, batch);
+  const Row one(a, 0, block_rows);
+  bool alike = true;
+  int sum = 0;
+  for (int row = first; row < last; row++) {
+    const Row r(a, row, block_rows);
+    sum += r.count;
+    alike &= r.count == one.count && r.tiles == one.tiles;
+  }
+  int before = sum;
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == 31) scratch[thread / 32] = before;
+  alike = __syncthreads_and(alike);
+  before -= sum;
+  Place place{};
+  for (int w = 0; w < kThreads / 32; w++) {
+    if (w < thread / 32) before += scratch[w];
+    place.total += scratch[w];
+  }
+  place.runs = runs_for(a, place.total, one.tiles, alike, most);
+  const int x = place.start(min(run, place.runs));
+  if (before <= x && x < before + sum) {
+    int row = first;
+    for (;; row++) {
+      const int count = Row(a, row, block_rows).count;
+      if (x < before + count) break;
+      before += count;
+    }
+    scratch[kThreads / 32] = row, scratch[kThreads / 32 + 1] = before;
+  }
+  __syncthreads();
+  place.row = scratch[kThreads / 32], place.before = scratch[kThreads / 32 + 1];
+  return place;
+}
+
+// Tiles [first, first + tiles) of one query block, `count` tiles in all.
+struct Segment {
+  int row, q_begin, queries, kv_len;
+  int packed;  // first query row of the block; packed row r is token r / group, head r % group
+  int from;    // the block's first tile in the line
+  int first, tiles, count;
+
+  __device__ bool complete() const { return tiles == count; }
+};
+
+// The segments of a run, in order.
+class Walk {
+ public:
+  // A run that is not in use has none.
+  __device__ Walk(const WideArgs& a, int block_rows, const Place& at, int run)
+      : a_(a),
+        block_rows_(block_rows),
+        x_(at.start(min(run, at.runs))),
+        x_end_(at.start(min(run + 1, at.runs))),
+        row_(at.row),
+        before_(at.before) {}
+
+  __device__ bool next(Segment& s) {
+    if (x_ >= x_end_) return false;
+    Row row(a_, row_, block_rows_);
+    while (x_ >= before_ + row.count) {
+      before_ += row.count;
+      row = Row(a_, ++row_, block_rows_);
+    }
+    const int within = x_ - before_, block = within / row.tiles, first = within - block * row.tiles;
+    const int tiles = min(x_end_ - x_, row.tiles - first);
+    s = {row_, row.q_begin, row.queries, row.kv_len, block * block_rows_, x_ - first, first, tiles, row.tiles};
+    x_ += tiles;
+    return true;
+  }
+
+ private:
+  const WideArgs& a_;
+  int block_rows_, x_, x_end_, row_, before_;
+};
+
+}  // namespace radix::mla

@@ -1,0 +1,390 @@
+// MLA decode for up to 16 query rows: bound by the bytes of the cache.
+//
+// The tokens are the 64 rows of the products, the query rows their 16 columns, so little of the tensor cores' time is
+// wasted: S^T = K Q^T, O^T = V^T P^T. Two warpgroups work alone, the first on the even tiles and the second on the odd
+// ones, each in a buffer of its own; they meet at the end of a segment. A warp has 16 of a tile's tokens, so a tile's
+// maxima pass through shared memory, and P^T lies there as the operand of the second product. The third warpgroup
+// copies.
+#pragma once
+
+#include "cuda/hopper/registers.h"
+#include "cuda/hopper/wgmma.h"
+#include "cuda/hopper/wgmma_registers.h"
+#include "cuda/mla/combine.h"
+#include "cuda/mla/producer.h"
+
+namespace radix::mla::slim {
+
+using attention::decode::copy_commit;
+using attention::decode::copy_wait;
+using attention::decode::exp2_approx;
+using hopper::named_barrier;
+
+constexpr int kRows = 16, kThreads = 384, kConsumers = 256;
+constexpr int kQueryBlockBytes = kRows * 128;
+
+struct Shared {
+  char q[kBlocks * kQueryBlockBytes];
+  char tile[2][kBlocks * kBlockBytes];
+  char p[2][kRows * 128];  // [query row][token], in the swizzle
+  float exchange[2][32][128];
+  float m[2][kRows];
+  float top[2][2][4][kRows];  // of a warp; two, used in turn
+  float total[2][4][kRows];   // l of a warp
+  uint64_t full[2][2], empty[2][2];
+  int scratch[kThreads / 32 + 2];
+};
+static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && offsetof(Shared, p) % 1024 == 0);
+
+enum Barrier { kBoth = 1, kOwn };
+
+#define RK_MULTIPLY(types)                                                                                            \
+  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n16k16.f32." types " {" RK_D8 \
+               "}, %8, %9, p, 1, 1, 1, 0;\n}"                                                                         \
+               : RK_O8(d)                                                                                             \
+               : "l"(a), "l"(b))
+
+// d[64, 16] += a^T b^T: a [16, 64], each row 128 bytes in the swizzle, and b [16, 16], K-major, both in shared memory.
+template <class T>
+__device__ inline void multiply_transposed(float (&d)[8], uint64_t a, uint64_t b) {
+  if constexpr (__is_same(T, bf16)) {
+    RK_MULTIPLY("bf16.bf16");
+  } else {
+    RK_MULTIPLY("f16.f16");
+  }
+}
+#undef RK_MULTIPLY
+
+// A computing warpgroup: tiles kSide, kSide + 2, ... of a segment. A thread's accumulators lie at tokens or dimensions
+// 16 w + g (+ 8) and query rows column(i), g = lane / 4.
+template <class T, int kSide>
+class Consumer {
+  static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+
+ public:
+  __device__ Consumer(const WideArgs& a, Shared& shared)
+      : a_(a),
+        shared_(shared),
+        thread_(threadIdx.x % 128),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x % 128 / 32),
+        scale_(a.p.scale * 1.4426950408889634f) {}
+
+  __device__ void run(Walk walk, const Place& place, int run) {
+    Segment s;
+    Begun begun{};
+    while (walk.next(s)) {
+      const int rows = min(kRows, s.queries * a_.group - s.packed);
+      load_queries(s, rows);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int position = s.kv_len - s.queries + (s.packed + column(i)) / a_.group;
+        limit_[i] = a_.p.causal ? min(s.kv_len, position + 1) : s.kv_len;
+        m_[i] = -INFINITY, l_[i] = 0;
+      }
+      // Tokens that the block's first query sees, and so all of them.
+      all_ = a_.p.causal ? min(s.kv_len, s.kv_len - s.queries + s.packed / a_.group + 1) : s.kv_len;
+#pragma unroll
+      for (int b = 0; b < 8; b++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) o_[b][i] = 0;
+      for (int t = kSide; t < s.tiles; t += 2) tile((s.first + t) * kTile, s.kv_len);
+      join();
+      if (s.complete()) {
+        store(s, rows);
+      } else {
+        store_part(part_of<kRows>(a_, run, s.first == 0), rows);
+        if (s.first == 0) begun = begin(a_, s, place, kRows);
+      }
+    }
+    if (threadIdx.x == 0) begun_of(a_, run) = begun;
+  }
+
+ private:
+  // Query row of accumulators i, of the four columns that a thread has: elements e of 8 columns c are 4 c + e.
+  __device__ int column(int i) const { return i / 2 * 8 + lane_ % 4 * 2 + i % 2; }
+  // Which of them element e of eight accumulators belongs to.
+  __device__ static constexpr int which(int e) { return e / 4 * 2 + e % 2; }
+
+  __device__ void load_queries(const Segment& s, int rows) {
+    const uint32_t to = hopper::shared_address(shared_.q);
+    for (int r = threadIdx.x / 32; r < kRows; r += kConsumers / 32) {
+      const bool there = r < rows;
+      const int at = there ? s.packed + r : 0, token = s.q_begin + at / a_.group, head = at % a_.group;
+      const T* nope = static_cast<const T*>(a_.p.q) + token * a_.p.q_token + head * a_.p.q_head;
+      const T* rope = static_cast<const T*>(a_.q_rope) + token * a_.rope_token + head * a_.rope_head;
+#pragma unroll
+      for (int i = 0; i < 3; i++) {
+        const int piece = i * 32 + lane_;
+        if (piece < kBlocks * 8)
+          copy_async(to + place_of(r, piece, kQueryBlockBytes), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
+                     there);
+      }
+    }
+    copy_commit();
+    copy_wait<0>();
+    hopper::fence_async_shared();
+    named_barrier(kBoth, kConsumers);
+  }
+
+  __device__ void tile(int token, int kv_len) {
+    float s[8];
+    scores(s);
+    if (token + kTile > kv_len) clear(max(0, kv_len - token));
+    shape(s, token);
+    soften(s);
+    hand_over(s);
+    add_values();
+    if (lane_ == 0) {
+      hopper::barrier_arrive(&shared_.empty[kSide][0]);
+      hopper::barrier_arrive(&shared_.empty[kSide][1]);
+    }
+  }
+
+  // S^T of this warpgroup's tile.
+  __device__ void scores(float (&s)[8]) {
+    float part[2][8];  // two chains: a product would wait for the one before it
+    uint64_t q = hopper::swizzled_operand(shared_.q), k = hopper::swizzled_operand(shared_.tile[kSide]);
+    asm volatile("" : "+l"(q), "+l"(k));  // descriptors made anew, not kept in registers
+#pragma unroll
+    for (int turn = 0; turn < 2; turn++) {
+      const int half = kSide ^ turn;
+      hopper::barrier_wait(&shared_.full[kSide][half], use_);
+      if (a_.box_tokens == 0) hopper::fence_async_shared();
+      hopper::wgmma_fence();
+#pragma unroll
+      for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+          hopper::Wgmma<kType, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
+                                           hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                           turn > 0 || step > 1 || block != half * kLeftBlocks);
+    }
+    use_ ^= 1;
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+    hopper::wgmma_hold(part[0]);
+    hopper::wgmma_hold(part[1]);
+#pragma unroll
+    for (int e = 0; e < 8; e++) s[e] = part[0][e] + part[1][e];
+  }
+
+  // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
+  __device__ void clear(int from) {
+    const uint32_t tile = hopper::shared_address(shared_.tile[kSide]);
+    for (int i = from * 8 + thread_; i < kTile * 8; i += 128)
+#pragma unroll
+      for (int block = 0; block < kLatent / 64; block++)
+        attention::decode::store_shared(tile + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
+    hopper::fence_async_shared();  // and the barriers before the product that reads them
+  }
+
+  // Scores in units of log2, what a query does not see -inf.
+  __device__ void shape(float (&s)[8], int token) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) s[e] *= scale_;
+    if (token + kTile <= all_) return;
+    const int at = token + warp_ * 16 + lane_ / 4;
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+      if (at + e % 4 / 2 * 8 >= limit_[which(e)]) s[e] = -INFINITY;
+  }
+
+  // s becomes exp2(s - m), with m the maximum over all tokens so far; O^T and l follow.
+  __device__ void soften(float (&s)[8]) {
+    float top[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      top[i] = fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + i % 2 + 2]);
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], mask));
+    }
+    float(&shared)[4][kRows] = shared_.top[kSide][turn_];
+    turn_ ^= 1;
+    if (lane_ < 4) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) shared[warp_][column(i)] = top[i];
+    }
+    named_barrier(kOwn + kSide, 128);
+    bool raised = false;
+    float by[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      top[i] = m_[i];
+#pragma unroll
+      for (int w = 0; w < 4; w++) top[i] = fmaxf(top[i], shared[w][column(i)]);
+      by[i] = weight(m_[i], top[i]);
+      raised |= by[i] != 1.f;
+      m_[i] = top[i];
+    }
+    if (__any_sync(~0u, raised)) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) l_[i] *= by[i];
+#pragma unroll
+      for (int b = 0; b < 8; b++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) o_[b][e] *= by[which(e)];
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      s[e] = weight(s[e], m_[which(e)]);
+      l_[which(e)] += s[e];
+    }
+  }
+
+  // P^T to shared memory: matrices of 8 tokens by 8 query rows, transposed on the way.
+  __device__ void hand_over(const float (&s)[8]) {
+    // Matrix i of the four: tokens 8 (i % 2), query rows 8 (i / 2); lane 8 i + r names the place of its row r.
+    const int row = lane_ / 16 * 8 + lane_ % 8, piece = warp_ * 2 + lane_ / 8 % 2;
+    const uint32_t to = hopper::shared_address(shared_.p[kSide]) + row * 128 + ((piece ^ row % 8) << 4);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(pack2<T>(s[0], s[1])), "r"(pack2<T>(s[2], s[3])), "r"(pack2<T>(s[4], s[5])),
+                 "r"(pack2<T>(s[6], s[7]))
+                 : "memory");
+    hopper::fence_async_shared();
+    named_barrier(kOwn + kSide, 128);
+  }
+
+  // O^T += V^T P^T.
+  __device__ void add_values() {
+    uint64_t v = hopper::transposed_operand(shared_.tile[kSide], kBlockBytes);
+    asm volatile("" : "+l"(v));
+    const uint64_t p = hopper::swizzled_operand(shared_.p[kSide]);
+    hopper::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+      for (int b = 0; b < 8; b++)
+        multiply_transposed<T>(o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < 8; b++) hopper::wgmma_hold(o_[b]);
+  }
+
+  // Both warpgroups' results become one, of which this one keeps dimensions 256 kSide .. + 256, as o_[0 .. 3].
+  __device__ void join() {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) l_[i] += __shfl_xor_sync(~0u, l_[i], mask);
+    if (lane_ < 4) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        shared_.total[kSide][warp_][column(i)] = l_[i];
+        if (warp_ == 0) shared_.m[kSide][column(i)] = m_[i];  // the same in all
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < 4; b++)
+#pragma unroll
+      for (int e = 0; e < 8; e++) shared_.exchange[kSide][b * 8 + e][thread_] = o_[kSide == 0 ? 4 + b : b][e];
+    named_barrier(kBoth, kConsumers);
+    float mine[4], others[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float sum[2] = {};
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        sum[0] += shared_.total[kSide][w][column(i)];
+        sum[1] += shared_.total[1 - kSide][w][column(i)];
+      }
+      const float other = shared_.m[1 - kSide][column(i)], m = fmaxf(m_[i], other);
+      mine[i] = weight(m_[i], m), others[i] = weight(other, m);
+      // The same order in both warpgroups.
+      const float first = kSide == 0 ? sum[0] * mine[i] : sum[1] * others[i];
+      l_[i] = first + (kSide == 0 ? sum[1] * others[i] : sum[0] * mine[i]);
+      m_[i] = m;
+    }
+#pragma unroll
+    for (int b = 0; b < 4; b++)
+#pragma unroll
+      for (int e = 0; e < 8; e++)
+        o_[b][e] = o_[kSide == 0 ? b : 4 + b][e] * mine[which(e)] +
+                   shared_.exchange[1 - kSide][b * 8 + e][thread_] * others[which(e)];
+  }
+  // Dimension of element e of o_[b].
+  __device__ int dim(int b, int e) const { return kSide * 256 + b * 64 + warp_ * 16 + lane_ / 4 + e % 4 / 2 * 8; }
+
+  __device__ void store(const Segment& s, int rows) {
+    const attention::Params& p = a_.p;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (column(i) >= rows) continue;
+      const int at = s.packed + column(i);
+      const int64_t token = s.q_begin + at / a_.group, head = at % a_.group;
+      const float by = l_[i] == 0 ? 0.f : 1.f / l_[i];
+      uint16_t* out = static_cast<uint16_t*>(p.out) + token * p.out_token + head * p.out_head;
+#pragma unroll
+      for (int b = 0; b < 4; b++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int e = i / 2 * 4 + half * 2 + i % 2;
+          out[dim(b, e)] = static_cast<uint16_t>(pack2<T>(o_[b][e] * by, 0.f));
+        }
+      if (p.lse && kSide == 0 && warp_ == 0 && lane_ < 4)
+        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[i], l_[i]);
+    }
+  }
+  __device__ void store_part(char* part, int rows) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (column(i) >= rows) continue;
+#pragma unroll
+      for (int b = 0; b < 4; b++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int e = i / 2 * 4 + half * 2 + i % 2;
+          part_row(part, column(i))[dim(b, e)] = o_[b][e];
+        }
+      if (kSide == 0 && warp_ == 0 && lane_ < 4) part_sums<kRows>(part, column(i)) = make_float2(m_[i], l_[i]);
+    }
+  }
+
+  const WideArgs& a_;
+  Shared& shared_;
+  int thread_, lane_, warp_;
+  float scale_;
+  uint32_t use_ = 0;  // parity of the buffer's present use
+  int turn_ = 0;
+  int limit_[4], all_ = 0;
+  float m_[4], l_[4];
+  float o_[8][8];
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    mla_slim_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ hopper::TensorMap map) {
+  extern __shared__ __align__(1024) char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    for (int at = 0; at < 2; at++)
+      for (int half = 0; half < 2; half++) {
+        hopper::barrier_init(&shared.full[at][half], a.box_tokens > 0 ? 1 : 128);
+        hopper::barrier_init(&shared.empty[at][half], 4);
+      }
+    hopper::barrier_init_fence();
+  }
+  const int run = blockIdx.x, runs = gridDim.x;
+  hopper::pdl_wait();
+  const Place place = find_start<kThreads>(a, kRows, run, runs, shared.scratch);
+  hopper::pdl_trigger();
+  const Walk walk(a, kRows, place, run);
+  if (threadIdx.x >= kConsumers) {
+    Producer(a, map, shared).run(walk);
+  } else if (threadIdx.x < 128) {
+    Consumer<T, 0>(a, shared).run(walk, place, run);
+  } else {
+    Consumer<T, 1>(a, shared).run(walk, place, run);
+  }
+}
+
+template <class T>
+void launch(const WideArgs& a, rk_stream stream) {
+  const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
+  hopper::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
+                           {dim3(kMaxRuns), kThreads, static_cast<int>(sizeof(Shared))}, a, map);
+  launch_combine<T, kRows>(a, kMaxRuns, stream);
+}
+
+}  // namespace radix::mla::slim
