@@ -23,6 +23,7 @@ from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .mla import concat_mla_k, mla_decode, store_mla_kv
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, rmsnorm
+from .packed_experts import PackedExperts, fused_experts_packed, pack_experts
 from .quantize import (
     per_tensor_quant_fp8,
     per_token_group_quant,
@@ -62,6 +63,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "GpuCommunicator",
     "LogitEdits",
+    "PackedExperts",
     "PackedWeight",
     "ShmCommunicator",
     "__version__",
@@ -79,6 +81,7 @@ __all__ = [
     "fp8_scaled_mm",
     "fused_add_rmsnorm",
     "fused_experts",
+    "fused_experts_packed",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -93,6 +96,7 @@ __all__ = [
     "moe_align_block_size",
     "moe_fused_gate",
     "moe_sum",
+    "pack_experts",
     "pack_weight",
     "per_tensor_quant_fp8",
     "per_token_group_quant",

@@ -1,0 +1,100 @@
+"""The experts' products over packed weights: mixture of experts on the CPU, in bf16, fp16, fp32, INT8 or INT4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import _arrays, _checks
+from ._arrays import Array
+from .gemm import linear_silu_and_mul
+from .linear import PackedWeight, linear, pack_weight
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The weights of E experts, each packed alone, so that a step reads those that it names and no others.
+
+    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I].
+    """
+
+    w1: tuple[PackedWeight, ...]
+    w2: tuple[PackedWeight, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return sum(w.nbytes for w in (*self.w1, *self.w2))
+
+
+def pack_experts(w1: Array, w2: Array, kind: str | None = None, *, group: int | None = None) -> PackedExperts:
+    """Pack w1 [E, 2 I, H] and w2 [E, H, I] expert by expert; kind and group as `pack_weight` takes them.
+
+    The result holds a copy. Errors: as `pack_weight`; ValueError where the two do not fit together.
+    """
+    op = "pack_experts"
+    for name, w in (("w1", w1), ("w2", w2)):
+        _checks.rank(op, name, w, 3)
+    experts, hidden, inter = w2.shape
+    _checks.shape(op, "w1", w1, (experts, 2 * inter, hidden), "experts, twice w2's last dimension, hidden size")
+    options: dict[str, Any] = {} if kind in (None, "dense") else {"group": group}
+    both = [tuple(pack_weight(w[e], None, kind, **options) for e in range(experts)) for w in (w1, w2)]
+    return PackedExperts(*both)
+
+
+def fused_experts_packed(
+    hidden_states: Array,
+    experts: PackedExperts,
+    topk_weights: Array,
+    topk_ids: Array,
+    *,
+    expert_map: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    """`fused_experts` over packed weights: every named expert's two products, over its tokens at once.
+
+    hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32, topk_ids: int32
+    [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map: int32, an expert's local number,
+    -1: another rank's. out: [T, H], may be hidden_states. Returns out.
+
+    silu(gate) * up and each expert's result are rounded to the dtype on the way, and added in float32 in the order of
+    the columns of topk_ids: on the CPU a row's bits depend on no other row. Reads topk_ids on the host.
+    Tolerance as `fused_experts` with the weights that were packed. Errors: TypeError (dtype), ValueError (shape).
+    """
+    op = "fused_experts_packed"
+    import torch
+
+    x, weights, ids, mapped, to = (
+        _arrays.as_torch(t) for t in (hidden_states, topk_weights, topk_ids, expert_map, out)
+    )
+    _checks.rank(op, "hidden_states", x, 2)
+    _checks.dtype(op, "topk_weights", weights, ("float32",))
+    _checks.rank(op, "topk_weights", weights, 2)
+    _checks.dtype(op, "topk_ids", ids, ("int32",))
+    _checks.shape(op, "topk_weights", weights, (x.shape[0], weights.shape[1]), "tokens of hidden_states")
+    _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
+    if to is not None:
+        _checks.shape(op, "out", to, x.shape, "as hidden_states")
+        _checks.same_dtype(op, "out", to, "hidden_states", x)
+    local = ids.reshape(-1).long()
+    if mapped is not None:
+        _checks.dtype(op, "expert_map", mapped, ("int32",))
+        named = (local >= 0) & (local < mapped.shape[0])
+        local = torch.where(named, mapped.long()[local.clamp(0, max(mapped.shape[0] - 1, 0))], -1)
+    local = torch.where((local >= 0) & (local < len(experts.w1)), local, -1)
+    order = local.argsort(stable=True)
+    values = x.new_zeros(local.shape[0], x.shape[1])
+    begin = int((local < 0).sum())
+    found, counts = local[order[begin:]].unique_consecutive(return_counts=True)
+    for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
+        pairs = order[begin : begin + count]
+        begin += count
+        act = linear_silu_and_mul(x[pairs // ids.shape[1]], experts.w1[expert])
+        values[pairs] = linear(act, experts.w2[expert])
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for column in range(ids.shape[1]):
+        total += weights[:, column, None] * values[column :: ids.shape[1]]
+    if out is None:
+        return total.to(x.dtype)
+    to.copy_(total)
+    return out

@@ -1,0 +1,113 @@
+"""Mixture of experts over packed weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers, spread
+
+TOLERANCE = {torch.bfloat16: (8e-3, 4e-2), torch.float16: (1e-3, 6e-3), torch.float32: (2e-6, 2e-5)}
+# (tokens, experts, topk, hidden, inter): one token, few pairs, odd sizes, more tokens than a block has rows.
+SHAPES = [(1, 4, 2, 64, 32), (7, 8, 2, 128, 64), (5, 3, 3, 72, 40), (90, 3, 1, 80, 16), (0, 2, 1, 64, 32)]
+
+
+def make(tokens, experts, topk, hidden, inter, dtype, rng):
+    x = spread((tokens, hidden), dtype, rng)
+    w1 = spread((experts, 2 * inter, hidden), dtype, rng) * hidden**-0.5
+    w2 = spread((experts, hidden, inter), dtype, rng) * inter**-0.5
+    weights = torch.rand(tokens, topk, generator=rng)
+    ids = torch.stack([torch.randperm(experts, generator=rng)[:topk] for _ in range(tokens)]) if tokens else x[:, :topk]
+    return x, w1, w2, weights, ids.to(torch.int32)
+
+
+def oracle(x, w1, w2, weights, ids, **options):
+    wide = [t.double() for t in (x, w1, w2, weights)]
+    return rk.reference.fused_experts(*wide, ids, **options)
+
+
+def dequantized(packed, dtype):
+    """The numbers that an expert's packed weight stands for."""
+    if packed.kind == "dense":
+        return rk.unpack_weight(packed).double()
+    codes, scales, zeros = rk.unpack_weight(packed)
+    if codes.dtype == torch.uint8:
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, : packed.k].double() - 8
+    assert zeros is None
+    return codes.double() * scales.double().repeat_interleave(packed.group or packed.k, 1)[:, : packed.k]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dense(shape, dtype, rng):
+    x, w1, w2, weights, ids = make(*shape, dtype, rng)
+    got = rk.fused_experts_packed(x, rk.pack_experts(w1, w2), weights, ids)
+    assert got.dtype == dtype
+    assert_close("fused_experts_packed", got, oracle(x, w1, w2, weights, ids), TOLERANCE[dtype])
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("kind", "group"), [("int8", 0), ("int8", 32), ("int4", 64), ("int4", 32)])
+def test_quantized(kind, group, rng):
+    x, w1, w2, weights, ids = make(9, 4, 2, 128, 64, torch.bfloat16, rng)
+    experts = rk.pack_experts(w1, w2, kind, group=group)
+    assert experts.nbytes < (w1.numel() + w2.numel()) * 2
+    a, b = (torch.stack([dequantized(w, x.dtype) for w in side]) for side in (experts.w1, experts.w2))
+    got = rk.fused_experts_packed(x, experts, weights, ids)
+    assert_close(f"fused_experts_packed {kind}", got, oracle(x, a, b, weights, ids), TOLERANCE[x.dtype])
+
+
+def test_experts_elsewhere(rng):
+    """Ids outside of the experts and experts of other ranks add nothing."""
+    x, w1, w2, weights, ids = make(12, 4, 2, 64, 32, torch.float32, rng)
+    ids[3, 0], ids[4, 1], ids[5] = -1, 99, 77
+    expert_map = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
+    ids[6] = 4
+    packed = rk.pack_experts(w1[:3], w2[:3])
+    for mapped in (None, expert_map):
+        named = ids if mapped is not None else torch.where(ids == 3, 50, ids).to(torch.int32)
+        got = rk.fused_experts_packed(x, packed, weights, named, expert_map=mapped)
+        clean = torch.where((named < 0) | (named > 4), 1 if mapped is not None else -1, named).to(torch.int32)
+        expected = oracle(x, w1[:3], w2[:3], weights, clean, expert_map=mapped)
+        assert_close("fused_experts_packed", got, expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.cpu_only
+def test_rows_do_not_depend_on_the_batch(rng):
+    x, w1, w2, weights, ids = make(33, 4, 2, 128, 64, torch.bfloat16, rng)
+    packed = rk.pack_experts(w1, w2)
+    if not rk.capabilities()["ops"]["linear"]["bfloat16"]["impl"].startswith("cpu:"):
+        pytest.skip("torch's product promises nothing about bits")
+    whole = rk.fused_experts_packed(x, packed, weights, ids)
+    for row in integers(0, 33, (5,), rng).tolist():
+        one = slice(row, row + 1)
+        assert_same_bits(rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one])
+
+
+def test_in_place(rng):
+    x, w1, w2, weights, ids = make(6, 3, 2, 64, 32, torch.float32, rng)
+    packed = rk.pack_experts(w1, w2)
+    expected = rk.fused_experts_packed(x, packed, weights, ids)
+    assert rk.fused_experts_packed(x, packed, weights, ids, out=x) is x
+    assert_same_bits(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "error"),
+    [
+        (0, lambda x: x[0], ValueError),
+        (2, lambda x: x.double(), TypeError),
+        (2, lambda x: x[:1], ValueError),
+        (3, lambda x: x.long(), TypeError),
+        (3, lambda x: x[:, :1], ValueError),
+    ],
+)
+def test_errors(index, change, error, rng):
+    x, w1, w2, weights, ids = make(6, 3, 2, 64, 32, torch.float32, rng)
+    args = [x, rk.pack_experts(w1, w2), weights, ids]
+    args[index] = change(args[index])
+    with pytest.raises(error):
+        rk.fused_experts_packed(*args)
+    with pytest.raises(ValueError):
+        rk.pack_experts(w1[:2], w2)
