@@ -20,8 +20,7 @@ from .device import Device
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT = 60.0
-_SEGMENT_BYTES = 4 << 20
-_PEER_BYTES = 8 << 20  # what one launch of a GPU collective moves
+_SEGMENT_BYTES, _PEER_BYTES = 4 << 20, 8 << 20  # what one launch of a collective moves: of hosts, of GPUs
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
 _NCCL_FROM = {2: 64 << 20, 4: 64 << 20, 8: 64 << 20}
 
@@ -149,6 +148,8 @@ class Gpus(SharedMemory):
             self._nccl.abort()
 
     def close(self) -> None:
+        if self._nccl is not None:
+            self._nccl.abort()  # its destructor would wait for ranks that have gone
         self._peers = self._nccl = None
         super().close()
 
@@ -166,8 +167,7 @@ class Gpus(SharedMemory):
             self._shm.broadcast(name)
             path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
             store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
-            options = dist.ProcessGroupNCCL.Options()
-            self._nccl = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
+            self._nccl = dist.ProcessGroupNCCL(store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options())
             self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
             self._shm.barrier()
             shutil.rmtree(folder, ignore_errors=True)

@@ -162,7 +162,7 @@ def decode_time(run: Run, ranks: int, nccl: bool = False, count: int = 200) -> f
         return (time.perf_counter() - start) / count * 1e3
 
 
-def check(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
+def check_models(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
     for name, model in (("random Llama", random_llama(folder)), ("embedded model", None)):
         with run.stage(f"{name}: one rank"), run.engine(model, 1) as e:
             want = answers(e)
@@ -174,9 +174,12 @@ def check(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
                 if model is None:
                     check_death(run, ranks, e)
             os.environ.pop(SHARED, None)
+
+
+def time_decode(run: Run, worlds: list[int]) -> None:
     with run.stage("batch-1 decode, embedded model, bfloat16, one rank"):
         run.say(f"{decode_time(run, 1):.3f} ms a token")
-    for ranks in (n for n in worlds if n <= gpus):
+    for ranks in worlds:
         with run.stage(f"batch-1 decode, {ranks} ranks"):
             run.say(f"TP {ranks}: {decode_time(run, ranks):.3f} ms a token")
             if run.device != "cpu":
@@ -187,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", choices=("tokens", "decode"))
     parser.add_argument("--limit", type=float, default=40.0, help="seconds of a stage")
     args = parser.parse_args()
     gpus = torch.cuda.device_count() if args.device != "cpu" else max(args.ranks)
@@ -197,7 +201,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(f"from {__spec__.name} import prepare_rank\nprepare_rank()\n")
         sys.path.insert(0, folder)  # workers get this process's path
-        check(run, Path(folder), args.ranks, gpus)
+        if args.only != "decode":
+            check_models(run, Path(folder), args.ranks, gpus)
+        if args.only != "tokens":
+            time_decode(run, [n for n in args.ranks if n <= gpus])
     run.say("all is well" if run.good else "FAILED")
     sys.exit(not run.good)
 
