@@ -59,7 +59,7 @@ class Work:
     kind: str
     batch: int = 1
     context: int = 128
-    steps: int = 64
+    steps: int = 32
 
     @property
     def name(self) -> str:

@@ -25,8 +25,8 @@ PEERS = {"bf16": ["llama.cpp", "transformers"], "int8": ["llama.cpp"], "int4": [
 SERVER = "radix serve"
 WORKS = {
     "decode1": Work("decode"),
-    "decode32": Work("decode", batch=32, steps=16),
-    "decode32long": Work("decode", batch=32, context=1024, steps=16),
+    "decode32": Work("decode", batch=32, steps=8),
+    "decode32long": Work("decode", batch=32, context=1024, steps=8),
     "prefill": Work("prefill", context=1024),
 }
 
