@@ -1,4 +1,6 @@
-"""Prefill: whole prompts over contiguous keys and values, and chunks behind a cached prefix in pages."""
+"""Prefill: whole prompts over contiguous keys and values (16 bits, FP8, the 192/128 heads of MLA), and chunks behind a
+cached prefix in pages.
+"""
 
 from __future__ import annotations
 
@@ -14,54 +16,74 @@ from .. import peers
 from ..harness import Case, Contender
 
 _HQ, _HKV, _D = 32, 8, 128
+_FP8 = torch.float8_e4m3fn
 _WORKSPACE = 256 << 20  # bytes, of FlashInfer
 
 
 def prefill(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """GPU only: causal, 32 query heads on 8 KV heads of 128."""
-    for batch, length in ((4, 2048), (1, 8192), (1, 32768)):
-        yield _prompts(device, dtype, batch, length)
+    """GPU only: causal, 32 query heads on 8 KV heads of 128; MLA's heads of 192 for keys and 128 for values."""
+    for kv_dtype in (dtype, _FP8):
+        for batch, length in ((4, 2048), (1, 8192), (1, 32768)):
+            yield _prompts(device, dtype, batch, length, kv_dtype)
+    for batch, length, heads in ((1, 4096, 128), (1, 8192, 16)):
+        yield _prompts(device, dtype, batch, length, dtype, heads, heads, 192)
     for batch in (1, 8):
         for page in (16, 1):
             yield _extend(device, dtype, batch, 512, 8192, page)
 
 
-def _flops(batch: int, new: int, cached: int) -> float:
-    return 4 * batch * _HQ * _D * (new * cached + new * (new + 1) / 2)
+def _pairs(batch: int, new: int, cached: int) -> float:
+    return batch * (new * cached + new * (new + 1) / 2)
 
 
 def _offsets(device: torch.device, batch: int, length: int) -> torch.Tensor:
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
 
 
-def _prompts(device: torch.device, dtype: torch.dtype, batch: int, length: int) -> Case:
-    tokens, cu = batch * length, _offsets(device, batch, length)
+def _prompts(
+    device: torch.device, dtype: torch.dtype, batch: int, length: int, kv_dtype: torch.dtype, hq: int = _HQ,
+    hkv: int = _HKV, d: int = _D,
+) -> Case:  # fmt: skip
+    """kv_dtype: of q, k and v; dtype: of the result. d: of q and k; values have 128."""
+    tokens, cu, fp8 = batch * length, _offsets(device, batch, length), kv_dtype == _FP8
+    scale = torch.ones(1, device=device) if fp8 else None
 
     def make() -> tuple[torch.Tensor, ...]:
-        return tuple(torch.randn(tokens, h, _D, device=device, dtype=dtype) for h in (_HQ, _HKV, _HKV))
+        shapes = ((hq, d), (hkv, d), (hkv, _D))
+        return tuple(torch.randn(tokens, *shape, device=device, dtype=dtype).to(kv_dtype) for shape in shapes)
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return rk.flash_attn_varlen(q, k, v, cu, cu, max_seqlen_q=length)
+        return rk.flash_attn_varlen(
+            q, k, v, cu, cu, q_scale=scale, k_scale=scale, v_scale=scale, max_seqlen_q=length
+        )  # fmt: skip
 
     def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.view(batch, length, -1, _D).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=hq != hkv)
 
-    contenders: dict[str, Contender] = {"radix": ours, "torch cuDNN": cudnn}
+    contenders: dict[str, Contender] = {"radix": ours}
+    if not fp8:
+        contenders["torch cuDNN"] = cudnn
     if flash := peers.load("vllm.vllm_flash_attn"):
+        ones = torch.ones(batch, hkv, device=device) if fp8 else None
         contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
-            q, k, v, length, cu, length, cu_seqlens_k=cu, causal=True, fa_version=3
-        )
+            q, k, v, length, cu, length, cu_seqlens_k=cu, causal=True, fa_version=3,
+            q_descale=ones, k_descale=ones, v_descale=ones,
+        )  # fmt: skip
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
-        wrapper.plan(cu, cu, _HQ, _HKV, _D, causal=True, q_data_type=dtype)
-        contenders["flashinfer fa3"] = wrapper.run
-    size = tokens * (2 * _HQ + 2 * _HKV) * _D * dtype.itemsize
+        wrapper.plan(
+            cu, cu, hq, hkv, d, head_dim_vo=_D, causal=True, q_data_type=kv_dtype, kv_data_type=kv_dtype,
+            o_data_type=dtype,
+        )  # fmt: skip
+        scales = [torch.ones(heads, device=device) for heads in (hq, hkv, hkv)] if fp8 else []
+        contenders["flashinfer fa3"] = lambda q, k, v: wrapper.run(q, k, v, *scales)
+    size = tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
     return Case(
-        "flash_attn_varlen", f"B{batch} S{length} {_HQ}/{_HKV}x{_D}", dtype, size, _flops(batch, length, 0), make,
-        contenders,
+        "flash_attn_varlen", f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
+        dtype, size, 2 * hq * (d + _D) * _pairs(batch, length, 0), make, contenders,
     )  # fmt: skip
 
 
@@ -97,5 +119,5 @@ def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cach
     size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
     return Case(
         "flash_attn_with_kvcache", f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype, size,
-        _flops(batch, new, cached), make, contenders,
+        4 * _HQ * _D * _pairs(batch, new, cached), make, contenders,
     )  # fmt: skip
