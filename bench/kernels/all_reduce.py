@@ -117,7 +117,11 @@ class VllmCustom:
         """The process's own; None without `--peers`, or where FlashInfer is not installed."""
         comm = peers.load("flashinfer.comm")
         if cls._made is None and comm is not None:
-            cls._made = cls(comm, rank)
+            try:
+                cls._made = cls(comm, rank)
+            except Exception as error:  # a peer that cannot start is no peer, whatever it raises
+                print(f"no vLLM custom all-reduce: {error}", file=sys.stderr)
+                peers.disable()
         return cls._made
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,12 @@ def enable() -> None:
     _enabled = True
 
 
+def disable() -> None:
+    """From now on `load` gives None."""
+    global _enabled
+    _enabled = False
+
+
 @cache
 def _imported(name: str) -> Any:
     try:
