@@ -46,7 +46,7 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
         types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
         weight_size = 1 if weight.startswith("fp8") else itemsize
-        tiles = choose_tiles(pairs, experts, inter, itemsize, weight_size, shared)
+        tiles = choose_tiles(pairs, experts, itemsize, weight_size, shared)
         name = f"{dtype} {weight} scale {scale} pairs {pairs}"
         for gated, tile in zip((True, False), tiles, strict=True):
             constants = _constants(tile, gated, pairs <= FEW_PAIRS, experts, hidden, inter, scale)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +25,36 @@ def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for experts, topk, hidden, inter in MODELS:
         if device.type == "cuda":
             # One set of weights: other tokens name other experts, and a set is far beyond the L2.
-            w1 = torch.randn(experts, 2 * inter, hidden, device=device, dtype=dtype) * hidden**-0.5
-            w2 = torch.randn(experts, hidden, inter, device=device, dtype=dtype) * inter**-0.5
+            layer = _Layer(experts, hidden, inter, device, dtype)
             for tokens in TOKENS:
-                yield _products(w1, w2, topk, tokens, dtype.itemsize, _contenders(w1, w2))
+                yield _products(layer, topk, tokens, dtype.itemsize, _contenders(layer))
             for tokens in FP8_TOKENS:
-                yield _products(w1, w2, topk, tokens, 1, {"radix": _fp8(w1, w2)})
+                yield _products(layer, topk, tokens, 1, {"radix": _fp8(layer)})
         for tokens in (1, 64, 4096):
             yield _routing(device, dtype, tokens, experts, topk)
             yield _align(device, tokens, experts, topk)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of a layer, made when a case that is measured first asks for them."""
+
+    experts: int
+    hidden: int
+    inter: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @cached_property
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = (self.experts, 2 * self.inter, self.hidden), (self.experts, self.hidden, self.inter)
+        w1, w2 = (torch.randn(s, device=self.device, dtype=self.dtype) * s[2] ** -0.5 for s in shapes)
+        return w1, w2
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """The same as float8_e4m3fn with a scale a block of 128 x 128: (weight, scale) of both."""
+        return tuple(_blocks(w) for w in self.weights)
 
 
 def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int, topk: int) -> Case:
@@ -66,49 +89,63 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
     return Case("moe_align_block_size", f"{tokens}xE{experts} k{topk}", torch.int32, 8 * pairs, pairs, make, contenders)
 
 
-def _products(
-    w1: torch.Tensor, w2: torch.Tensor, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]
-) -> Case:
-    experts, hidden, inter = w2.shape
+def _products(layer: _Layer, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]) -> Case:
+    experts, hidden, inter = layer.experts, layer.hidden, layer.inter
 
     def make() -> tuple[torch.Tensor, ...]:
-        x = torch.randn(tokens, hidden, device=w1.device, dtype=w1.dtype)
-        weights, ids = torch.randn(tokens, experts, device=w1.device).softmax(1).topk(topk, 1)
+        x = torch.randn(tokens, hidden, device=layer.device, dtype=layer.dtype)
+        weights, ids = torch.randn(tokens, experts, device=layer.device).softmax(1).topk(topk, 1)
         return x, weights, ids.int()
 
     # Each chosen expert is read once: how many of them random tokens name.
     named = experts * (1 - (1 - topk / experts) ** tokens)
-    size = named * 3 * inter * hidden * weight_size + 2 * tokens * hidden * w1.element_size()
+    size = named * 3 * inter * hidden * weight_size + 2 * tokens * hidden * layer.dtype.itemsize
     shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter}{' fp8' if weight_size == 1 else ''}"
     flops = 6 * tokens * topk * hidden * inter
-    return Case("fused_experts", shape, w1.dtype, size, flops, make, contenders, limit="read")
+    return Case("fused_experts", shape, layer.dtype, size, flops, make, contenders, limit="read")
 
 
-def _contenders(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Contender]:
-    experts = w1.shape[0]
+def _contenders(layer: _Layer) -> dict[str, Contender]:
+    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return rk.fused_experts(x, *layer.weights, weights, ids)
+
+    def triton(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        portable.fused_experts(x, *layer.weights, weights, ids, None, None, None, out)
+        return out
 
     def grouped(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        w1, w2 = layer.weights
         flat = ids.flatten().long()
         order = flat.argsort(stable=True)
-        counts = torch.zeros(experts, dtype=torch.int32, device=x.device)
+        counts = torch.zeros(layer.experts, dtype=torch.int32, device=x.device)
         ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
         gate, up = F.grouped_mm(x[order // ids.shape[1]], w1.mT, offs=ends).chunk(2, 1)
-        parts = F.grouped_mm(F.silu(gate) * up, w2.mT, offs=ends)
-        out = torch.empty_like(parts).index_copy_(0, order, parts * weights.flatten()[order, None].to(x.dtype))
-        return out.unflatten(0, ids.shape).sum(1)
+        part = F.grouped_mm(F.silu(gate) * up, w2.mT, offs=ends)
+        out = torch.empty_like(part)
+        out[order] = part
+        return (out.unflatten(0, ids.shape) * weights[..., None]).sum(1)
 
-    contenders: dict[str, Contender] = {"radix": lambda x, weights, ids: rk.fused_experts(x, w1, w2, weights, ids)}
+    contenders: dict[str, Contender] = {"radix": radix}
+    if rk.capabilities()["ops"]["fused_experts"]["bfloat16"]["impl"] not in ("triton", "reference"):
+        from radix_kernels import triton as portable
+
+        contenders["our Triton"] = triton
     if hasattr(F, "grouped_mm"):
         contenders["torch grouped_mm"] = grouped
     if vllm := peers.load("vllm.model_executor.layers.fused_moe"):
-        contenders["vllm"] = lambda x, weights, ids: vllm.fused_experts(x, w1, w2, weights, ids)
+        contenders["vllm"] = lambda x, weights, ids: vllm.fused_experts(x, *layer.weights, weights, ids)
     return contenders
 
 
-def _fp8(w1: torch.Tensor, w2: torch.Tensor) -> Contender:
-    """The same weights as float8_e4m3fn with a scale a block of 128 x 128; activations stay as they are."""
-    (q1, s1), (q2, s2) = _blocks(w1), _blocks(w2)
-    return lambda x, weights, ids: rk.fused_experts(x, q1, q2, weights, ids, w1_scale=s1, w2_scale=s2)
+def _fp8(layer: _Layer) -> Contender:
+    """Activations stay as they are."""
+
+    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        (w1, s1), (w2, s2) = layer.blocks
+        return rk.fused_experts(x, w1, w2, weights, ids, w1_scale=s1, w2_scale=s2)
+
+    return radix
 
 
 def _blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

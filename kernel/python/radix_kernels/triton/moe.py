@@ -15,8 +15,6 @@ from .moe_kernel import combine, product
 FEW_PAIRS = 64
 # Bytes of shared memory that a program may have.
 HOPPER_SHARED, CDNA_SHARED = 232448, 65536
-# Fewer programs than this leave some of a large GPU's multiprocessors with twice the work of others.
-_FEW_PROGRAMS = 400
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,13 @@ class Tiles:
 
 
 def choose_tiles(
-    pairs: int, experts: int, inter: int, itemsize: int, weight_size: int, shared: int = HOPPER_SHARED
+    pairs: int, experts: int, itemsize: int, weight_size: int, shared: int = HOPPER_SHARED
 ) -> tuple[Tiles, Tiles]:
     """Tiles of the up and the down product, by the mean number of pairs an expert has.
 
-    Few rows: weights stream through shared memory, so a stage holds 64 to 128 rows of them by 256 bytes, and several
-    programs share a multiprocessor. Many rows: 128 x 256 sums a program. The up product has two tiles of weights.
+    Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128 elements, and several
+    programs share a multiprocessor. Many rows: 128 x 256 sums a program. The up product has two tiles of weights. FP8's
+    were measured on an H200, the others follow from counting (docs/kernels/moe.md).
     shared: bytes that a program may have; pipelines get shorter to fit.
     """
     if pairs <= FEW_PAIRS:
@@ -51,17 +50,17 @@ def choose_tiles(
     elif shared <= CDNA_SHARED:
         up = down = Tiles(rows, 64, 64, group=4, num_stages=2)
     elif pairs <= FEW_PAIRS:
-        # One or two tokens: narrow tiles, so that every multiprocessor has about as much to read.
-        narrow = min(pairs, experts) * inter < 32 * _FEW_PROGRAMS
-        up, down = Tiles(rows, 16 if narrow else 32, 128, num_stages=4), Tiles(rows, 64, 128, num_stages=4)
+        up = down = Tiles(rows, 32, 128, num_stages=4)
     elif rows <= 32:
         up, down = Tiles(rows, 64, 128), Tiles(rows, 128, 128)
     elif rows == 64:
         up, down = Tiles(64, 64, 64, num_stages=4), Tiles(64, 128, 64, num_stages=4)
-    else:
-        wide = 2 if weight_size == itemsize else 1  # widening and scaling FP8 takes registers
-        up = Tiles(128, 64 * wide, 64, group=16, num_warps=8, num_stages=4)
-        down = Tiles(128, 128 * wide, 64, group=16, num_warps=8, num_stages=4)
+    elif weight_size == itemsize:
+        up = Tiles(128, 128, 64, group=16, num_warps=8, num_stages=4)
+        down = Tiles(128, 256, 64, group=16, num_warps=8, num_stages=4)
+    else:  # widening and scaling FP8 takes registers
+        up = Tiles(128, 64, 128, group=16, num_warps=8)
+        down = Tiles(128, 64, 64, group=16, num_warps=8, num_stages=4)
     return _fitted(up, 2, itemsize, weight_size, shared), _fitted(down, 1, itemsize, weight_size, shared)
 
 
@@ -90,9 +89,7 @@ def fused_experts(
     if pairs == 0 or hidden_states.shape[1] == 0:
         out.zero_()
         return
-    tiles = choose_tiles(
-        pairs, w1.shape[0], w2.shape[2], hidden_states.element_size(), w1.element_size(), _shared(w1.device)
-    )
+    tiles = choose_tiles(pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), _shared(w1.device))
     run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles)
 
 
