@@ -2,6 +2,7 @@
 # touches no file that another family uses.
 target_sources(radix_kernels PRIVATE
   ${RADIX_CSRC}/cpu/backend.cpp
+  ${RADIX_CSRC}/cpu/core_claims.cpp
   ${RADIX_CSRC}/cpu/isa.cpp
   ${RADIX_CSRC}/cpu/thread_pool.cpp)
 

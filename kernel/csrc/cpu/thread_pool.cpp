@@ -14,10 +14,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/error.h"
+#include "cpu/core_claims.h"
 
 namespace radix::cpu {
 namespace {
@@ -59,10 +62,10 @@ std::vector<int> affinity_cpus() {
   return cpus;
 }
 
-// CPUs' worth of time the cgroup grants, rounded up; a huge number when there is no limit.
-int cgroup_quota() {
+// CPUs' worth of time that a cgroup's cpu.max grants, rounded up; a huge number when there is no limit.
+int quota_of(const std::string& folder) {
   long quota = 0, period = 0;
-  FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r");
+  FILE* file = std::fopen((folder + "/cpu.max").c_str(), "r");
   if (!file) return kMaxThreads;
   const int fields = std::fscanf(file, "%ld %ld", &quota, &period);
   std::fclose(file);
@@ -70,10 +73,27 @@ int cgroup_quota() {
   return static_cast<int>(std::min<long>((quota + period - 1) / period, kMaxThreads));
 }
 
+// The tightest quota of this process's cgroup and those above it. In a container the path may be the host's: then only
+// the mount point itself is there.
+int cgroup_quota() {
+  const std::string root = "/sys/fs/cgroup";
+  int least = quota_of(root);
+  char line[4096] = "";
+  FILE* file = std::fopen("/proc/self/cgroup", "r");
+  if (!file) return least;
+  while (std::fgets(line, sizeof line, file))
+    if (std::strncmp(line, "0::/", 4) == 0) {
+      std::string path(line + 3, std::strcspn(line + 3, "\n"));
+      for (; path.size() > 1; path.resize(std::max<size_t>(path.rfind('/'), 1)))
+        least = std::min(least, quota_of(root + path));
+    }
+  std::fclose(file);
+  return least;
+}
+
 struct Config {
   const std::vector<int> cpus = affinity_cpus();
   std::atomic<int> threads{std::min({static_cast<int>(cpus.size()), cgroup_quota(), kMaxThreads})};
-  std::atomic<bool> pin{false};
 };
 
 Config& config() {
@@ -98,6 +118,9 @@ class Pool {
     return true;
   }
 
+  // In a forked child: the CPUs are the parent's.
+  void disown() { claims_.release(); }
+
   // Ends all workers; the next op starts them anew under the new configuration.
   void reconfigure(int threads, bool pin) {
     while (busy_.exchange(true, std::memory_order_acquire)) sched_yield();
@@ -105,7 +128,9 @@ class Pool {
     for (auto& worker : workers_) pthread_join(worker->thread, nullptr);
     workers_.clear();
     config().threads = threads;
-    config().pin = pin;
+    claims_.release();
+    places_.clear();
+    if (pin && spinning()) places_ = claims_.take(config().cpus, threads);
     busy_.store(false, std::memory_order_release);
   }
 
@@ -182,7 +207,7 @@ class Pool {
       const int error = pthread_create(&worker->thread, nullptr, worker_main, worker.get());
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       if (error) break;
-      if (config().pin && spinning()) bind(worker->thread, config().cpus[worker->index]);
+      if (!places_.empty()) bind(worker->thread, places_[worker->index]);
       workers_.push_back(std::move(worker));
     }
     return static_cast<int>(workers_.size()) + 1;
@@ -196,6 +221,8 @@ class Pool {
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;
+  CoreClaims claims_;
+  std::vector<int> places_;  // a CPU for each thread, the caller first; empty: nobody is bound
   Job job_{};
   std::atomic<bool> busy_{false};
   alignas(64) Word pending_{0};
@@ -208,7 +235,7 @@ Pool& pool() {
   Pool* p = the_pool.load(std::memory_order_acquire);
   if (p) return *p;
   static const int hook = pthread_atfork(nullptr, nullptr, [] {
-    the_pool = nullptr;
+    if (Pool* parents = the_pool.exchange(nullptr)) parents->disown();
     inside_pool = false;
   });
   (void)hook;
