@@ -15,6 +15,7 @@ from ._dispatch import get_fallback, set_fallback
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
+from .decoder import DecoderLayer, DenseDecoder
 from .fused_rope import fused_qk_norm_rope_store
 from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
@@ -61,6 +62,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "DecoderLayer",
+    "DenseDecoder",
     "GpuCommunicator",
     "LogitEdits",
     "PackedExperts",

@@ -1,0 +1,98 @@
+"""All layers of a dense decoder in one native call: between small kernels on a CPU Python would take a fifth of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _arrays, _checks, _loader
+from ._arrays import Array
+from .linear import REFERENCE_LAYOUT, PackedWeight
+
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, and its cache.
+
+    Norms: [H], those of q and k [D] or both None. Products: (weight, bias or None); qkv [(Hq + 2 Hkv) D, H] gives
+    query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down [H, I]. k_cache, v_cache: [pages,
+    page_size, Hkv, D]. window_left: earlier tokens that a token sees, -1 all.
+    """
+
+    input_norm: Array
+    post_norm: Array
+    q_norm: Array | None
+    k_norm: Array | None
+    qkv: tuple[PackedWeight, Array | None]
+    o: tuple[PackedWeight, Array | None]
+    gate_up: tuple[PackedWeight, Array | None]
+    down: tuple[PackedWeight, Array | None]
+    k_cache: Array
+    v_cache: Array
+    window_left: int = -1
+
+
+class DenseDecoder:
+    """The layers and the last norm of a Llama, Mistral, Qwen2 or Qwen3 model on the CPU.
+
+    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear`, `fused_add_rmsnorm`,
+    `linear`, the gated activation (`silu`, `gelu` or `gelu_tanh`) and `linear` for every layer, then the norm: the same
+    kernels with the same bits, without Python between them. Keeps all arrays; one call at a time.
+    Errors: NotImplementedError without the CPU library or with a weight that it has not packed.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[DecoderLayer],
+        norm: Array,
+        cos_sin_cache: Array,
+        *,
+        eps: float,
+        softmax_scale: float,
+        activation: str = "silu",
+    ) -> None:
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"DenseDecoder: activation is {activation!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        native = getattr(_loader.bind, "Decoder", None)
+        if native is None:
+            raise NotImplementedError("DenseDecoder needs the native CPU library")
+        self._native = native(norm, cos_sin_cache, eps, softmax_scale, _ACTIVATIONS[activation])
+        for layer in layers:
+            products = [_product(*p) for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+            norms = layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm
+            self._native.add_layer(*norms, *products, layer.k_cache, layer.v_cache, layer.window_left)
+        self._workspace: Any = None
+
+    def __call__(
+        self,
+        hidden: Array,
+        positions: Array,
+        slot_mapping: Array,
+        page_table: Array,
+        kv_lens: Array,
+        cu_seqlens_q: Array,
+        *,
+        max_seqlen_q: int | None = None,
+    ) -> Array:
+        """hidden [T, H], the embeddings, becomes the normed output and is returned; stores the tokens' keys and values.
+
+        The rest as in `fused_qk_norm_rope_store` and `flash_attn_with_kvcache`.
+        Errors: theirs; after one some layers may have stored their keys and values.
+        """
+        longest = 0 if max_seqlen_q is None else max_seqlen_q
+        _checks.require("DenseDecoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more")
+        size = self._native.workspace_size(hidden, page_table, longest)
+        if self._workspace is None or self._workspace.shape[0] < size:
+            self._workspace = _arrays.empty(hidden, (size,), "uint8")
+        places = positions, slot_mapping, page_table, kv_lens, cu_seqlens_q
+        self._native.run(hidden, *places, longest, self._workspace)
+        return hidden
+
+
+def _product(weight: PackedWeight, bias: Array | None) -> tuple[Any, Array, Array | None]:
+    if not isinstance(weight, PackedWeight) or weight.layout == REFERENCE_LAYOUT:
+        raise NotImplementedError("DenseDecoder needs weights that the CPU library has packed")
+    return weight.descriptor, weight.data, bias

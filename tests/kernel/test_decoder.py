@@ -1,0 +1,173 @@
+"""DenseDecoder against its definition: the ops that it names, called one after the other, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from radix_kernels import _loader
+
+HEADS, KV_HEADS, DIM, HIDDEN, INNER = 4, 2, 32, 96, 112
+PAGE, PAGES, TABLE_PAGES = 4, 40, 8
+EPS, SCALE = 1e-5, DIM**-0.5
+ACTIVATIONS = {"silu": rk.silu_and_mul, "gelu": rk.gelu_and_mul, "gelu_tanh": rk.gelu_tanh_and_mul}
+
+pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+
+
+class Model:
+    """Random layers; `caches` are made anew for each way to run them."""
+
+    def __init__(
+        self, dtype: torch.dtype = torch.bfloat16, *, kind: str = "dense", bias: bool = False, norms: bool = True
+    ):
+        self.gen = torch.Generator().manual_seed(7)
+        self.dtype = dtype
+        qkv = (HEADS + 2 * KV_HEADS) * DIM
+        shapes = (qkv, HIDDEN), (HIDDEN, HEADS * DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER)
+
+        def product(rows: int, columns: int) -> tuple[rk.PackedWeight, torch.Tensor | None]:
+            weight = rk.pack_weight(self.random(rows, columns) * columns**-0.5, kind=kind)
+            return weight, self.random(rows) if bias else None
+
+        self.layers = []
+        for left in (-1, 5, -1):
+            head_norms = (self.random(DIM), self.random(DIM)) if norms else (None, None)
+            parts = self.random(HIDDEN), self.random(HIDDEN), *head_norms, *(product(*shape) for shape in shapes)
+            self.layers.append(rk.DecoderLayer(*parts, None, None, left))
+        self.norm = self.random(HIDDEN)
+        self.table = rk.rope_cos_sin_cache(DIM, 64, 10000.0)
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.gen).to(self.dtype)
+
+    def with_caches(self) -> list[rk.DecoderLayer]:
+        fill = torch.Generator().manual_seed(9)
+        made = []
+        for layer in self.layers:
+            k, v = (torch.randn(PAGES, PAGE, KV_HEADS, DIM, generator=fill).to(self.dtype) for _ in range(2))
+            made.append(replace(layer, k_cache=k, v_cache=v))
+        return made
+
+    def decoder(self, layers: list[rk.DecoderLayer], activation: str = "silu") -> rk.DenseDecoder:
+        how = {"eps": EPS, "softmax_scale": SCALE, "activation": activation}
+        return rk.DenseDecoder(layers, self.norm, self.table, **how)
+
+
+def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Embeddings and places of a batch with so many new tokens and tokens in all, on shuffled pages."""
+    order = torch.randperm(PAGES, generator=model.gen)[: len(kv) * TABLE_PAGES].view(len(kv), TABLE_PAGES)
+    positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)]).int()
+    rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query))
+    slots = order[rows, positions.long() // PAGE] * PAGE + positions % PAGE
+    cu = torch.tensor([0, *query]).cumsum(0).int()
+    places = {
+        "positions": positions,
+        "slot_mapping": slots.long(),
+        "page_table": order.int(),
+        "kv_lens": torch.tensor(kv).int(),
+        "cu_seqlens_q": cu,
+    }
+    return model.random(sum(query), HIDDEN), places
+
+
+def by_ops(
+    model: Model, layers: list[rk.DecoderLayer], hidden: torch.Tensor, places: dict[str, Any], activation: str = "silu"
+) -> torch.Tensor:
+    """The definition."""
+    residual: torch.Tensor | None = None
+    attention = {name: places[name] for name in ("page_table", "kv_lens", "cu_seqlens_q")}
+    for layer in layers:
+        if residual is None:
+            hidden, residual = rk.rmsnorm(hidden, layer.input_norm, EPS), hidden.clone()
+        else:
+            rk.fused_add_rmsnorm(hidden, residual, layer.input_norm, EPS)
+        parts = rk.linear(hidden, *layer.qkv).split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1)
+        q, k, v = (part.unflatten(-1, (-1, DIM)) for part in parts)
+        where = model.table, places["positions"], layer.k_cache, layer.v_cache, places["slot_mapping"]
+        rk.fused_qk_norm_rope_store(q, k, v, layer.q_norm, layer.k_norm, *where, eps=EPS)
+        window = (layer.window_left, -1)
+        caches = layer.k_cache, layer.v_cache
+        out = rk.flash_attn_with_kvcache(q, *caches, **attention, softmax_scale=SCALE, window_size=window)
+        hidden = rk.linear(out.flatten(1), *layer.o)
+        rk.fused_add_rmsnorm(hidden, residual, layer.post_norm, EPS)
+        hidden = rk.linear(ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up)), *layer.down)
+    assert residual is not None
+    rk.fused_add_rmsnorm(hidden, residual, model.norm, EPS)
+    return hidden
+
+
+def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: str = "silu") -> None:
+    ours, theirs = model.with_caches(), model.with_caches()
+    decoder = model.decoder(ours, activation)
+    for query, kv in steps:
+        hidden, places = step(model, query, kv)
+        expected = by_ops(model, theirs, hidden.clone(), places, activation)
+        assert expected.isfinite().all()
+        result = decoder(hidden, **places, max_seqlen_q=max(query))
+        assert result is hidden and torch.equal(hidden, expected)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a.k_cache, b.k_cache) and torch.equal(a.v_cache, b.v_cache)
+
+
+# A prompt, decode, a chunk beside decode; then fewer tokens, in memory that is larger than they need.
+STEPS = [([9], [9]), ([1, 1, 1], [10, 1, 30]), ([1, 13], [7, 29]), ([1], [3])]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_dtype(dtype: torch.dtype) -> None:
+    check(Model(dtype), STEPS)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "w4a8"])
+def test_quantized_weights(kind: str) -> None:
+    check(Model(kind=kind), STEPS[1:3])
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_biases_without_head_norms(activation: str) -> None:
+    check(Model(bias=True, norms=False), STEPS[1:3], activation)
+
+
+def test_threads_do_not_show() -> None:
+    model = Model()
+    before = rk.get_num_threads()
+    hidden, places = step(model, [1, 20, 1], [30, 24, 8])
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            rk.set_num_threads(threads)
+            results.append(model.decoder(model.with_caches())(hidden.clone(), **places))
+    finally:
+        rk.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_no_tokens() -> None:
+    model = Model()
+    hidden, places = step(model, [0], [4])
+    assert model.decoder(model.with_caches())(hidden, **places).shape == (0, HIDDEN)
+
+
+def test_refusals() -> None:
+    model = Model()
+    layers = model.with_caches()
+    with pytest.raises(ValueError, match="activation is 'relu'"):
+        model.decoder(layers, "relu")
+    plain = replace(layers[0], down=(torch.randn(HIDDEN, INNER), None))
+    with pytest.raises(NotImplementedError, match="weights that the CPU library has packed"):
+        model.decoder([plain])
+    hidden, places = step(model, [3], [3])
+    with pytest.raises(ValueError, match="there are no layers"):
+        model.decoder([])(hidden, **places)
+    decoder = model.decoder(layers)
+    with pytest.raises(TypeError, match="k_cache has dtype"):
+        decoder(hidden.float(), **places)
+    with pytest.raises(ValueError, match="max_seqlen_q is -1"):
+        decoder(hidden, **places, max_seqlen_q=-1)
+    with pytest.raises(ValueError, match="fused_qk_norm_rope_store: slot_mapping"):
+        decoder(hidden, **{**places, "slot_mapping": places["slot_mapping"] + PAGES * PAGE})
