@@ -1,4 +1,4 @@
-"""All layers of a dense decoder in one native call: between small kernels on a CPU Python would take a fifth of a step."""
+"""All layers of a dense decoder in one native call: Python between small kernels takes a fifth of a step on a CPU."""
 
 from __future__ import annotations
 
