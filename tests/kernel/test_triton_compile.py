@@ -48,7 +48,7 @@ def test_compiles_and_fits(target):
 @pytest.mark.parametrize("target", [*TARGETS, "sm_89"])
 def test_experts_compile_and_fit(target):
     lines = compiled(target, "triton_aot_moe")
-    assert len(lines) == 19
+    assert len(lines) == (25 if target.startswith("gfx") else 27)
     for line in lines:
         assert line["shared"] <= (TARGETS | {"sm_89": 101376})[target], line
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line

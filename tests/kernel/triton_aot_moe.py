@@ -1,4 +1,4 @@
-"""As `triton_aot`, for fused experts: `python -m tests.kernel.triton_aot_moe TARGET...`."""
+"""As `triton_aot`, for fused experts and grouped products: `python -m tests.kernel.triton_aot_moe TARGET...`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from radix_kernels.triton.grouped_gemm import choose_tiles as grouped_tiles
+from radix_kernels.triton.grouped_gemm_kernel import grouped_product
 from radix_kernels.triton.moe import CDNA_SHARED, FEW_PAIRS, HOPPER_SHARED, Tiles, choose_tiles
 from radix_kernels.triton.moe_kernel import combine, product
 from tests.kernel.triton_aot import facts, target_of
 
 ADA_SHARED = 101376  # the least of the NVIDIA chips that we ship to
-INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total")
-FLOATS = ("scale", "weights")
+INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total", "groups")
+FLOATS = ("scale", "weights", "x_scale", "w_scale")
 # (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a block; FP8; a tail.
 SHAPES = [("bf16", 2, "bf16", 0, 8, 128, 2048, 768), ("bf16", 2, "bf16", 0, 512, 128, 2048, 768),
           ("fp16", 2, "fp16", 0, 4096, 128, 2048, 768), ("bf16", 2, "bf16", 0, 32768, 128, 2048, 768),
@@ -36,7 +38,7 @@ def compile_one(
             continue
         kind = "i32" if name in INTS else "fp32" if name in FLOATS else types.get(name)
         signature[name] = "i32" if kind is None else "*" + kind
-        if name != "pairs":
+        if name not in ("pairs", "rows"):
             attributes[index,] = [["tt.divisibility", 16]]
     return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
 
@@ -57,6 +59,19 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     for dtype in ("bf16", "fp16", "fp32"):
         constants = {"HIDDEN": 2048, "NUM_EXPERTS": 128, "TOPK": 8, "MAPPED": True, "BLOCK": 1024}
         yield f"combine {dtype}", compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4)
+
+    # A chip whose FP8 is another format has no kernel for ours.
+    for dtype, itemsize in (("bf16", 2), ("fp16", 2), ("fp32", 4), *([("fp8e4nv", 1)] * (target.backend == "cuda"))):
+        for masked, rows in ((False, 128), (True, 16)):
+            tile, scaled = grouped_tiles(rows, itemsize, shared), itemsize == 1
+            constants = {
+                "K": 2048, "N": 768, "MASKED": masked, "SCALED": scaled, "BLOCK_M": tile.block_m,
+                "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
+            }  # fmt: skip
+            constants |= {} if scaled else dict.fromkeys(("x_scale", "w_scale"))
+            types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            yield f"grouped masked {masked} {dtype}", compile_one(grouped_product, constants, types, target, **options)
 
 
 def _constants(

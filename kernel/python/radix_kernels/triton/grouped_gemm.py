@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .grouped_gemm_kernel import grouped_product
+from .moe import HOPPER_SHARED, Tiles, fitted, shared_memory
 
 ALIGNMENT = 128
 
@@ -31,8 +32,16 @@ def m_grouped_gemm_masked(
     out: torch.Tensor,
 ) -> None:
     """See `radix_kernels.m_grouped_gemm_masked`, which has checked the arguments."""
-    block_m = next((m for m in (16, 32, 64) if expected_m <= m), ALIGNMENT)
-    _launch(x, weight, x_scale, weight_scale, masked_m, out, x.shape[1], block_m)
+    _launch(x, weight, x_scale, weight_scale, masked_m, out, x.shape[1], expected_m)
+
+
+def choose_tiles(rows: int, itemsize: int, shared: int = HOPPER_SHARED) -> Tiles:
+    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K and the whole."""
+    if itemsize == 4:
+        return Tiles(16 if rows <= 16 else 32, 32, 32, group=8, num_stages=2)
+    block_m = next((m for m in (16, 32, 64) if rows <= m), ALIGNMENT)
+    tiles = Tiles(block_m, 128, 128 // itemsize, group=8, num_warps=8 if block_m == ALIGNMENT else 4, num_stages=4)
+    return fitted(tiles, 1, itemsize, itemsize, shared)
 
 
 def _launch(
@@ -43,22 +52,17 @@ def _launch(
     groups: torch.Tensor,
     out: torch.Tensor,
     rows: int,
-    block_m: int,
+    expected: int,
 ) -> None:
     experts, n, k = weight.shape
     masked = x.ndim == 3
     if rows == 0 or n == 0 or experts == 0:
         return
-    wide = x.element_size() == 4
-    scaled = x_scale is not None
-    # FP8 sums are held twice: the block's and the whole.
-    block_n, block_k = (32, 32) if wide else (128, 128 if scaled else 64)
-    block_m = min(block_m, 32) if wide else block_m
-    grid = (-(-rows // block_m) * -(-n // block_n), experts if masked else 1)
+    tiles = choose_tiles(expected, x.element_size(), shared_memory(x.device))
+    grid = (-(-rows // tiles.block_m) * -(-n // tiles.block_n), experts if masked else 1)
     grouped_product[grid](
         x, weight, x_scale, weight_scale, groups, out, rows,
         x.stride(-2), x.stride(0) if masked else 0, out.stride(-2), out.stride(0) if masked else 0,
-        K=k, N=n, MASKED=masked, SCALED=scaled, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_K=block_k, GROUP=8, num_warps=8 if block_m >= 128 else 4,
-        num_stages=2 if wide or torch.version.hip else 3 if scaled else 4,
+        K=k, N=n, MASKED=masked, SCALED=x_scale is not None, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+        BLOCK_K=tiles.block_k, GROUP=tiles.group, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

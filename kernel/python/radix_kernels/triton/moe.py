@@ -61,10 +61,10 @@ def choose_tiles(
     else:  # widening and scaling FP8 takes registers
         up = Tiles(128, 64, 128, group=16, num_warps=8)
         down = Tiles(128, 64, 64, group=16, num_warps=8, num_stages=4)
-    return _fitted(up, 2, itemsize, weight_size, shared), _fitted(down, 1, itemsize, weight_size, shared)
+    return fitted(up, 2, itemsize, weight_size, shared), fitted(down, 1, itemsize, weight_size, shared)
 
 
-def _fitted(tiles: Tiles, matrices: int, itemsize: int, weight_size: int, shared: int) -> Tiles:
+def fitted(tiles: Tiles, matrices: int, itemsize: int, weight_size: int, shared: int) -> Tiles:
     """As many stages as there is shared memory for, two at least."""
     stage = tiles.block_k * (tiles.block_m * itemsize + matrices * tiles.block_n * weight_size)
     return replace(tiles, num_stages=max(2, min(tiles.num_stages, shared // stage)))
@@ -89,7 +89,7 @@ def fused_experts(
     if pairs == 0 or hidden_states.shape[1] == 0:
         out.zero_()
         return
-    tiles = choose_tiles(pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), _shared(w1.device))
+    tiles = choose_tiles(pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), shared_memory(w1.device))
     run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles)
 
 
@@ -141,7 +141,7 @@ def run(
 
 
 @cache
-def _shared(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return HOPPER_SHARED  # Triton's interpreter
     if torch.version.hip:
