@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from data import FAMILIES, Conversation, correct, unseen
@@ -79,15 +80,36 @@ def transformers_generate(folder: Path, batch: int = 50) -> Generate:
     return generate
 
 
+def radix_generate(folder: Path, **server_args: Any) -> Generate:
+    """Greedy generation by an `Engine` with these settings."""
+    from radix_runtime.engine_api import Engine
+
+    engine = Engine(folder, **server_args)
+    greedy = {"temperature": 0, "max_new_tokens": MAX_NEW, "skip_special_tokens": False}
+
+    def generate(prompts: list[list[int]]) -> list[list[int]]:
+        return [list(output["output_ids"]) for output in engine.generate(input_ids=prompts, sampling_params=greedy)]
+
+    return generate
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--engine", action="store_true", help="answer with radix_runtime, not with transformers")
+    parser.add_argument("--dtype", default="float32", help="with --engine: compute type")
+    parser.add_argument("--quantization", help="with --engine: int8 or int4")
     parser.add_argument("-n", type=int, default=50, help="questions for each family and kind")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.from_file(str(args.folder / "tokenizer.json"))
-    print(markdown(table(tokenizer, transformers_generate(args.folder), args.n)))
+    if args.engine:
+        settings = {"dtype": args.dtype, "quantization": args.quantization, "num_threads": args.threads}
+        generate = radix_generate(args.folder, device="cpu", **settings)
+    else:
+        generate = transformers_generate(args.folder)
+    print(markdown(table(tokenizer, generate, args.n)))
 
 
 if __name__ == "__main__":

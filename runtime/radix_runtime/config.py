@@ -30,7 +30,7 @@ class ServerArgs:
     served_model_name: str | None = _model(None, "name shown by /v1/models")
     dtype: str = _model("auto", "compute and weight type", choices=_FLOATS)
     load_format: str = _model("safetensors", "safetensors, or random weights", choices=("safetensors", "dummy"))
-    quantization: str | None = _model(None, "weight quantization format")
+    quantization: str | None = _model(None, "int8 or int4 quantizes weights as they load (CPU), or a registered name")
     context_length: int | None = _model(None, "prompt plus output; default: model's", "--max-model-len", minimum=1)
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
     sampling_defaults: str = _model("model", "generation_config.json's or OpenAI's", choices=("model", "openai"))

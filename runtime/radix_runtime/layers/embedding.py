@@ -17,7 +17,7 @@ class VocabParallel(Layer):
         self._communicator, self._is_head = ctx.communicator, is_head
         self._size = -(-vocab_size // ctx.communicator.world_size)
         self._first = ctx.communicator.rank * self._size
-        self._method = DenseMethod()
+        self._method = ctx.linear_method.for_head() or DenseMethod()
         self._method.create(self, hidden_size, self._size, ctx.dtype)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:

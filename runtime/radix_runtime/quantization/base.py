@@ -22,6 +22,10 @@ class LinearMethod(ABC):
     def finalize(self, layer: Any, name: str) -> None:
         """Called once when every part of parameter `name` is loaded: repack it, free the source."""
 
+    def for_head(self) -> "LinearMethod | None":
+        """The method of the vocabulary matrix, as a head or tied; None: dense."""
+        return None
+
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     """A parameter without memory; the loader gives it some."""

@@ -1,15 +1,18 @@
-"""Weights in the compute type: packed by the kernel wheel on the CPU, plain on a GPU."""
+"""Weights in the compute type or quantized as they load: packed by the kernel wheel on the CPU, plain on a GPU."""
 
 from typing import Any
 
 import torch
 
 from .. import ops
+from ..errors import ConfigError
 from .base import LinearMethod, meta_parameter
 
 
 class DenseMethod(LinearMethod):
     """`layer.weight` is a [out, in] parameter until finalize; on the CPU the packed weight takes its place there."""
+
+    kind: str | None = None  # of `pack_weight`
 
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
@@ -21,4 +24,24 @@ class DenseMethod(LinearMethod):
         if name == "weight" and layer.weight.device.type == "cpu":
             source = layer.weight.data
             del layer.weight
-            layer.weight = ops.pack_weight(source)
+            layer.weight = ops.pack_weight(source, kind=self.kind)
+        elif name == "weight" and self.kind:
+            raise ConfigError("--quantization int8 and int4 are for the CPU")
+
+
+class Int8Method(DenseMethod):
+    """8-bit weights with a scale for each output; x in 8 bits too, by token."""
+
+    kind = "w8a8"
+
+    def for_head(self) -> LinearMethod:
+        return self
+
+
+class Int4Method(DenseMethod):
+    """4-bit weights with a scale for each 64 inputs, x in 8 bits in the same groups; the vocabulary matrix as int8."""
+
+    kind = "w4a8"
+
+    def for_head(self) -> LinearMethod:
+        return Int8Method()
