@@ -2,7 +2,7 @@
 
 #include <pybind11/stl.h>
 
-#include "bindings/sampling_edits.h"
+#include "bindings/sampling_args.h"
 
 namespace radix::bind {
 void bind_sampling(py::module_& m) {
@@ -39,14 +39,8 @@ void bind_sampling(py::module_& m) {
            std::optional<py::tuple> edits, std::optional<py::tuple> logprobs) {
           Call call("top_k_top_p_sampling");
           rk_top_k_top_p_sampling_args args{sizeof args};
-          args.draw_stream = stream;
           args.logits = call.in("logits", logits);
-          args.temperature = call.in("temperature", temperature);
-          args.top_k = call.in("top_k", top_k);
-          args.top_p = call.in("top_p", top_p);
-          args.min_p = call.in("min_p", min_p);
-          args.seed = call.in("seed", seed);
-          args.position = call.in("position", position);
+          read_settings(call, args, stream, temperature, top_k, top_p, min_p, seed, position);
           args.out = call.out("out", out);
           args.workspace = call.optional_out("workspace", workspace);
           if (edits) read_edits(call, *edits, args);

@@ -2,7 +2,7 @@
 
 #include <pybind11/stl.h>
 
-#include "bindings/sampling_edits.h"
+#include "bindings/sampling_args.h"
 
 namespace radix::bind {
 
@@ -13,16 +13,10 @@ void bind_sampling_shards(py::module_& m) {
            py::handle records, py::handle workspace, std::optional<py::tuple> edits) {
           Call call("sampling_candidates");
           rk_sampling_candidates_args args{sizeof args};
-          args.draw_stream = stream;
           args.first_id = first_id;
           args.vocab_size = vocab_size;
           args.logits = call.in("logits", logits);
-          args.temperature = call.in("temperature", temperature);
-          args.top_k = call.in("top_k", top_k);
-          args.top_p = call.in("top_p", top_p);
-          args.min_p = call.in("min_p", min_p);
-          args.seed = call.in("seed", seed);
-          args.position = call.in("position", position);
+          read_settings(call, args, stream, temperature, top_k, top_p, min_p, seed, position);
           args.records = call.out("records", records);
           args.workspace = call.optional_out("workspace", workspace);
           if (edits) read_edits(call, *edits, args);
@@ -33,15 +27,9 @@ void bind_sampling_shards(py::module_& m) {
            py::handle seed, py::handle position, uint32_t stream, int64_t vocab_size, py::handle out) {
           Call call("sample_candidates");
           rk_sample_candidates_args args{sizeof args};
-          args.draw_stream = stream;
           args.vocab_size = vocab_size;
           args.records = call.in("records", records);
-          args.temperature = call.in("temperature", temperature);
-          args.top_k = call.in("top_k", top_k);
-          args.top_p = call.in("top_p", top_p);
-          args.min_p = call.in("min_p", min_p);
-          args.seed = call.in("seed", seed);
-          args.position = call.in("position", position);
+          read_settings(call, args, stream, temperature, top_k, top_p, min_p, seed, position);
           args.out = call.out("out", out);
           call.run(rk_sample_candidates, args);
         });
