@@ -3,7 +3,6 @@
 
 #include "api/sampling.h"
 #include "common/tensor.h"
-#include "cpu/sampling/order.h"
 #include "cpu/sampling/sampling.h"
 #include "cpu/thread_pool.h"
 
@@ -12,13 +11,13 @@ namespace radix {
 void cpu::row_logprobs(const float* x, int64_t n, int32_t id, int64_t top_n, float* logprob, float* top_logprobs,
                        int32_t* top_ids) {
   static thread_local std::vector<int32_t> best;
-  const float top = sampling_kernels().max(x, n);
-  const double log_sum = std::log(sampling_kernels().sum_exp(x, top, n));
+  const float top = row_max(x, n);
+  const double log_sum = std::log(row_sum_exp(x, top, n));
   const auto value = [&](int32_t at) {
     return static_cast<float>(static_cast<double>(x[at]) - static_cast<double>(top) - log_sum);
   };
   *logprob = id < 0 ? NAN : value(id);
-  first_ids(x, n, top_n, best);
+  row_first_ids(x, n, top_n, best);
   for (int64_t i = 0; i < top_n; i++) {
     top_ids[i] = best[i];
     top_logprobs[i] = value(best[i]);

@@ -58,8 +58,15 @@ double sum_exp(const float* x, float shift, int64_t n) {
   return total;
 }
 
+void exponentials(const float* x, float shift, float* out, int64_t n) {
+  const Vec s = set1(shift);
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(out + i, exp(load(x + i) - s));
+  if (i < n) store(out + i, exp(load(x + i, static_cast<int>(n - i)) - s), static_cast<int>(n - i));
+}
+
 }  // namespace
 
-const SamplingKernels sampling_table = {row_max, divide, sum_exp};
+const SamplingKernels sampling_table = {row_max, divide, sum_exp, exponentials};
 
 }  // namespace radix::cpu::RK_ISA

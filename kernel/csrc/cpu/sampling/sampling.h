@@ -1,7 +1,9 @@
-// CPU sampling family: the passes over a row of logits (passes.cpp, once per ISA level) that the backend is made of.
+// CPU sampling family: the passes over a part of a row of logits (passes.cpp, once per ISA level), and what row.cpp and
+// logprobs.cpp make of them for a whole row.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpu/isa.h"
 
@@ -14,8 +16,26 @@ struct SamplingKernels {
   void (*divide)(const float* x, float divisor, float* out, int64_t n);
   // Sum of exp(x - shift) in float64 over blocks summed in float32.
   double (*sum_exp)(const float* x, float shift, int64_t n);
+  // out = exp(x - shift).
+  void (*exp)(const float* x, float shift, float* out, int64_t n);
 };
 RK_CPU_TABLE(SamplingKernels, sampling)
+
+// What a draw from one row depends on besides its logits.
+struct RowSettings {
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  uint64_t seed;
+  uint32_t position, stream;
+};
+
+// The id drawn from x[0, n), -1 when there is none: see radix_kernels/sampling.h.
+int32_t draw_row(const float* x, int64_t n, const RowSettings& settings);
+
+// As the kernels and first_ids (order.h), by all threads when called outside of the pool; the result is the same.
+float row_max(const float* x, int64_t n);
+double row_sum_exp(const float* x, float shift, int64_t n);
+void row_first_ids(const float* x, int64_t n, int64_t count, std::vector<int32_t>& ids);
 
 // Log-softmax of a row at id (negative: NaN) and of its top_n largest.
 void row_logprobs(const float* x, int64_t n, int32_t id, int64_t top_n, float* logprob, float* top_logprobs,

@@ -1,0 +1,263 @@
+// One row of logits: the draw, cut into segments of fixed size for the pool. Inside of a pool's thread the segments run
+// one after the other, with the same result. Bound by the passes over the row (bytes) and, for a draw without filters,
+// by Philox (20 multiplications for 4 ids).
+#include <cmath>
+
+#include "common/philox.h"
+#include "cpu/sampling/order.h"
+#include "cpu/sampling/sampling.h"
+#include "cpu/thread_pool.h"
+
+namespace radix::cpu {
+namespace {
+
+constexpr float kInf = __builtin_inff();
+constexpr float kLn2 = 0.693147181f;
+constexpr int64_t kSegment = 16384;
+
+int64_t segments(int64_t n) {
+  return (n + kSegment - 1) / kSegment;
+}
+
+// Calls fn(segment, begin, end) for the segments of [0, n).
+template <class Fn>
+void each_segment(int64_t n, const Fn& fn) {
+  parallel_for(segments(n), 1, [&](int64_t first, int64_t last) noexcept {
+    for (int64_t s = first; s < last; s++) fn(s, s * kSegment, std::min(n, (s + 1) * kSegment));
+  });
+}
+
+// A buffer of the calling thread that lives until its next use; fn's threads share it by pointer.
+template <class T, int Use>
+T* scratch(size_t size) {
+  static thread_local std::vector<T> memory;
+  if (memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+float noise(uint32_t word) {
+  return -std::log(-std::log1p(-philox_uniform(word)));
+}
+
+// At least noise(word): -log(E) <= -log(u), and u >= 2^-(leading zeros + 1). With some room for rounding.
+float noise_bound(uint32_t word) {
+  const int zeros = word == 0 ? 32 : __builtin_clz(word);
+  return static_cast<float>(zeros + 1) * kLn2 + 1e-3f;
+}
+
+struct Best {
+  float score = -kInf;
+  int32_t id = -1;
+
+  void offer(float other, int32_t other_id) {
+    if (other_id >= 0 && (other > score || (other == score && other_id < id) || id < 0)) {
+      score = other;
+      id = other_id;
+    }
+  }
+};
+
+// The row's settings, and x: logits / temperature, which the filters may change.
+struct Draw {
+  float* x;
+  int64_t n;
+  const RowSettings& s;
+
+  PhiloxBlock words(int64_t id) const { return philox(s.seed, static_cast<uint32_t>(id / 4), s.position, s.stream, 0); }
+};
+
+Best draw_segment(const Draw& d, int64_t begin, int64_t end) {
+  Best best;
+  for (int64_t first = begin; first < end; first += 4) {
+    const int64_t lanes = std::min<int64_t>(4, end - first);
+    float top = d.x[first];
+    for (int64_t i = 1; i < lanes; i++) top = std::max(top, d.x[first + i]);
+    if (top == -kInf) continue;
+    const PhiloxBlock block = d.words(first);
+    for (int64_t i = 0; i < lanes; i++) {
+      const float x = d.x[first + i];
+      if (x == -kInf || x + noise_bound(block.word[i]) < best.score) continue;
+      best.offer(x + noise(block.word[i]), static_cast<int32_t>(first + i));
+    }
+  }
+  return best;
+}
+
+int32_t draw_all(const Draw& d) {
+  Best* parts = scratch<Best, 0>(segments(d.n));
+  each_segment(d.n, [&](int64_t s, int64_t begin, int64_t end) { parts[s] = draw_segment(d, begin, end); });
+  Best best;
+  for (int64_t s = 0; s < segments(d.n); s++) best.offer(parts[s].score, parts[s].id);
+  return best.id;
+}
+
+int32_t draw_among(const Draw& d, const std::vector<int32_t>& ids, size_t count) {
+  Best best;
+  for (size_t i = 0; i < count; i++) best.offer(d.x[ids[i]] + noise(d.words(ids[i]).word[ids[i] % 4]), ids[i]);
+  return best.id;
+}
+
+int32_t first_equal(const float* x, int64_t n, float value) {
+  for (int64_t i = 0; i < n; i++)
+    if (x[i] == value) return static_cast<int32_t>(i);
+  return -1;
+}
+
+// How many of the ids (in order, the best `ids.size()` of the row) survive: `limit` by top-k, then top-p, then min-p.
+// 0 when the list is too short to tell.
+size_t survivors(const Draw& d, const std::vector<int32_t>& ids, size_t limit, double mass) {
+  const double top = d.x[ids[0]];
+  double before = 0;
+  for (size_t i = 0; i < std::min(ids.size(), limit); i++) {
+    const double p = std::exp(static_cast<double>(d.x[ids[i]]) - top);
+    const bool enough = d.s.top_p < 1 && before >= static_cast<double>(d.s.top_p) * mass;
+    if (i > 0 && (enough || p < static_cast<double>(d.s.min_p) || p == 0)) return i;
+    before += p;
+  }
+  return ids.size() < limit ? 0 : limit;
+}
+
+// Top-p and min-p over a row of which many ids survive: no order but that of the ids around the border is
+// needed. The row's masses go into bins by distance from the largest; the bin in which top-p ends is sorted, what lies
+// behind it becomes -inf.
+class TopP {
+ public:
+  TopP(const Draw& d, float top, double mass) : d_(d), top_(top), mass_(mass) {}
+
+  void run() {
+    if (d_.s.top_p < 1) drop_behind_mass();
+    if (d_.s.min_p > 0) each_segment(d_.n, [&](int64_t, int64_t begin, int64_t end) { drop_unlikely(begin, end); });
+  }
+
+ private:
+  // A sixteenth is a factor of 1.06 in probability; the last bin takes all below e^-32.
+  static constexpr int kBins = 513;
+  static constexpr float kBinsPerUnit = 16;
+
+  void drop_behind_mass() {
+    const int64_t count = segments(d_.n);
+    double* mass = scratch<double, 1>(static_cast<size_t>(count) * kBins);
+    each_segment(d_.n, [&](int64_t s, int64_t begin, int64_t end) { fill(mass + s * kBins, begin, end); });
+    double before = 0;
+    int border = 0;
+    for (;; border++) {
+      double bin = 0;
+      for (int64_t s = 0; s < count; s++) bin += mass[s * kBins + border];
+      if (border == kBins - 1 || before + bin >= limit()) break;
+      before += bin;
+    }
+    each_segment(d_.n, [&](int64_t, int64_t begin, int64_t end) { drop_behind(border, begin, end); });
+    drop_in(border, before);
+  }
+
+  double limit() const { return static_cast<double>(d_.s.top_p) * mass_; }
+  int bin_of(float x) const { return static_cast<int>(std::min((top_ - x) * kBinsPerUnit, float{kBins - 1})); }
+
+  void fill(double* mass, int64_t begin, int64_t end) const {
+    float* p = scratch<float, 2>(kSegment);
+    sampling_kernels().exp(d_.x + begin, top_, p, end - begin);
+    std::fill(mass, mass + kBins, 0.0);
+    for (int64_t i = begin; i < end; i++) mass[bin_of(d_.x[i])] += static_cast<double>(p[i - begin]);
+  }
+
+  void drop_behind(int border, int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; i++)
+      if (bin_of(d_.x[i]) > border) d_.x[i] = -kInf;
+  }
+
+  void drop_in(int border, double before) const {
+    static thread_local std::vector<int32_t> ids;
+    ids.clear();
+    for (int64_t i = 0; i < d_.n; i++)
+      if (d_.x[i] != -kInf && bin_of(d_.x[i]) == border) ids.push_back(static_cast<int32_t>(i));
+    std::sort(ids.begin(), ids.end(), ByValue{d_.x});
+    for (int32_t id : ids) {
+      const double p = std::exp(static_cast<double>(d_.x[id]) - static_cast<double>(top_));
+      if (before >= limit() && before > 0) d_.x[id] = -kInf;
+      before += p;
+    }
+  }
+
+  void drop_unlikely(int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; i++)
+      if (std::exp(static_cast<double>(d_.x[i]) - static_cast<double>(top_)) < static_cast<double>(d_.s.min_p))
+        d_.x[i] = -kInf;
+  }
+
+  const Draw& d_;
+  const float top_;
+  const double mass_;
+};
+
+// Without top-k most rows keep few ids: look at a few, in order, and at the whole row only when they do not suffice.
+int32_t draw_filtered(const Draw& d, float top, int64_t top_k) {
+  static thread_local std::vector<int32_t> ids;
+  constexpr int64_t kFew = 128;
+  const bool by_count = top_k > 0 && top_k < d.n;
+  const int64_t limit = by_count ? top_k : d.n;
+  row_first_ids(d.x, d.n, by_count ? limit : std::min(limit, kFew), ids);
+  double mass = 0;
+  if (by_count) {  // top-p is of the mass that top-k leaves
+    for (int32_t id : ids) mass += std::exp(static_cast<double>(d.x[id]) - static_cast<double>(top));
+  } else {
+    mass = row_sum_exp(d.x, top, d.n);
+  }
+  if (const size_t kept = survivors(d, ids, static_cast<size_t>(limit), mass)) return draw_among(d, ids, kept);
+  TopP(d, top, mass).run();
+  return draw_all(d);
+}
+
+}  // namespace
+
+float row_max(const float* x, int64_t n) {
+  if (n == 0) return -kInf;
+  float* parts = scratch<float, 3>(segments(n));
+  each_segment(
+      n, [&](int64_t s, int64_t begin, int64_t end) { parts[s] = sampling_kernels().max(x + begin, end - begin); });
+  float top = parts[0];
+  for (int64_t s = 1; s < segments(n); s++)
+    if (!(parts[s] <= top)) top = top != top ? top : parts[s];
+  return top;
+}
+
+double row_sum_exp(const float* x, float shift, int64_t n) {
+  double* parts = scratch<double, 4>(segments(n));
+  each_segment(n, [&](int64_t s, int64_t begin, int64_t end) {
+    parts[s] = sampling_kernels().sum_exp(x + begin, shift, end - begin);
+  });
+  double sum = 0;
+  for (int64_t s = 0; s < segments(n); s++) sum += parts[s];
+  return sum;
+}
+
+void row_first_ids(const float* x, int64_t n, int64_t count, std::vector<int32_t>& ids) {
+  if (count * 16 > kSegment || segments(n) < 2) return first_ids(x, n, count, ids);
+  int32_t* parts = scratch<int32_t, 5>(static_cast<size_t>(segments(n) * count));
+  each_segment(n, [&](int64_t s, int64_t begin, int64_t end) {
+    static thread_local std::vector<int32_t> mine;
+    first_ids(x + begin, end - begin, count, mine);
+    for (int64_t i = 0; i < count; i++)
+      parts[s * count + i] = i < static_cast<int64_t>(mine.size()) ? static_cast<int32_t>(begin) + mine[i] : -1;
+  });
+  ids.clear();
+  for (int64_t i = 0; i < segments(n) * count; i++)
+    if (parts[i] >= 0) ids.push_back(parts[i]);
+  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), ByValue{x});
+  ids.resize(count);
+}
+
+int32_t draw_row(const float* logits, int64_t n, const RowSettings& s) {
+  const float largest = row_max(logits, n);
+  if (!std::isfinite(largest)) return -1;
+  if (!(s.temperature > 0) || !std::isfinite(largest / s.temperature)) return first_equal(logits, n, largest);
+  float* x = scratch<float, 6>(n);
+  each_segment(n, [&](int64_t, int64_t begin, int64_t end) {
+    sampling_kernels().divide(logits + begin, s.temperature, x + begin, end - begin);
+  });
+  const Draw draw{x, n, s};
+  const bool top_k = s.top_k > 0 && s.top_k < n;
+  if (!top_k && s.top_p >= 1 && s.min_p <= 0) return draw_all(draw);
+  return draw_filtered(draw, largest / s.temperature, s.top_k);
+}
+
+}  // namespace radix::cpu
