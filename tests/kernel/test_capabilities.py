@@ -18,7 +18,7 @@ from radix_kernels import _arrays, _dispatch, _loader
 from tests.child import IMPORT_PATH
 
 _NATIVE_NAMES = {
-    "linear": "linear_packed", "embedding": "embedding_packed",
+    "linear": "linear_packed", "linear_silu_and_mul": "linear_packed", "embedding": "embedding_packed",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
 }  # fmt: skip
 

@@ -63,6 +63,8 @@ _NATIVE_NAMES = {
     "fused_experts_packed": "linear_packed",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
 }
+# And where the CPU has one of its own for it.
+_CPU_NAMES = {"linear_silu_and_mul": "linear_packed"}
 
 
 def capabilities() -> dict[str, Any]:
@@ -76,7 +78,8 @@ def capabilities() -> dict[str, Any]:
     device = {"cuda": "cuda", "rocm": "rocm"}.get(str(_loader.backend), "cpu")
     ops: dict[str, dict[str, dict[str, str]]] = {}
     for op, dtypes in OP_DTYPES.items():
-        impl, why = _dispatch.describe(_NATIVE_NAMES.get(op, op), device)
+        name = _NATIVE_NAMES.get(op, op)
+        impl, why = _dispatch.describe(_CPU_NAMES.get(op, name) if device == "cpu" else name, device)
         ops[op] = {name: {"impl": impl, "why": why} for name in dtypes}
     return {
         "backend": _loader.backend,
