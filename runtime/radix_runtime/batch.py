@@ -1,12 +1,6 @@
 """ForwardBatch: one step on the device.
 
-All tensors have fixed addresses; a step's are their first elements. One packed int32 upload carries a StepPlan:
-
-    [5, max_batch + 1]: rows, cu_seqlens_q, kv_lens, logit_rows, sample_rows
-    [5, T]: prompt id or -1, row of next_token, position, entry of the page table, offset in the page
-    [2, D]: page deltas: entry of the page table, page
-
-The first part is used where it arrives; from the rest a few device operations make the other tensors."""
+All tensors have fixed addresses; a step's are their first elements. One packed int32 upload carries a StepPlan."""
 
 from typing import Any
 
@@ -17,7 +11,12 @@ from .device import Device
 from .memory.kv_pool import KVPool
 from .step_plan import FROM_PROMPT, StepPlan
 
-_MAX_PACKED_DELTAS = 16384
+# The upload's parts. The first is used where it arrives; from the rest a few device operations make the other tensors.
+#
+#   [5, max_batch + 1]  rows, cu_seqlens_q, kv_lens, logit_rows, sample_rows
+#   [5, T]              prompt id or -1, row of next_token, position, entry of the page table, offset in the page
+#   [2, D]              page deltas: entry of the page table, page
+_MAX_PACKED_DELTAS = 16384  # larger D go up by themselves
 
 
 class ForwardBatch:

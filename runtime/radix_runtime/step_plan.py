@@ -1,11 +1,7 @@
 """StepPlan: what the scheduler tells every rank about one step, as plain numpy.
 
 One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is an index into the
-request table.
-
-    batch index      0 .. num_decode-1        num_decode .. B-1
-    query_len        1                        length of the chunk
-    source[t]        row of next_token        -1: token comes from `input_ids`"""
+request table."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,6 +12,9 @@ import numpy as np
 
 from .sampling_params import SamplingParams
 
+# batch index      0 .. num_decode-1        num_decode .. B-1
+# query_len        1                        length of the chunk
+# source[t]        row of next_token        FROM_PROMPT: token comes from `input_ids`
 FROM_PROMPT = -1
 
 

@@ -95,7 +95,11 @@ def by_ops(
         out = rk.flash_attn_with_kvcache(q, *caches, **attention, softmax_scale=SCALE, window_size=window)
         hidden = rk.linear(out.flatten(1), *layer.o)
         rk.fused_add_rmsnorm(hidden, residual, layer.post_norm, EPS)
-        hidden = rk.linear(ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up)), *layer.down)
+        if activation == "silu" and layer.gate_up[1] is None:
+            inner = rk.linear_silu_and_mul(hidden, layer.gate_up[0])
+        else:
+            inner = ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up))
+        hidden = rk.linear(inner, *layer.down)
     assert residual is not None
     rk.fused_add_rmsnorm(hidden, residual, model.norm, EPS)
     return hidden
@@ -161,6 +165,9 @@ def test_refusals() -> None:
     plain = replace(layers[0], down=(torch.randn(HIDDEN, INNER), None))
     with pytest.raises(NotImplementedError, match="weights that the CPU library has packed"):
         model.decoder([plain])
+    other = [replace(layer, k_cache=layer.k_cache.float(), v_cache=layer.v_cache.float()) for layer in layers]
+    with pytest.raises(NotImplementedError, match="a cache of the weights' type"):
+        model.decoder(other)
     hidden, places = step(model, [3], [3])
     with pytest.raises(ValueError, match="there are no layers"):
         model.decoder([])(hidden, **places)

@@ -114,8 +114,7 @@ class Decoder {
       attend(layer);
       linear(layer.o, flat_, a_.hidden);
       add_norm(layer.post_norm);
-      linear(layer.gate_up, a_.hidden, gate_up_);
-      activate();
+      gate_and_up(layer.gate_up);
       linear(layer.down, gated_, a_.hidden);
     }
     add_norm(a_.norm);
@@ -141,13 +140,14 @@ class Decoder {
     check_status(rk_fused_add_rmsnorm, Args{sizeof(Args), a_.eps, a_.hidden, residual_, weight});
   }
 
-  void linear(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out) {
+  void linear(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out, int32_t gate = RK_GATE_NONE) {
     rk_linear_args args{sizeof args};
     args.desc = weight.desc;
     args.x = x;
     args.packed = weight.packed;
     args.bias = weight.bias;
     args.out = out;
+    args.gate = gate;
     check_status(rk_linear, args);
   }
 
@@ -179,6 +179,13 @@ class Decoder {
     args.workspace = p_.attention_bytes > 0 ? static_cast<const rk_tensor*>(space_) : nullptr;
     args.max_seqlen_q = a_.max_seqlen_q;
     check_status(rk_flash_attn_with_kvcache, args);
+  }
+
+  void gate_and_up(const rk_decoder_linear& weight) {
+    const bool fused = a_.activation == RK_ACTIVATION_SILU && !weight.bias && p_.inner % 16 == 0;
+    if (fused) return linear(weight, a_.hidden, gated_, RK_GATE_HALVES);
+    linear(weight, a_.hidden, gate_up_);
+    activate();
   }
 
   void activate() {

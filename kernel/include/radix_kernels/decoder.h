@@ -33,11 +33,12 @@ typedef struct rk_decoder_layer {
 
 /* For each layer: rmsnorm, qkv, fused_qk_norm_rope_store, flash_attn_with_kvcache, o, fused_add_rmsnorm, gate_up,
  * activation, down; then the last norm: the entries of those names one after the other, with their bits and their
- * errors. hidden [T, H]: the embeddings, and in their place the result. All floating-point tensors have one dtype.
- * Head counts follow from the caches [pages, page_size, Hkv, D] and from the inputs Hq * D of `o`. positions,
- * slot_mapping, page_table, kv_lens, cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at
- * least rk_decoder_workspace_size() of the same args (which needs no workspace).
- * RK_UNSUPPORTED on a GPU. An error may come after some layers have run and stored their keys and values. */
+ * errors; gate_up without a bias and SiLU over a multiple of 16 are one product with RK_GATE_HALVES. hidden [T, H]: the
+ * embeddings, and in their place the result. All floating-point tensors have one dtype. Head counts follow from the
+ * caches [pages, page_size, Hkv, D] and from the inputs Hq * D of `o`. positions, slot_mapping, page_table, kv_lens,
+ * cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at least rk_decoder_workspace_size()
+ * of the same args (which needs no workspace). RK_UNSUPPORTED on a GPU. An error may come after some layers have run
+ * and stored their keys and values. */
 typedef struct rk_decoder_args {
   uint32_t struct_size;
   int32_t num_layers;

@@ -39,9 +39,10 @@ class DenseDecoder:
     """The layers and the last norm of a Llama, Mistral, Qwen2 or Qwen3 model on the CPU.
 
     A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear`, `fused_add_rmsnorm`,
-    `linear`, the gated activation (`silu`, `gelu` or `gelu_tanh`) and `linear` for every layer, then the norm: the same
-    kernels with the same bits, without Python between them. Keeps all arrays; one call at a time.
-    Errors: NotImplementedError without the CPU library or with a weight that it has not packed.
+    `linear` with the gated activation (`silu`, `gelu` or `gelu_tanh`; `linear_silu_and_mul` where there is no bias) and
+    `linear` for every layer, then the norm: the same kernels with the same bits, without Python between them. Keeps
+    all arrays; one call at a time.
+    Errors: NotImplementedError without the CPU library, with a weight that it has not packed or another type of cache.
     """
 
     def __init__(
@@ -62,9 +63,37 @@ class DenseDecoder:
         self._native = native(norm, cos_sin_cache, eps, softmax_scale, _ACTIVATIONS[activation])
         for layer in layers:
             products = [_product(*p) for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+            if _arrays.dtype_name(layer.k_cache) != layer.qkv[0].dtype:
+                raise NotImplementedError("DenseDecoder needs a cache of the weights' type")
             norms = layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm
             self._native.add_layer(*norms, *products, layer.k_cache, layer.v_cache, layer.window_left)
         self._workspace: Any = None
+
+    @classmethod
+    def of_modules(
+        cls,
+        layers: Iterable[Any],
+        norm: Any,
+        k_caches: Iterable[Array],
+        v_caches: Iterable[Array],
+        windows_left: Iterable[int],
+        cos_sin_cache: Array,
+        **options: Any,
+    ) -> DenseDecoder:
+        """From modules named as engines name them: each of `layers` has input_layernorm, post_attention_layernorm,
+        self_attn (qkv_proj, o_proj, and q_norm and k_norm or None) and mlp (gate_up_proj, down_proj); each of those has
+        a `weight`, the projections a PackedWeight and a `bias` or None. options: eps, softmax_scale, activation.
+        """
+        made = []
+        for layer, k, v, left in zip(layers, k_caches, v_caches, windows_left, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
+            linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+            weights: Any = [None if n is None else n.weight for n in norms]
+            weights += [(x.weight, x.bias) for x in linears]
+            weights += [k, v, left]
+            made.append(DecoderLayer(*weights))
+        return cls(made, norm.weight, cos_sin_cache, **options)
 
     def __call__(
         self,

@@ -1,15 +1,8 @@
 """The way of a StepPlan from rank 0 to the workers: one producer, many consumers, shared memory.
 
-A ring of bytes carries frames, each behind its length in 8 bytes. Positions count the bytes since the start:
-
-    word 0                 bytes published
-    word 8                 closed flag
-    word 8 * (2 + 2r)      acknowledgement of consumer r: bytes that it has taken
-    word 8 * (3 + 2r)      heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
-    data                   byte p is at p % capacity
-
-A frame larger than the free room travels in pieces. Each consumer sleeps on its own eventfd, so an idle worker costs
-nothing. The memory is an anonymous memfd: it goes with the last process, however that one dies."""
+A ring of bytes carries frames, each behind its length in 8 bytes. A frame larger than the free room travels in pieces.
+Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The memory is an anonymous memfd: it goes with
+the last process, however that one dies."""
 
 import mmap
 import os
@@ -35,6 +28,14 @@ class RingHandle(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Ring:
     """The mapped words and data, as both ends see them. x86 keeps the order of stores."""
+
+    # Positions count the bytes since the start:
+    #
+    #   word 0              bytes published
+    #   word 8              closed flag
+    #   word 8 * (2 + 2r)   acknowledgement of consumer r: bytes that it has taken
+    #   word 8 * (3 + 2r)   heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
+    #   data                byte p is at p % capacity
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle

@@ -1,17 +1,5 @@
 """The states that must not exist, as code.
 
-I1 partition   every page has exactly one owner: free list, tree, one request, pending
-I2 idle        nothing waits or runs: no private or pending page, no lock, every row free
-I3 tree        counters equal a recount; a node is locked once for each request on its path
-I4 request     cached <= computed <= total; pages just cover what is computed; the cached prefix is the tree's
-I5 lifecycle   a choice is in exactly one container, the one that its state names
-I6 stream      sent <= output tokens; nothing is unsent once a choice has ended
-I7 ids         sampled ids are in the vocabulary (checked as each result arrives)
-I8 budget      retraction can always make room for the next tokens: the oldest running request fits alone
-I9 conserve    accepted = finished + aborted + failed + live
-I10 epoch      no page or row that a step in flight touches is free, or has a new owner
-I13 content    (tests) KV read equals KV written: the fake engine compares hashes
-
 `check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes)."""
 
 from collections import Counter
@@ -25,6 +13,18 @@ from .request import Request, State
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
+
+# I1 partition   every page has exactly one owner: free list, tree, one request, pending
+# I2 idle        nothing waits or runs: no private or pending page, no lock, every row free
+# I3 tree        counters equal a recount; a node is locked once for each request on its path
+# I4 request     cached <= computed <= total; pages just cover what is computed; the cached prefix is the tree's
+# I5 lifecycle   a choice is in exactly one container, the one that its state names
+# I6 stream      sent <= output tokens; nothing is unsent once a choice has ended
+# I7 ids         sampled ids are in the vocabulary (checked as each result arrives)
+# I8 budget      retraction can always make room for the next tokens: the oldest running request fits alone
+# I9 conserve    accepted = finished + aborted + failed + live
+# I10 epoch      no page or row that a step in flight touches is free, or has a new owner
+# I13 content    (tests) KV read equals KV written: the fake engine compares hashes
 
 # Owner codes of pages; FIRST_REQUEST + i is the i-th request of `resident`.
 FREE, TREE, PENDING, FIRST_REQUEST = 0, 1, 2, 3

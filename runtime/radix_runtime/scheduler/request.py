@@ -2,11 +2,6 @@
 
     cached_len <= computed_len <= total_len
 
-- `cached_len`   tokens whose pages belong to the tree, which this request keeps locked at `node`; whole pages.
-- `computed_len` tokens whose KV is written by the steps launched so far.
-- `total_len`    prompt and sampled tokens, with those sampled by a step whose result the host has not seen yet;
-                 `num_ids` counts the ids that it has seen.
-
 The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
 the one token sampled last (decode)."""
 
@@ -78,11 +73,14 @@ class Request:
     extra_key: str | None = field(init=False)
     state: State = State.WAITING
     _ids: np.ndarray = field(init=False)  # read-only until the first append
+    # Ids that the host has seen; `total_len` counts those too that a step has sampled and the host has not seen.
     num_ids: int = field(init=False)
     prompt_len: int = field(init=False)
     prefill_end: int = field(init=False)  # total_len at the last admission
     total_len: int = field(init=False)
+    # Tokens whose KV is written by the steps launched so far.
     computed_len: int = 0
+    # Tokens whose pages belong to the tree, which this request keeps locked at `node`; whole pages.
     cached_len: int = 0
     row: int = -1
     num_pages: int = 0
