@@ -215,7 +215,7 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
     """Bias, residual (which may be out) and the gate happen in float32, before the one rounding."""
     if kind and _loader.backend != "cpu":
         pytest.skip("quantized weights belong to the CPU library")
-    x, w = spread((tokens, 96), dtype, rng), spread((64, 96), dtype, rng)
+    x, w = spread((tokens, 96), dtype, rng), spread((64, 96), dtype, rng) / 8
     packed = rk.pack_weight(w, kind=kind)
     exact = rk.linear(x, packed, out_dtype=torch.float32).double()
     bias, residual = spread((64,), torch.float32, rng), guarded((tokens, 64), dtype, gap=3)

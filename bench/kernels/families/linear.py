@@ -22,10 +22,13 @@ QUANTIZED = {
 
 def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for n, k in SHAPES:
+        source = torch.randn(n, k, device=device, dtype=dtype) / k**0.5
         for m in TOKENS[device.type]:
 
-            def make(m: int = m, n: int = n, k: int = k, kind: str | None = None) -> tuple[object, ...]:
-                weight = torch.randn(n, k, device=device, dtype=dtype) / k**0.5
+            def make(
+                m: int = m, n: int = n, k: int = k, source: torch.Tensor = source, kind: str | None = None
+            ) -> tuple[object, ...]:
+                weight = source.clone()
                 x = torch.randn(m, k, device=device, dtype=dtype)
                 group = None if kind is None else QUANTIZED[kind][0]
                 return x, weight, rk.pack_weight(weight, kind=kind, group=group)

@@ -65,28 +65,18 @@ struct Int8Tiles {
     _tile_dpbssd(3, 5, 7);
   }
 };
-struct SmallTiles {  // unsigned codes
-  static void first_row() {
-    _tile_dpbsud(0, 4, 6);
-    _tile_dpbsud(1, 4, 7);
-  }
-  static void second_row() {
-    _tile_dpbsud(2, 5, 6);
-    _tile_dpbsud(3, 5, 7);
-  }
-};
-
 // The B tiles of a piece of k for two packed blocks (the second may be the first again).
 struct Panel {
   const char *b0, *b1;
   int64_t step;  // bytes from tile to tile
   int steps;
-  // What is read next, to be fetched meanwhile: `ahead` bytes further in both blocks.
-  int64_t ahead;
+  // What to fetch meanwhile: `lines` lines of both blocks a step, from here on.
+  const char *next0, *next1;
+  int lines;
 };
 
 // a: tiles of 16 rows, kTileBytes apart; those of the next 16 rows are `row16` further. c: [32][32] words.
-template <class Tiles, int RowTiles, int Lines>
+template <class Tiles, int RowTiles, bool Fetch>
 inline void multiply(const char* a, int64_t row16, const Panel& panel, char* c, bool accumulate) {
   constexpr int kStride = 2 * kBlockN * 4;
   char* c1 = c + kTileRows * kStride;
@@ -111,9 +101,12 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, char* c, 
     _tile_loadd(4, a, kLine);
     _tile_loadd(6, b0, kLine);
     _tile_loadd(7, b1, kLine);
-    for (int line = 0; line < Lines; line++) {
-      __builtin_prefetch(b0 + panel.ahead + line * kLine, 0, 3);
-      __builtin_prefetch(b1 + panel.ahead + line * kLine, 0, 3);
+    if constexpr (Fetch) {
+      const int64_t first = i * panel.lines * kLine;
+      for (int line = 0; line < panel.lines; line++) {
+        __builtin_prefetch(panel.next0 + first + line * kLine, 0, 3);
+        __builtin_prefetch(panel.next1 + first + line * kLine, 0, 3);
+      }
     }
     Tiles::first_row();
     if constexpr (RowTiles == 2) {
@@ -142,17 +135,18 @@ inline void multiply_rows(const StagedX& x, int64_t m, int rows, int64_t chunk, 
     char* to = static_cast<char*>(c) + r * 2 * kBlockN * 4;
     // The first rows find the weights in memory, the others in cache.
     if (rows - r <= kTileRows) {
-      r == 0 ? multiply<Tiles, 1, 16>(a, x.row16, panel, to, accumulate)
-             : multiply<Tiles, 1, 0>(a, x.row16, panel, to, accumulate);
+      r == 0 ? multiply<Tiles, 1, true>(a, x.row16, panel, to, accumulate)
+             : multiply<Tiles, 1, false>(a, x.row16, panel, to, accumulate);
     } else {
-      r == 0 ? multiply<Tiles, 2, 16>(a, x.row16, panel, to, accumulate)
-             : multiply<Tiles, 2, 0>(a, x.row16, panel, to, accumulate);
+      r == 0 ? multiply<Tiles, 2, true>(a, x.row16, panel, to, accumulate)
+             : multiply<Tiles, 2, false>(a, x.row16, panel, to, accumulate);
     }
   }
 }
 
 constexpr int kAmxRows = 256;
 constexpr int64_t kPieceTiles = 16;  // of k: a B panel of 32 KiB
+constexpr int64_t kFetchAhead = 4096;
 
 // How x lies for tiles: [m / 16][bytes of k / 64][16 rows][64]. Rows past m are not written: what they hold meets no
 // other row.
@@ -177,19 +171,20 @@ struct DenseAmx : AmxProduct {
     for (int64_t t = 0; t < tiles; t += kPieceTiles) {
       const char* b0 = reinterpret_cast<const char*>(w) + t * kTileBytes;
       const char* b1 = b0 + (count == 2 ? tiles * kTileBytes : 0);  // a lone last block is computed twice
-      const Panel panel{b0, b1, kTileBytes, static_cast<int>(lesser(kPieceTiles, tiles - t)), 4 * kTileBytes};
+      const int steps = static_cast<int>(lesser(kPieceTiles, tiles - t));
+      const Panel panel{b0, b1, kTileBytes, steps, b0 + kFetchAhead, b1 + kFetchAhead, 16};
       multiply_rows<Bf16Tiles>(x, m, rows, t, 0, panel, sums, t > 0);
     }
   }
 };
 
-// One tile of 4-bit codes -> unsigned bytes: 8 lines of nibbles16 become 16 of quads16.
+// 4-bit codes less 8 as bytes: a line of nibbles16 becomes two of quads16.
 inline void expand_nibbles(const uint8_t* codes, int64_t k, uint8_t* to) {
+  const __m512i zero = _mm512_set1_epi8(kNibbleZero);
   for (int64_t i = 0; i < k / 8; i++) {
-    __builtin_prefetch(codes + i * kLine + 2048, 0, 3);
     const Bytes64 line = load_bytes(codes + i * kLine);
-    _mm512_store_si512(to + 2 * i * kLine, low_nibbles(line).v);
-    _mm512_store_si512(to + (2 * i + 1) * kLine, high_nibbles(line).v);
+    _mm512_store_si512(to + 2 * i * kLine, _mm512_sub_epi8(low_nibbles(line).v, zero));
+    _mm512_store_si512(to + (2 * i + 1) * kLine, _mm512_sub_epi8(high_nibbles(line).v, zero));
   }
 }
 // 16 pairs of codes as bf16, exactly: a line of pairs16.
@@ -201,7 +196,6 @@ inline void store_pairs(const Lanes16& even, const Lanes16& odd, uint8_t* to) {
 template <int Bits>
 inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
   for (int64_t i = 0; i < k * Bits / 32; i++) {
-    __builtin_prefetch(codes + i * kLine + 2048, 0, 3);
     const Bytes64 line = load_bytes(codes + i * kLine);
     if constexpr (Bits == 8) {
       store_pairs(signed_lanes<0>(line), signed_lanes<1>(line), to);
@@ -234,10 +228,11 @@ struct CodesAmx : AmxProduct {
     const int64_t bytes = size * kBlockN * kElement, step_bytes = step() * kBlockN;
     const int steps = static_cast<int>(bytes / step_bytes);
     const uint8_t* codes = w + k * kBlockN * Bits / 8;
-    if constexpr (!kExpanded) {
-      const char* b = reinterpret_cast<const char*>(codes);
-      return {b, b + (count == 2 ? q.block : 0), step_bytes, steps, 4 * kTileBytes};
-    } else {
+    const char* first = reinterpret_cast<const char*>(codes);
+    const char* second = first + (count == 2 ? q.block : 0);  // a lone last block is computed twice
+    const int lines = static_cast<int>(step_bytes / kLine * Bits / (8 * kElement));
+    Panel panel{first, second, step_bytes, steps, first + kFetchAhead, second + kFetchAhead, lines};
+    if constexpr (kExpanded) {
       for (int b = 0; b < count; b++) {
         if constexpr (Int8X) {
           expand_nibbles(codes + b * q.block, size, room + b * bytes);
@@ -245,13 +240,14 @@ struct CodesAmx : AmxProduct {
           expand_bf16<Bits>(codes + b * q.block, size, room + b * bytes);
         }
       }
-      const char* b = reinterpret_cast<const char*>(room);
-      return {b, b + (count == 2 ? bytes : 0), step_bytes, steps, 0};
+      panel.b0 = reinterpret_cast<const char*>(room);
+      panel.b1 = panel.b0 + (count == 2 ? bytes : 0);
     }
+    return panel;
   }
 
   void tile(int64_t m, int rows, const uint8_t* w, int count, float* sums) const {
-    using Tiles = std::conditional_t < !Int8X, Bf16Tiles, std::conditional_t < Bits == 8, Int8Tiles, SmallTiles >> ;
+    using Tiles = std::conditional_t<Int8X, Int8Tiles, Bf16Tiles>;
     alignas(64) uint8_t room[kExpanded ? 2 * kPieceK * kBlockN * kElement : 1];
     alignas(64) int32_t words[kAmxRows * kBlocks * kBlockN];  // int32 or float32
     std::memset(sums, 0, sizeof(float) * rows * kBlocks * kBlockN);
@@ -270,23 +266,33 @@ struct CodesAmx : AmxProduct {
     for (int b = 0; b < count; b++) {
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
-      [[maybe_unused]] const Ints16 zero = group_zeros(q, block, g, Bits == 8 ? 0 : kNibbleZero);
-      [[maybe_unused]] const Lanes16 offset = group_offsets<Bits>(q, block, g);
+      const Lanes16 offset = group_offsets<Bits>(q, block, g);
       for (int r = 0; r < rows; r++) {
         const int64_t at = (m + r) * q.groups + g, word = (r * kBlocks + b) * kBlockN;
+        Lanes16 values;
+        Lanes16 row_scale = scale;
         if constexpr (Int8X) {
           const Ints16 codes{_mm512_load_si512(words + word)};
-          add_scaled(sums + word, corrected(codes, zero, static_cast<const int32_t*>(x.sums)[at]),
-                     times(scale, x.scales[at]));
+          // Exact, as the sums of codes are: the same bits as on vectors.
+          values = q.has_zeros ? corrected(codes, small_zeros(q, block, g), static_cast<const int32_t*>(x.sums)[at])
+                               : to_lanes(codes);
+          row_scale = times(scale, x.scales[at]);
         } else {
-          Lanes16 values;
           values.load_line(reinterpret_cast<const float*>(words + word));
-          const Vec sum = set1(static_cast<const float*>(x.sums)[at]);
-          values.part[0] = fnma(offset.part[0], sum, values.part[0]);
-          add_scaled(sums + word, values, scale);
+          if (q.has_zeros) {
+            const Vec sum = set1(static_cast<const float*>(x.sums)[at]);
+            values.part[0] = fnma(offset.part[0], sum, values.part[0]);
+          }
         }
+        add_scaled(sums + word, values, row_scale);
       }
     }
+  }
+
+  // Zero points less what expand_nibbles() took off.
+  static Ints16 small_zeros(const Quantized& q, const uint8_t* block, int64_t g) {
+    const Ints16 zeros = load_zeros(block + q.zeros + g * kBlockN);
+    return {_mm512_sub_epi32(zeros.v, _mm512_set1_epi32(kNibbleZero))};
   }
 };
 

@@ -1,4 +1,6 @@
 // Packing, unpacking and gathering rows of dense weights: moves of whole elements, the same at every ISA level.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -71,6 +73,14 @@ void gather(const rk_embedding_args& a) {
   });
 }
 
+// Packed weights are read front to back at every step: huge pages, where the system gives them, spare page walks.
+void prefer_huge_pages(const rk_tensor& packed) {
+  constexpr uintptr_t kHuge = 2 << 20;
+  const auto data = reinterpret_cast<uintptr_t>(data_ptr<char>(packed));
+  const uintptr_t begin = (data + kHuge - 1) / kHuge * kHuge, end = (data + packed.shape[0]) / kHuge * kHuge;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: it may fail
+}
+
 }  // namespace
 
 namespace backend {
@@ -86,6 +96,7 @@ int64_t packed_weight_info(rk_packed_desc& desc) {
 }
 
 void pack_weight(const rk_pack_weight_args& args, rk_stream) {
+  prefer_huge_pages(*args.packed);
   if (args.desc->kind != RK_WEIGHT_DENSE) return linear_kernels().pack_quantized(args);
   dispatch_float(dtype_of(args.desc->dtype), [&](auto type) { pack<typename decltype(type)::type>(args); });
 }
