@@ -85,6 +85,88 @@ def test_around_the_split_borders(kv_len, options, rng):
     run(case, options, rng)
 
 
+LONG = {
+    "plain": {},
+    "window": {"window_size": (100, 0)},
+    "window without causal": {"window_size": (300, -1), "causal": False},
+    "not causal": {"causal": False},
+    "all": {"sinks": True, "softcap": 20.0, "window_size": (290, 0), "softmax_scale": 0.2},
+}
+
+
+@pytest.mark.parametrize("options", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("heads", [(2, 1), (3, 1), (40, 1)], ids=str)
+def test_prompts_of_several_blocks(options, heads, rng):
+    """Prompts and chunks whose queries and keys fill more than one block of any kernel."""
+    rows = [(300, 300), (70, 560), (33, 257)] if heads[0] < 10 else [(20, 300)]
+    run(make_case(rows, rng, heads=heads, dim=48, dtype=torch.bfloat16), options, rng)
+
+
+@pytest.mark.parametrize("heads", [(40, 1), (72, 2), (16, 8)], ids=str)
+def test_decode_with_many_heads(heads, rng):
+    run(make_case([(1, 700), (1, 40)], rng, heads=heads, dim=32, dtype=torch.bfloat16), {}, rng)
+
+
+def test_threads_do_not_change_the_bits(rng):
+    case = make_case([(1, 1100), (37, 400), (1, 60), (1, 513)], rng, heads=(8, 4), dtype=torch.bfloat16)
+    before = rk.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            rk.set_num_threads(threads)
+            results.append(rk.flash_attn_with_kvcache(*case.args))
+    finally:
+        rk.set_num_threads(before)
+    assert_same_bits(results[1], results[0])
+    assert_same_bits(results[2], results[0])
+
+
+def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
+    """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
+    caches, scales = [], {}
+    for name, cache in (("k_scale", case.k_cache), ("v_scale", case.v_cache)):
+        wide = cache.float()
+        scale = wide.abs().amax(-1) / 127  # NaN where the cache is
+        caches.append((wide / scale[..., None]).nan_to_num(99).round().to(torch.int8))
+        scales[name] = scale
+    exact = []
+    for x, kept in zip(caches, (case.keys, case.values), strict=True):
+        wide = x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
+        rows = []
+        for row, tokens in enumerate(kept):
+            pages = case.page_table[row, : -(-len(tokens) // wide.shape[1])].long()
+            rows.append(wide[pages].flatten(0, 1)[: len(tokens)])
+        exact.append(rows)
+    return Case(case.q, *caches, case.page_table, case.kv_lens, case.cu_seqlens_q, *exact), scales
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_int8(options, dtype, rng):
+    options = dict(options)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(4, generator=rng)
+    rows = [(1, 90), (3, 3), (5, 70), (1, 600), (0, 20), (40, 545)]
+    case, scales = quantized(make_case(rows, rng, dtype=dtype, dim=80, page_size=7))
+    expected, expected_lse = oracle(case, **options)
+    out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
+    assert_close("flash_attn_with_kvcache INT8", out, expected, ATTENTION[dtype])
+    assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
+    exact = rk.reference.flash_attn_with_kvcache(case.q.double(), *case.args[1:], **options, **scales)
+    assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
+
+
+@pytest.mark.cpu_only
+def test_int8_errors(rng):
+    case, scales = quantized(make_case([(2, 5)], rng))
+    for wrong in ({}, {"k_scale": scales["k_scale"]}, scales | {"v_scale": torch.ones(1)}):
+        with pytest.raises(ValueError):
+            rk.flash_attn_with_kvcache(*case.args, **wrong)
+    with pytest.raises(TypeError):
+        rk.flash_attn_with_kvcache(*case.args, **(scales | {"v_scale": scales["v_scale"].double()}))
+
+
 def test_nothing_to_do(rng):
     run(make_case([(0, 0), (0, 5)], rng), {}, rng)
     empty = make_case([], rng)

@@ -27,7 +27,7 @@ void check_head_dim(const Arg& t) {
 void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
   q.backend_device().dtype({DType::bf16, DType::f16, DType::f32, DType::f8e4m3}).ndim(3).last_contiguous();
   k.same_device(q).last_contiguous();
-  if (k.type() != DType::f8e4m3) k.same_dtype(q);
+  if (k.type() != DType::f8e4m3 && k.type() != DType::i8) k.same_dtype(q);
   v.same_device(q).same_dtype(k).ndim(k->ndim).last_contiguous();
   for (int i = 0; i + 1 < k->ndim; i++)
     if (v.size(i) != k.size(i))
@@ -43,24 +43,31 @@ void check_qkv(const Arg& q, const Arg& k, const Arg& v) {
     k.reject(RK_INVALID, "has %lld heads, expected a divisor of q's %lld", (long long)kv_heads, (long long)heads);
 }
 
-// FP8 tensors have scales, all of one size; no others have any.
+// FP8 and INT8 tensors have scales, FP8 ones all of one size; no others have any.
 template <class Args>
 void check_scales(const char* op, const Arg& q, const Arg& k, const Args& args) {
   struct Scale {
     const char *name, *of;
     const rk_tensor* scale;
-    bool fp8;
+    bool wanted;
   };
-  const bool fp8 = k.type() == DType::f8e4m3;
-  const Scale scales[] = {{"k_scale", "KV", args.k_scale, fp8},
-                          {"v_scale", "KV", args.v_scale, fp8},
+  const bool int8 = k.type() == DType::i8, scaled = k.type() == DType::f8e4m3 || int8;
+  if (int8 && q->device.type != RK_DEVICE_CPU) k.reject(RK_UNSUPPORTED, "is int8, which the CPU alone has kernels for");
+  if (int8) q.dtype(kFloats);
+  const Scale scales[] = {{"k_scale", "KV", args.k_scale, scaled},
+                          {"v_scale", "KV", args.v_scale, scaled},
                           {"q_scale", "q", args.q_scale, q.type() == DType::f8e4m3}};
   for (const Scale& s : scales) {
-    if (s.fp8 && !s.scale) fail(RK_INVALID, "%s: %s is missing, FP8 %s needs it", op, s.name, s.of);
-    if (!s.fp8 && s.scale) fail(RK_INVALID, "%s: %s is given, but %s is not FP8", op, s.name, s.of);
+    if (s.wanted && !s.scale) fail(RK_INVALID, "%s: %s is missing, FP8 and INT8 %s need it", op, s.name, s.of);
+    if (!s.wanted && s.scale) fail(RK_INVALID, "%s: %s is given, but %s is neither FP8 nor INT8", op, s.name, s.of);
     if (!s.scale) continue;
     const Arg a(op, s.name, s.scale);
-    a.same_device(q).dtype({DType::f32}).ndim(1).contiguous();
+    a.same_device(q).dtype({DType::f32});
+    if (int8) {
+      a.shape({k.size(0), k.size(1), k.size(2)}, "pages, page_size and heads of k_cache");
+      continue;
+    }
+    a.ndim(1).contiguous();
     if (a.size(0) != 1 && a.size(0) != k.size(-2))
       a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of %s", (long long)a.size(0),
                (long long)k.size(-2), k.name());
@@ -138,6 +145,7 @@ rk_status rk_flash_attn_varlen(const rk_flash_attn_varlen_args* args, rk_stream 
     check_options(op, a.options);
     k.ndim(3);
     check_qkv(q, k, v);
+    if (k.type() == DType::i8) k.reject(RK_DTYPE, "is int8: INT8 keys and values need a paged cache");
     check_scales(op, q, k, a);
     cu_q.same_device(q).dtype({DType::i32}).ndim(1).contiguous();
     if (cu_q.size(0) < 1) cu_q.reject(RK_INVALID, "is empty, expected [batch + 1]");

@@ -2,7 +2,8 @@
 //
 //   Vec::width                      floats in a register (portable 8, avx2 8, avx512 and above 16)
 //   zero() set1(x)
-//   load(p) load(p, n)              from float, bf16 or f16; the lanes past n are 0 and their memory is not read
+//   load(p) load(p, n)              from float, bf16 or f16; the lanes past n are 0 and their memory is not read;
+//                                   load(p) from int8 too
 //   store(p, v) store(p, v, n)      rounds to nearest even; NaN stays NaN
 //   + - * /  fma(a,b,c) = a*b+c  fnma(a,b,c) = c-a*b      (portable rounds twice in fma: bits differ between levels)
 //   max(a,b) min(a,b)               b when either is NaN, on every level

@@ -54,6 +54,9 @@ template <class T>
 inline Vec load(const T* p) {
   return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), T{})};
 }
+inline Vec load(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 template <class T>
 inline Vec load(const T* p, int n) {
   T lanes[Vec::width] = {};

@@ -53,6 +53,9 @@ template <class T>
 inline Vec load(const T* p) {
   return {widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{})};
 }
+inline Vec load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 template <class T>
 inline Vec load(const T* p, int n) {
   return {widen(_mm256_maskz_loadu_epi16(lanes_below(n), p), T{})};

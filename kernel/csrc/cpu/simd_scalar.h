@@ -24,6 +24,10 @@ inline float to_float(float x) {
   return x;
 }
 
+inline float to_float(int8_t x) {
+  return x;
+}
+
 inline float to_float(bf16 x) {
   return float_of(uint32_t{x.bits} << 16);
 }

@@ -35,13 +35,18 @@ def check_paged(
 
 
 def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
-    """ValueError unless FP8 tensors, and no others, have their scales, all of one size."""
+    """ValueError unless FP8 and INT8 tensors, and no others, have their scales, FP8 ones all of one size."""
+    int8 = str(k.dtype) == "torch.int8"
     scales = (("k_scale", k_scale, "KV", k), ("v_scale", v_scale, "KV", k), ("q_scale", q_scale, "q", q))
     for name, scale, of, x in scales:
-        _checks.require(op, is_fp8(x) or scale is None, f"{name} is given, but {of} is not FP8")
-        _checks.require(op, not is_fp8(x) or scale is not None, f"{name} is missing, FP8 {of} needs it")
+        wanted = is_fp8(x) or (int8 and of == "KV")
+        _checks.require(op, wanted or scale is None, f"{name} is given, but {of} is neither FP8 nor INT8")
+        _checks.require(op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it")
         if scale is not None:
             _checks.dtype(op, name, scale, ("float32",))
+            if int8:
+                _checks.shape(op, name, scale, k.shape[:3], "pages, page_size and heads of k_cache")
+                continue
             _checks.rank(op, name, scale, 1)
             size = scale.shape[0]
             _checks.require(op, size in (1, k.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
@@ -61,7 +66,7 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) else ("q", q)))
+        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) or str(k.dtype) == "torch.int8" else ("q", q)))
         _checks.contiguous_last(op, name, x)
         _checks.shape(op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension")
     heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]

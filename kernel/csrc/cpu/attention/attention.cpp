@@ -25,6 +25,11 @@ KvView kv_view(const rk_tensor& t) {
   return {data_ptr<char>(t), t.strides[0] * item, t.strides[1] * item, t.strides[2] * item};
 }
 
+ScaleView scale_view(const rk_tensor* t) {
+  if (!t) return {};
+  return {data_ptr<float>(*t), t->strides[0], t->strides[1], t->strides[2]};
+}
+
 template <class Args>
 AttentionTask common_task(const char* op, const Args& a, const rk_tensor& k, const rk_tensor& v) {
   if (dtype_of(k) == DType::f8e4m3) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for FP8 KV", op);
@@ -84,11 +89,21 @@ struct Plan {
   size_t items_left_size = 0;
 };
 
+// Query rows of a tile: as many as the kernel takes, fewer where the threads would not have enough of them.
+int64_t rows_of_tile(const AttentionTask& t, int64_t batch, bool amx) {
+  if (!amx) return kMaxTaskRows / 2;
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < batch; b++)
+    if (const int64_t n = t.cu_seqlens_q[b + 1] - t.cu_seqlens_q[b]; n > 1) tokens += n;
+  int64_t rows = kMaxTileRows;
+  while (rows > 32 && tokens * t.heads / rows < 3 * num_threads()) rows /= 2;
+  return rows;
+}
+
 // One tile a few tokens of one KV head. Under causal attention the last tokens are the most work: they come first.
-void add_tiles(const AttentionTask& t, int64_t b, std::vector<AttentionTile>& tiles) {
+void add_tiles(const AttentionTask& t, int64_t b, int64_t rows, std::vector<AttentionTile>& tiles) {
   const int64_t group = t.heads / t.kv_heads, begin = t.cu_seqlens_q[b], end = t.cu_seqlens_q[b + 1];
-  const int64_t per_tile = std::min<int64_t>(group, kMaxTaskRows);
-  const int64_t tokens = std::max<int64_t>(1, kMaxTaskRows / 2 / group);
+  const int64_t per_tile = std::min<int64_t>(group, kMaxTaskRows), tokens = std::max<int64_t>(1, rows / per_tile);
   for (int64_t h = 0; h < t.kv_heads; h++)
     for (int64_t g = 0; g < group; g += per_tile)
       for (int64_t q = begin + (end - begin - 1) / tokens * tokens; q >= begin; q -= tokens)
@@ -156,11 +171,14 @@ void run(const AttentionTask& task, int64_t batch) {
   plan.tiles.clear();
   plan.items.clear();
   plan.rows.clear();
+  const AttentionKernels& kernels = attention_kernels();
+  const bool amx = kernels.prefill_tile && task.dtype == DType::bf16;
+  const auto tile = amx ? kernels.prefill_tile : kernels.tile;
+  const int64_t rows = rows_of_tile(task, batch, amx);
   for (int64_t b = 0; b < batch; b++)
-    if (task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b] > 1) add_tiles(task, b, plan.tiles);
+    if (task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b] > 1) add_tiles(task, b, rows, plan.tiles);
   plan_decode(task, batch, plan);
   count_items(plan);
-  const AttentionKernels& kernels = attention_kernels();
   for (const DecodeRow& row : plan.rows)
     if (row.parts == 0) kernels.decode_combine(task, row);
 
@@ -170,7 +188,7 @@ void run(const AttentionTask& task, int64_t batch) {
   parallel_for(std::min<int64_t>(n, num_threads()), 1, [&](int64_t, int64_t) noexcept {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
       if (i < tiles) {
-        kernels.tile(task, shared->tiles[i]);
+        tile(task, shared->tiles[i]);
         continue;
       }
       const DecodeItem& item = shared->items[i - tiles];
@@ -193,6 +211,8 @@ void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_str
   task.page_table_stride = args.page_table->strides[0];
   task.page_size = args.k_cache->shape[1];
   task.kv_lens = data_ptr<int32_t>(*args.kv_lens);
+  task.k_scale = scale_view(args.k_scale);
+  task.v_scale = scale_view(args.v_scale);
   check_offsets(op, "cu_seqlens_q", task.cu_seqlens_q, batch, args.q->shape[0]);
   check_pages(op, task, batch, args.page_table->shape[1], args.k_cache->shape[0]);
   run(task, batch);

@@ -12,6 +12,8 @@ constexpr int kSplitTokens = 512;
 constexpr int kMaxHeadDim = 256;
 // Query rows (tokens x heads of one KV head) that a task works on at once.
 constexpr int kMaxTaskRows = 32;
+// The same for the AMX kernel.
+constexpr int kMaxTileRows = 512;
 
 // A [.., heads, head_dim] tensor by byte strides.
 struct HeadsView {
@@ -25,10 +27,17 @@ struct KvView {
   int64_t page_stride, token_stride, head_stride;
 };
 
+// The scales of INT8 K or V: float32 [pages, page_size, kv_heads]; strides in elements.
+struct ScaleView {
+  const float* data;  // NULL: K and V are of q's dtype
+  int64_t page_stride, token_stride, head_stride;
+};
+
 // Everything a task needs. All pointers are borrowed for the time of the op.
 struct AttentionTask {
   HeadsView q, out;
   KvView k, v;
+  ScaleView k_scale, v_scale;
   const int32_t* page_table;  // NULL: contiguous, and cu_seqlens_k says where a row begins
   int64_t page_table_stride;
   int64_t page_size;
@@ -69,7 +78,8 @@ struct DecodeRow {
 };
 
 struct AttentionKernels {
-  void (*tile)(const AttentionTask& task, const AttentionTile& tile);
+  void (*tile)(const AttentionTask& task, const AttentionTile& tile);          // at most kMaxTaskRows rows
+  void (*prefill_tile)(const AttentionTask& task, const AttentionTile& tile);  // bf16, kMaxTileRows rows; or NULL
   void (*decode_part)(const AttentionTask& task, const DecodeItem& item);
   void (*decode_combine)(const AttentionTask& task, const DecodeRow& row);
   void (*merge_state)(const rk_merge_state_args& args, int64_t begin, int64_t end);

@@ -36,10 +36,12 @@ class DecodePart {
     const int64_t token_bytes = item_.kv_heads * dim_ * static_cast<int64_t>(sizeof(K));
     ahead_ = (kPrefetchBytes / token_bytes + kTokenBlock) / kTokenBlock * kTokenBlock;
     scores();
+    if (task_.k_scale.data) scale_heads(task_.k_scale);
     for (int64_t r = 0; r < rows(); r++) {
       float* to = item_.partial + r * partial_stride(dim_);
       softmax(task_.options, st_.s + r * kSplitTokens, 0, tokens_, to[0], to[1]);
     }
+    if (task_.v_scale.data) scale_heads(task_.v_scale);
     values();
     for (int64_t r = 0; r < rows(); r++)
       for (int64_t d = 0; d < dim_; d += W)
@@ -83,6 +85,14 @@ class DecodePart {
     }
   }
 
+  void scale_heads(const ScaleView& view) {
+    float scale[kSplitTokens];
+    for (int64_t h = 0; h < item_.kv_heads; h++) {
+      find_scales(task_, view, item_.batch, item_.kv_head + h, item_.begin, item_.end, scale);
+      scale_rows(st_.s + h * item_.group * kSplitTokens, item_.group, kSplitTokens, scale, tokens_);
+    }
+  }
+
   void values() {
     for (int64_t t = 0; t < tokens_; t += kValueTokens) {
       const int64_t count = lesser(kValueTokens, tokens_ - t);
@@ -107,9 +117,8 @@ class DecodePart {
 }  // namespace
 
 void decode_part(const AttentionTask& task, const DecodeItem& item) {
-  dispatch_float(task.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    DecodePart<T, T> work(task, item);
+  dispatch_types(task, [&](auto t, auto k) {
+    DecodePart<typename decltype(t)::type, typename decltype(k)::type> work(task, item);
     work.run();
   });
 }

@@ -29,28 +29,28 @@ struct State {
 };
 
 // Scores of all rows at the first `tokens` of the part.
-template <class T>
+template <class K>
 void scores(State& st, int64_t rows, int64_t tokens, int64_t dim) {
   each_row_block(rows, [&](auto count, int64_t r) {
     for (int64_t t = 0; t < tokens; t += kTokenBlock) {
       const char* k[kTokenBlock];
       for (int i = 0; i < kTokenBlock; i++) k[i] = st.k[lesser(t + i, tokens - 1)];
-      dots<decltype(count)::value, T>(st.q + r * dim, k, 0, dim, st.s + r * kSplitTokens + t, kSplitTokens);
+      dots<decltype(count)::value, K>(st.q + r * dim, k, 0, dim, st.s + r * kSplitTokens + t, kSplitTokens);
     }
   });
 }
 
 // Rows [first, first + rows) of the tile, which all see tokens [begin, end) of the part.
-template <class T>
+template <class K>
 void values(State& st, int64_t first, int64_t rows, int64_t begin, int64_t end, int64_t dim) {
   if (begin >= end) return;
   each_row_block(rows, [&](auto count, int64_t r) {
-    value_rows<decltype(count)::value, T>(st.s + (first + r) * kSplitTokens + begin, kSplitTokens, st.v + begin, 0,
+    value_rows<decltype(count)::value, K>(st.s + (first + r) * kSplitTokens + begin, kSplitTokens, st.v + begin, 0,
                                           end - begin, dim, st.part + (first + r) * dim);
   });
 }
 
-template <class T>
+template <class T, class K>
 class Tile {
  public:
   Tile(const AttentionTask& task, const AttentionTile& tile) : task_(task), tile_(tile), dim_(task.head_dim) {
@@ -89,7 +89,13 @@ class Tile {
   // Token indices of a part count from its first visible token.
   void run_part(Range part) {
     find_rows(task_, tile_.batch, tile_.kv_head, part.begin, part.end, st_.k, st_.v);
-    scores<T>(st_, rows(), part.end - part.begin, dim_);
+    const int64_t tokens = part.end - part.begin;
+    scores<K>(st_, rows(), tokens, dim_);
+    float scale[kSplitTokens];
+    if (task_.k_scale.data) {
+      find_scales(task_, task_.k_scale, tile_.batch, tile_.kv_head, part.begin, part.end, scale);
+      scale_rows(st_.s, rows(), kSplitTokens, scale, tokens);
+    }
     float m[kMaxTaskRows], l[kMaxTaskRows];
     Range range[kMaxTaskRows], common{0, kSplitTokens};
     for (int64_t i = 0; i < tile_.tokens; i++) {
@@ -103,6 +109,10 @@ class Tile {
         for (int64_t d = 0; d < dim_; d += W) store(st_.part + r * dim_ + d, zero());
       }
     }
+    if (task_.v_scale.data) {
+      find_scales(task_, task_.v_scale, tile_.batch, tile_.kv_head, part.begin, part.end, scale);
+      scale_rows(st_.s, rows(), kSplitTokens, scale, tokens);
+    }
     add_values(range, common);
     for (int64_t r = 0; r < rows(); r++)
       st_.running[r].combine(st_.o + r * dim_, st_.part + r * dim_, dim_, m[r], l[r]);
@@ -113,12 +123,12 @@ class Tile {
   void add_values(const Range* range, Range common) {
     const int64_t group = tile_.group;
     if (common.empty()) {
-      for (int64_t i = 0; i < tile_.tokens; i++) values<T>(st_, i * group, group, range[i].begin, range[i].end, dim_);
+      for (int64_t i = 0; i < tile_.tokens; i++) values<K>(st_, i * group, group, range[i].begin, range[i].end, dim_);
       return;
     }
-    for (int64_t i = 0; i < tile_.tokens; i++) values<T>(st_, i * group, group, range[i].begin, common.begin, dim_);
-    values<T>(st_, 0, rows(), common.begin, common.end, dim_);
-    for (int64_t i = 0; i < tile_.tokens; i++) values<T>(st_, i * group, group, common.end, range[i].end, dim_);
+    for (int64_t i = 0; i < tile_.tokens; i++) values<K>(st_, i * group, group, range[i].begin, common.begin, dim_);
+    values<K>(st_, 0, rows(), common.begin, common.end, dim_);
+    for (int64_t i = 0; i < tile_.tokens; i++) values<K>(st_, i * group, group, common.end, range[i].end, dim_);
   }
 
   void finish() {
@@ -135,14 +145,14 @@ class Tile {
 };
 
 void tile(const AttentionTask& task, const AttentionTile& tile) {
-  dispatch_float(task.dtype, [&](auto type) {
-    Tile<typename decltype(type)::type> work(task, tile);
+  dispatch_types(task, [&](auto t, auto k) {
+    Tile<typename decltype(t)::type, typename decltype(k)::type> work(task, tile);
     work.run();
   });
 }
 
 }  // namespace
 
-const AttentionKernels attention_table = {tile, decode_part, decode_combine, merge_state};
+const AttentionKernels attention_table = {tile, prefill_tile, decode_part, decode_combine, merge_state};
 
 }  // namespace radix::cpu::RK_ISA

@@ -41,6 +41,37 @@ inline void find_rows(const AttentionTask& task, int64_t b, int64_t kv_head, int
   }
 }
 
+// The scales of one KV head's K or V at positions [begin, end) of batch row b.
+inline void find_scales(const AttentionTask& task, const ScaleView& view, int64_t b, int64_t kv_head, int64_t begin,
+                        int64_t end, float* scale) {
+  const int32_t* table = task.page_table + b * task.page_table_stride;
+  for (int64_t t = begin; t < end; t++)
+    scale[t - begin] = view.data[table[t / task.page_size] * view.page_stride + t % task.page_size * view.token_stride +
+                                 kv_head * view.head_stride];
+}
+
+// x[r] *= scale, element by element.
+inline void scale_rows(float* x, int64_t rows, int64_t stride, const float* scale, int64_t tokens) {
+  constexpr int W = Vec::width;
+  for (int64_t r = 0; r < rows; r++, x += stride) {
+    int64_t t = 0;
+    for (; t + W <= tokens; t += W) store(x + t, load(x + t) * load(scale + t));
+    for (; t < tokens; t++) x[t] *= scale[t];
+  }
+}
+
+// Calls fn(Type<T>, Type<K>) with the types of q and of K and V.
+template <class Fn>
+inline void dispatch_types(const AttentionTask& task, const Fn& fn) {
+  dispatch_float(task.dtype, [&](auto t) {
+    if (task.k_scale.data) {
+      fn(t, Type<int8_t>{});
+    } else {
+      fn(t, t);
+    }
+  });
+}
+
 // s[r][t] = q[r] . k[t] for kTokenBlock tokens, whose rows begin `offset` bytes after k[t].
 template <int Rows, class K>
 inline void dots(const float* q, const char* const* k, int64_t offset, int64_t dim, float* s, int64_t stride) {

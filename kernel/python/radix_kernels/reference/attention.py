@@ -38,8 +38,8 @@ def flash_attn_with_kvcache(
         pages = page_table[row, : -(-kv_len // page_size)].long()
         result[begin:end], lse[begin:end] = _attend(
             _scaled(q[begin:end], q_scale, compute_dtype),
-            _scaled(k_cache[pages].flatten(0, 1)[:kv_len], k_scale, compute_dtype),
-            _scaled(v_cache[pages].flatten(0, 1)[:kv_len], v_scale, compute_dtype),
+            _gather(k_cache, pages, kv_len, k_scale, compute_dtype),
+            _gather(v_cache, pages, kv_len, v_scale, compute_dtype),
             softmax_scale, causal, window_size, softcap, sinks, compute_dtype,
         )  # fmt: skip
     result = finish(result, out, torch.bfloat16 if q_scale is not None else q.dtype)
@@ -106,6 +106,16 @@ def _buffers(q: torch.Tensor, compute: torch.dtype, v_dim: int | None = None) ->
     """Zero outputs and -inf sums: what a query that sees nothing gets. v_dim: default q's last dimension."""
     result = torch.zeros((*q.shape[:2], v_dim or q.shape[-1]), dtype=compute, device=q.device)
     return result, torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
+
+
+def _gather(
+    cache: torch.Tensor, pages: torch.Tensor, kv_len: int, scale: torch.Tensor | None, compute: torch.dtype
+) -> torch.Tensor:
+    """A row's keys or values, [kv_len, Hkv, D]; those of an INT8 cache have scales a token and head."""
+    tokens = cache[pages].flatten(0, 1)[:kv_len]
+    if scale is None or scale.ndim == 1:
+        return _scaled(tokens, scale, compute)
+    return tokens.to(compute) * scale[pages].flatten(0, 1)[:kv_len].to(compute)[..., None]
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None, compute: torch.dtype) -> torch.Tensor:
