@@ -129,6 +129,21 @@ def moe_align_block_size(
     num_tokens_post_padded: Any,
 ) -> None: ...
 def moe_sum(input: Any, out: Any) -> None: ...
+def fused_experts(
+    hidden_states: Any,
+    w1: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    w1_scale: Any,
+    w2_scale: Any,
+    expert_map: Any,
+    out: Any,
+    workspace: Any,
+) -> None: ...
+def fused_experts_workspace_size(
+    tokens: int, topk: int, named_experts: int, hidden_size: int, inter_size: int
+) -> int: ...
 def apply_penalties_inplace(
     logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
 ) -> None: ...

@@ -1,0 +1,90 @@
+// The family's entries: from checked tensors to one Problem, and the path by its number of pairs.
+#include "api/experts.h"
+
+#include "cuda/experts/launch.h"
+#include "gpu/launch.h"
+
+namespace radix {
+namespace experts {
+
+int multiprocessors(rk_device device) {
+  static int counts[64] = {};
+  int& count = counts[device.id % 64];
+  if (count == 0)
+    gpu::check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
+  return count;
+}
+
+namespace {
+
+bool is_few(int64_t tokens, int64_t topk) {
+  return tokens <= kFewTokens && tokens * topk <= kFewPairs;
+}
+
+// Bytes before each part of the workspace, and of all.
+struct Layout {
+  int64_t rows = 0, sorted = 0, offsets = 0, all = 0;
+
+  explicit Layout(const rk_fused_experts_sizes& s) {
+    const auto up = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    const int64_t pairs = s.tokens * s.topk;
+    all = rows = up(pairs * s.inter_size * 2);
+    if (is_few(s.tokens, s.topk)) return;
+    sorted = rows + up(pairs * s.hidden_size * 2);
+    offsets = sorted + up(pairs * 4);
+    all = offsets + up((s.named_experts + 1) * 4);
+  }
+};
+
+}  // namespace
+}  // namespace experts
+
+namespace backend {
+
+using namespace experts;
+
+int64_t fused_experts_workspace_size(const rk_fused_experts_sizes& s) {
+  return Layout(s).all;
+}
+
+void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
+  const rk_tensor &x = *args.hidden_states, &w2 = *args.w2, &ids = *args.topk_ids, &out = *args.out;
+  Problem q = {};
+  q.device = x.device;
+  q.stream = stream;
+  q.type = dtype_of(x);
+  q.routing = {data_ptr<int32_t>(ids),
+               args.expert_map ? data_ptr<int32_t>(*args.expert_map) : nullptr,
+               data_ptr<float>(*args.topk_weights),
+               static_cast<int>(ids.shape[0]),
+               static_cast<int>(ids.shape[1]),
+               static_cast<int>(args.expert_map ? args.expert_map->shape[0] : w2.shape[0])};
+  q.x = data_ptr<char>(x);
+  q.w1 = data_ptr<char>(*args.w1);
+  q.w2 = data_ptr<char>(w2);
+  q.x_step = x.strides[0] * 2;
+  q.experts = static_cast<int>(w2.shape[0]);
+  q.hidden = static_cast<int>(w2.shape[1]);
+  q.inter = static_cast<int>(w2.shape[2]);
+  q.out = data_ptr<char>(out);
+  q.out_step = out.strides[0];
+  q.workspace = data_ptr<char>(*args.workspace);
+  const bool fp8 = args.w1_scale != nullptr, bf = q.type == DType::bf16;
+  if (fp8) {
+    q.w1_scale = data_ptr<float>(*args.w1_scale);
+    q.w2_scale = data_ptr<float>(*args.w2_scale);
+    q.block_scales = args.w1_scale->ndim == 3;
+  }
+  if (is_few(ids.shape[0], ids.shape[1])) {
+    const auto few = fp8 ? (bf ? few_bf16_fp8 : few_f16_fp8) : (bf ? few_bf16 : few_f16);
+    return few(q);
+  }
+  const Layout at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
+  const Scratch scratch = {q.workspace, q.workspace + at.rows, reinterpret_cast<int32_t*>(q.workspace + at.sorted),
+                           reinterpret_cast<int32_t*>(q.workspace + at.offsets)};
+  const auto many = fp8 ? (bf ? many_bf16_fp8 : many_f16_fp8) : (bf ? many_bf16 : many_f16);
+  many(q, scratch);
+}
+
+}  // namespace backend
+}  // namespace radix

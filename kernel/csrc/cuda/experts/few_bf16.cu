@@ -1,0 +1,12 @@
+#include "cuda/experts/few.h"
+
+namespace radix::experts {
+
+void few_bf16(const Problem& problem) {
+  few<bf16, bf16>(problem);
+}
+void few_bf16_fp8(const Problem& problem) {
+  few<bf16, E4m3>(problem);
+}
+
+}  // namespace radix::experts

@@ -1,0 +1,12 @@
+#include "cuda/experts/few.h"
+
+namespace radix::experts {
+
+void few_f16(const Problem& problem) {
+  few<f16, f16>(problem);
+}
+void few_f16_fp8(const Problem& problem) {
+  few<f16, E4m3>(problem);
+}
+
+}  // namespace radix::experts

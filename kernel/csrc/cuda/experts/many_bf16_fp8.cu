@@ -1,0 +1,9 @@
+#include "cuda/experts/many.h"
+
+namespace radix::experts {
+
+void many_bf16_fp8(const Problem& problem, const Scratch& scratch) {
+  many<bf16, true>(problem, scratch);
+}
+
+}  // namespace radix::experts

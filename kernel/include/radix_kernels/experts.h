@@ -1,0 +1,44 @@
+/* The experts' products of a mixture-of-experts layer. CUDA on Hopper. */
+#ifndef RADIX_KERNELS_EXPERTS_H
+#define RADIX_KERNELS_EXPERTS_H
+
+#include "radix_kernels/types.h"
+
+/* out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up), e = topk_ids[t, k]; gate and up are the halves
+ * of W1[e] @ hidden_states[t].
+ * hidden_states [T, H] and out [T, H] (may not overlap), bf16 or fp16, last dim contiguous. w1 [E, 2 I, H] and
+ * w2 [E, H, I], contiguous, of the same dtype; E at most 1024; H and I multiples of 8. Rows begin at multiples of 16
+ * bytes. Or weights of float8_e4m3fn with fp32 scales w1_scale and w2_scale: [E], or one a block of 128 x 128, [E,
+ * ceil(rows / 128), ceil(columns / 128)]; H and I multiples of 16 then. They are widened exactly (for bf16 a NaN counts
+ * as 480: quantisation makes none). topk_weights fp32 and topk_ids int32 [T, k], contiguous; a pair whose id is outside of the experts adds nothing.
+ * expert_map int32 [n] (n at most 1024), optional: an expert's local number, -1: it is not here.
+ * workspace: uint8 [rk_fused_experts_workspace_size], 256-byte aligned. Weights may not be written by a kernel that is
+ * still in flight two launches earlier in the stream: they are read ahead.
+ * act = silu(gate) * up is rounded to the dtype; above 16 tokens or 128 pairs so is an expert's result for a token.
+ * RK_UNSUPPORTED for other dtypes, sizes and alignments. */
+typedef struct rk_fused_experts_args {
+  uint32_t struct_size;
+  const rk_tensor* hidden_states;
+  const rk_tensor* w1;
+  const rk_tensor* w2;
+  const rk_tensor* topk_weights;
+  const rk_tensor* topk_ids;
+  const rk_tensor* w1_scale;
+  const rk_tensor* w2_scale;
+  const rk_tensor* expert_map;
+  const rk_tensor* out;
+  const rk_tensor* workspace;
+} rk_fused_experts_args;
+RK_API rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream);
+
+typedef struct rk_fused_experts_sizes {
+  uint32_t struct_size;
+  int64_t tokens;
+  int64_t topk;
+  int64_t named_experts; /* of expert_map; without one, of w1 */
+  int64_t hidden_size;
+  int64_t inter_size;
+} rk_fused_experts_sizes;
+RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
+
+#endif

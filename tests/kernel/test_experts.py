@@ -1,0 +1,144 @@
+"""`fused_experts` as its callers see it: the reference on the CPU, the chosen kernels with `--device cuda`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.experts_cases import TOLERANCE, Experts, make
+from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch):
+    """A GPU that has native kernels uses them here for small batches too, where Triton is the faster."""
+    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: False)
+
+
+def run(case: Experts, out: torch.Tensor) -> torch.Tensor:
+    return rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids, out=out, **case.options)
+
+
+def check(case: Experts) -> torch.Tensor:
+    """Rows of the tokens and of the result are apart, with NaN between them."""
+    x, out = (guarded(tuple(case.x.shape), case.x.dtype, gap=8) for _ in range(2))
+    x.view.copy_(case.x)
+    expected = case.oracle()
+    case.x = x.view
+    assert run(case, out.view) is out.view
+    out.check()
+    assert_close("fused_experts", out.view, expected, TOLERANCE[case.x.dtype])
+    return out.view
+
+
+# (tokens, experts, topk, hidden, inter). A GPU takes up to 16 tokens and 128 pairs without a sort.
+FEW = [(1, 4, 2, 64, 32), (1, 8, 8, 1024, 264), (7, 8, 2, 128, 64), (8, 128, 8, 520, 72), (16, 128, 8, 72, 40),
+       (16, 8, 2, 1032, 136), (9, 3, 3, 16, 8), (2, 40, 32, 64, 16)]  # fmt: skip
+# Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many experts.
+MANY = [(17, 4, 2, 64, 32), (16, 40, 12, 136, 72), (33, 128, 8, 200, 40), (64, 16, 4, 256, 192), (150, 2, 1, 72, 136),
+        (300, 3, 2, 128, 64), (520, 2, 2, 64, 200), (100, 512, 10, 64, 16)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", FEW + MANY, ids=str)
+def test_fused_experts(shape, dtype, rng):
+    check(make(*shape, dtype, rng))
+
+
+# Pairs of one expert around the widths of the GPU's tiles.
+@pytest.mark.parametrize("tokens", [17, 31, 48, 65, 95, 97, 128, 129, 161, 193, 255, 257, 400, 513])
+def test_pairs_of_one_expert(tokens, rng):
+    case = make(tokens, 3, 1, 136, 72, torch.float16, rng)
+    case.ids[:] = 1
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 4, 2, 64, 32), (8, 8, 2, 1040, 272), (16, 40, 8, 272, 144), (16, 3, 3, 128, 1168), (60, 4, 2, 256, 144)],
+    ids=str,
+)
+def test_fp8(shape, scales, dtype, rng):
+    case = make(*shape, dtype, rng, scales=scales)
+    case.w1[0, 0, :4] = torch.tensor([2.0**-9, -3 * 2.0**-9, 448, -0.0]).to(case.w1.dtype)
+    check(case)
+
+
+@pytest.mark.parametrize("tokens", [6, 50])
+def test_expert_map_and_foreign_ids(tokens, rng):
+    case = make(tokens, 3, 3, 64, 32, torch.float16, rng, named=8)
+    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.ids[1, :] = -1
+    case.ids[2, 0] = 99
+    assert (check(case)[1] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_no_expert_is_here(tokens, rng):
+    case = make(tokens, 2, 2, 64, 32, torch.bfloat16, rng, named=4)
+    case.options["expert_map"] = torch.full((4,), -1, dtype=torch.int32)
+    assert (check(case) == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_an_expert_named_twice(tokens, rng):
+    case = make(tokens, 6, 2, 64, 32, torch.float16, rng)
+    case.ids[:] = 4
+    case.ids[0, 0] = 2
+    check(case)
+
+
+@pytest.mark.parametrize("tokens", [3, 16, 60, 300])
+def test_repeats_bit_by_bit(tokens, rng):
+    case = make(tokens, 4, 2, 128, 72, torch.bfloat16, rng)
+    first = run(case, torch.empty_like(case.x))
+    assert_same_bits(run(case, torch.empty_like(case.x)), first)
+
+
+@pytest.mark.parametrize("tokens", [12, 40, 200])
+def test_nan_stays_in_its_token(tokens, rng):
+    case = make(tokens, 4, 2, 64, 32, torch.float16, rng)
+    clean = run(case, torch.empty_like(case.x))
+    case.x[7, 3] = math.nan
+    out = run(case, torch.empty_like(case.x))
+    others = [t for t in range(tokens) if t != 7]
+    assert torch.isnan(out[7]).all()
+    assert_same_bits(out[others], clean[others])
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_an_expert_that_nobody_names_may_hold_anything(tokens, rng):
+    case = make(tokens, 4, 2, 64, 32, torch.bfloat16, rng)
+    case.ids[case.ids == 1] = 2
+    clean = run(case, torch.empty_like(case.x))
+    case.w1[1], case.w2[1] = math.nan, math.inf
+    assert_same_bits(run(case, torch.empty_like(case.x)), clean)
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_nan_of_an_expert_stays_with_who_names_it(tokens, rng):
+    case = make(tokens, 4, 2, 64, 32, torch.bfloat16, rng)
+    case.w2[3] = math.nan
+    out = run(case, torch.empty_like(case.x))
+    assert torch.equal(torch.isnan(out).all(1), (case.ids == 3).any(1))
+    assert torch.equal(torch.isnan(out).any(1), (case.ids == 3).any(1))
+
+
+@pytest.mark.parametrize("scales", ["", "block"])
+@pytest.mark.parametrize("tokens", [2, 60])
+def test_where_triton_is_faster(tokens, scales, rng, monkeypatch):
+    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: True)
+    check(make(tokens, 4, 2, 128, 64, torch.bfloat16, rng, scales=scales))
+
+
+def test_random_batches(rng):
+    for _ in range(6):
+        tokens, experts, topk, hidden, inter = (int(integers(1, n, (1,), rng)) for n in (90, 12, 5, 40, 30))
+        check(make(tokens, max(experts, topk), topk, 8 * hidden, 8 * inter, torch.float16, rng))
