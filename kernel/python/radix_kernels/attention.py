@@ -231,15 +231,7 @@ def _run(
 
     table: the page table's shape, or (batch, 0). False: the caller runs the reference.
     """
-    run = _dispatch.native(op, q)
-    while run is not None:
-        bound = run is getattr(_loader.bind, op, None)
-        try:
-            call(run, _workspace(q, k, table, hint) if bound else None)
-            return True
-        except NotImplementedError as refusal:
-            run = _dispatch.fallback(op, q, run, str(refusal))
-    return False
+    return _dispatch.attempt(op, q, lambda run, bound: call(run, _workspace(q, k, table, hint) if bound else None))
 
 
 def _workspace(q: Array, k: Array, table: tuple[int, int], hint: int) -> Array | None:
