@@ -6,6 +6,7 @@
 #include "radix_kernels/all_reduce.h"
 #include "radix_kernels/attention.h"
 #include "radix_kernels/comm.h"
+#include "radix_kernels/decoder.h"
 #include "radix_kernels/experts.h"
 #include "radix_kernels/fused_rope.h"
 #include "radix_kernels/gemm.h"

@@ -32,7 +32,9 @@ def fused_qk_norm_rope_store(
 def silu_and_mul(input: Any, out: Any) -> None: ...
 def gelu_and_mul(input: Any, out: Any) -> None: ...
 def gelu_tanh_and_mul(input: Any, out: Any) -> None: ...
-def store_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> None: ...
+def store_kv_cache(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any
+) -> None: ...
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -81,6 +83,35 @@ def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: A
 
 # A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The library
 # checks that data is uint8 [nbytes]. gate as below.
+class Decoder:
+    def __init__(self, norm: Any, cos_sin_cache: Any, eps: float, softmax_scale: float, activation: int) -> None: ...
+    def add_layer(
+        self,
+        input_norm: Any,
+        post_norm: Any,
+        q_norm: Any,
+        k_norm: Any,
+        qkv: tuple[Any, Any, Any],
+        o: tuple[Any, Any, Any],
+        gate_up: tuple[Any, Any, Any],
+        down: tuple[Any, Any, Any],
+        k_cache: Any,
+        v_cache: Any,
+        window_left: int,
+    ) -> None: ...
+    def workspace_size(self, hidden: Any, page_table: Any, max_seqlen_q: int) -> int: ...
+    def run(
+        self,
+        hidden: Any,
+        positions: Any,
+        slot_mapping: Any,
+        page_table: Any,
+        kv_lens: Any,
+        cu_seqlens_q: Any,
+        max_seqlen_q: int,
+        workspace: Any,
+    ) -> None: ...
+
 class PackedDesc:
     nbytes: int
     layout: str
