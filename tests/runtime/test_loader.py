@@ -210,9 +210,9 @@ def test_a_source_is_freed_before_the_next_is_read(original: Path, monkeypatch: 
             peak = max(peak, len(waiting))
         return tensor
 
-    def counted_pack(weight: torch.Tensor) -> Any:
+    def counted_pack(weight: torch.Tensor, **options: Any) -> Any:
         waiting.discard(weight.data_ptr())
-        return pack(weight)
+        return pack(weight, **options)
 
     monkeypatch.setattr(ops, "pack_weight", counted_pack)
     monkeypatch.setattr(loader.torch, "empty", counted_empty)
