@@ -45,32 +45,57 @@ void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(P
   check_gpu(call(args...), op);
 }
 
+#if !defined(__HIP__)
+struct LaunchShape {
+  dim3 grid, threads;
+  int shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit is raised
+  int cluster = 1;       // blocks of a cluster, along x (Hopper)
+};
+
 // The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
 // them in the stream still runs (programmatic dependent launch), which hides the time of a launch.
+template <class... Params, class... Args>
+void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...),
+                      const LaunchShape& shape, Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  const DeviceScope scope(device);
+  if (shape.shared_bytes > 48 << 10)
+    check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), op);
+  int major = 0;
+  check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (major >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  const auto call = [&](Params... params) {
+    void* pointers[] = {static_cast<void*>(&params)...};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
+  };
+  check_gpu(call(args...), op);
+}
+#endif
+
+// For blocks without dynamic shared memory; on AMD an ordinary launch.
 template <class... Params, class... Args>
 void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid,
                       dim3 block, Args... args) {
 #if defined(__HIP__)
   launch(op, device, stream, kernel, grid, block, args...);
 #else
-  static_assert(sizeof...(Params) == sizeof...(Args));
-  const DeviceScope scope(device);
-  int major = 0;
-  check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.stream = reinterpret_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  const auto call = [&](Params... params) {
-    void* pointers[] = {static_cast<void*>(&params)...};
-    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
-  };
-  check_gpu(call(args...), op);
+  launch_dependent(op, device, stream, kernel, LaunchShape{grid, block}, args...);
 #endif
 }
 
