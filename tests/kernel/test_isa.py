@@ -14,7 +14,7 @@ from tests.child import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-FILES = ("norm", "rope", "activation", "kv_cache", "linear", "attention", "sampling", "bindings")
+FILES = ("norm", "rope", "activation", "kv_cache", "linear", "linear_quantized", "attention", "sampling", "bindings")
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
