@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve test test-full test-old-torch lint bench dev wheel
+.PHONY: install serve test test-full test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -59,6 +59,13 @@ test-old-torch: install
 	$(RUN) -m pip install -q --no-deps --target build/old-torch dist/radix_kernels_cpu-*.whl pytest pluggy iniconfig packaging pygments
 	$(OLD_PYTHON) -c "import torch; print('torch', torch.__version__)"
 	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
+
+# Every CPU kernel once under Valgrind, which knows AVX2 at most; after `make dev`.
+memcheck:
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Ikernel/include tests/kernel/memcheck.cpp \
+	    -o build/memcheck kernel/python/radix_kernels/lib/libradix_kernels.so -Wl,-rpath,$(CURDIR)/kernel/python/radix_kernels/lib
+	RADIX_CPU_ISA=avx2 valgrind -q --error-exitcode=1 build/memcheck
 
 bench: install
 	$(RUN) -m bench.kernels all

@@ -53,6 +53,50 @@ def test_bits_are_copied():
     assert_same_bits(caches[1][1, 2], -k[0])
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dim", [16, 48, 100, 256])
+@pytest.mark.parametrize("hnd", [False, True])
+def test_int8(dtype, dim, hnd, rng):
+    """Values and scales are those of the definition, bit by bit; what no slot names stays."""
+    pages, page_size, heads, tokens = 6, 5, 3, 17
+    shape = (pages, heads, page_size) if hnd else (pages, page_size, heads)
+    caches = [torch.full((*shape, dim), 77, dtype=torch.int8) for _ in range(2)]
+    scales = [torch.full(shape, -1.0) for _ in range(2)]
+    if hnd:
+        caches, scales = ([x.transpose(1, 2) for x in xs] for xs in (caches, scales))
+    rows = spread((tokens, 2 * heads, dim), dtype, rng)
+    rows[2, 1] = 0
+    slots = torch.randperm(pages * page_size, generator=rng)[:tokens]
+    slots[4] = -1
+    rk.store_kv_cache(rows[:, :heads], rows[:, heads:], *caches, slots, k_scale=scales[0], v_scale=scales[1])
+    for source, cache, scale in zip((rows[:, :heads], rows[:, heads:]), caches, scales, strict=True):
+        values, factors = torch.full((pages * page_size, heads, dim), 77), torch.full((pages * page_size, heads), -1.0)
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                wide = source[token].float()
+                factors[slot] = wide.abs().amax(-1) / 127
+                values[slot] = (wide / factors[slot][:, None]).nan_to_num(0).round().long()
+        assert torch.equal(cache.reshape(-1, heads, dim).long(), values)
+        assert_same_bits(scale.reshape(-1, heads), factors)
+
+
+@pytest.mark.cpu_only
+def test_int8_errors():
+    k = torch.ones(2, 1, 16)
+    caches = [torch.zeros(2, 4, 1, 16, dtype=torch.int8) for _ in range(2)]
+    scale, slots = torch.zeros(2, 4, 1), torch.tensor([0, 1])
+    for wrong in ({}, {"k_scale": scale}, {"k_scale": scale, "v_scale": torch.zeros(2, 4)}):
+        with pytest.raises(ValueError):
+            rk.store_kv_cache(k, k, *caches, slots, **wrong)
+    with pytest.raises(TypeError):
+        rk.store_kv_cache(k, k, *caches, slots, k_scale=scale, v_scale=scale.double())
+    with pytest.raises(ValueError):
+        rk.store_kv_cache(k, k, torch.zeros(2, 4, 1, 16), torch.zeros(2, 4, 1, 16), slots, k_scale=scale, v_scale=scale)
+    with pytest.raises(TypeError):
+        rk.store_kv_cache(k, k, caches[0], torch.zeros(2, 4, 1, 16), slots, k_scale=scale, v_scale=scale)
+
+
 def test_all_skipped():
     caches = [torch.full((2, 4, 1, 16), math.nan) for _ in range(2)]
     rk.store_kv_cache(torch.ones(3, 1, 16), torch.ones(3, 1, 16), *caches, torch.full((3,), -1))

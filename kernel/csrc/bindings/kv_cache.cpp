@@ -5,7 +5,8 @@
 namespace radix::bind {
 
 void bind_kv_cache(py::module_& m) {
-  m.def("store_kv_cache", [](py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots) {
+  m.def("store_kv_cache", [](py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots,
+                             py::handle k_scale, py::handle v_scale) {
     Call call("store_kv_cache");
     rk_store_kv_cache_args args{sizeof args};
     args.k = call.in("k", k);
@@ -13,6 +14,8 @@ void bind_kv_cache(py::module_& m) {
     args.k_cache = call.out("k_cache", k_cache);
     args.v_cache = call.out("v_cache", v_cache);
     args.slot_mapping = call.in("slot_mapping", slots);
+    args.k_scale = call.optional_out("k_scale", k_scale);
+    args.v_scale = call.optional_out("v_scale", v_scale);
     call.run(rk_store_kv_cache, args);
   });
 }

@@ -6,7 +6,16 @@ from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 
 
-def store_kv_cache(k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array) -> None:
+def store_kv_cache(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    *,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+) -> None:
     """Copy row t of k and v to slot `slot_mapping[t]` of the caches, in place.
 
     k, v: [T, Hkv, D] (v's head dimension may differ). k_cache, v_cache: [pages, page_size, Hkv,
@@ -14,26 +23,35 @@ def store_kv_cache(k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapp
     slot_mapping: int64 [T]; slot s is page `s // page_size`, offset `s % page_size`; -1 skips the
     row. Slots are unique, apart from -1 (a slot named twice holds either row). Bits are copied.
 
+    INT8 (natively on the CPU alone): the caches may be int8; k_scale and v_scale, float32 [pages,
+    page_size, Hkv], are then required and written too. Each row and head is stored as
+    `round(x / scale)`, to nearest even, with `scale = max |x| / 127`; x is finite.
+
     Errors: TypeError (dtype), ValueError (shape, stride; on the CPU also a slot outside of
     -1 .. pages * page_size - 1, before anything is written).
     """
     op = "store_kv_cache"
     run = _dispatch.native(op, k)
     if run is not None:
-        run(k, v, k_cache, v_cache, slot_mapping)
+        run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
         return
     from . import reference
 
-    tensors = [_arrays.as_torch(x) for x in (k, v, k_cache, v_cache, slot_mapping)]
-    tk, tv, tkc, tvc, slots = tensors
+    tensors = [_arrays.as_torch(x) for x in (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)]
+    tk, tv, tkc, tvc, slots, ks, vs = tensors
     _checks.dtype(op, "slot_mapping", slots, ("int64",))
-    for name, x, cache_name, cache in (("k", tk, "k_cache", tkc), ("v", tv, "v_cache", tvc)):
+    int8 = str(tkc.dtype) == "torch.int8"
+    for name, x, cache_name, cache, scale in (("k", tk, "k_cache", tkc, ks), ("v", tv, "v_cache", tvc, vs)):
         _checks.dtype(op, name, x, _checks.FLOATS)
-        _checks.same_dtype(op, cache_name, cache, name, x)
+        _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if int8 else (name, x)))
         _checks.rank(op, name, x, 3)
         _checks.rank(op, cache_name, cache, 4)
         _checks.shape(op, cache_name, cache, (*tkc.shape[:2], *x.shape[1:]), f"heads of {name}")
         _checks.contiguous_last(op, name, x)
         _checks.contiguous_last(op, cache_name, cache)
         _checks.shape(op, "slot_mapping", slots, x.shape[:1], f"rows of {name}")
-    reference.store_kv_cache(tk, tv, tkc, tvc, slots)
+        _checks.require(op, int8 == (scale is not None), f"{name}_scale is given or missing: INT8 caches have scales")
+        if scale is not None:
+            _checks.dtype(op, f"{name}_scale", scale, ("float32",))
+            _checks.shape(op, f"{name}_scale", scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
+    reference.store_kv_cache(tk, tv, tkc, tvc, slots, k_scale=ks, v_scale=vs)

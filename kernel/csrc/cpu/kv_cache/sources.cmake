@@ -1,1 +1,1 @@
-radix_cpu_family(kv_cache BACKEND store.cpp)  # copies bits: no kernel a level
+radix_cpu_family(kv_cache BACKEND store.cpp KERNELS quantize.cpp)

@@ -1,6 +1,8 @@
-// KV store on the CPU: bits are copied, so one version serves every ISA level (memcpy picks its own). Bound by bytes.
+// KV store on the CPU. Bits are copied, so one version serves every ISA level (memcpy picks its own), or quantized by
+// quantize.cpp. Bound by bytes.
 #include "api/kv_cache.h"
 #include "common/tensor.h"
+#include "cpu/kv_cache/kv_cache.h"
 #include "cpu/thread_pool.h"
 
 namespace radix::backend {
@@ -39,6 +41,14 @@ struct Copy {
   }
 };
 
+cpu::QuantizeTask quantize_task(const rk_tensor& rows, const rk_tensor& cache, const rk_tensor& scale) {
+  const int64_t item = element_size(rows);
+  return {data_ptr<char>(rows), rows.strides[0] * item, rows.strides[1] * item, data_ptr<int8_t>(cache),
+          cache.strides[0],     cache.strides[1],       cache.strides[2],       data_ptr<float>(scale),
+          scale.strides[0],     scale.strides[1],       scale.strides[2],       rows.shape[1],
+          rows.shape[2],        dtype_of(rows)};
+}
+
 void check_slots(const Indices& slots, int64_t limit) {
   for (int64_t t = 0; t < slots.count(); t++)
     if (slots[t] < -1 || slots[t] >= limit)
@@ -52,6 +62,20 @@ void store_kv_cache(const rk_store_kv_cache_args& args, rk_stream) {
   const Indices slots(*args.slot_mapping);
   const int64_t page_size = args.k_cache->shape[1];
   check_slots(slots, args.k_cache->shape[0] * page_size);
+  if (args.k_scale) {
+    const cpu::QuantizeTask k = quantize_task(*args.k, *args.k_cache, *args.k_scale);
+    const cpu::QuantizeTask v = quantize_task(*args.v, *args.v_cache, *args.v_scale);
+    const auto kernel = cpu::kv_cache_kernels().quantize;
+    cpu::parallel_for(slots.count(), 1 + kGrainBytes / (1 + 4 * k.heads * (k.dim + v.dim)),
+                      [&](int64_t begin, int64_t end) {
+                        for (int64_t t = begin; t < end; t++) {
+                          if (slots[t] < 0) continue;
+                          kernel(k, t, slots[t] / page_size, slots[t] % page_size);
+                          kernel(v, t, slots[t] / page_size, slots[t] % page_size);
+                        }
+                      });
+    return;
+  }
   const Copy k(*args.k, *args.k_cache), v(*args.v, *args.v_cache);
   const int64_t bytes = 1 + k.heads * k.bytes + v.heads * v.bytes;
   cpu::parallel_for(slots.count(), 1 + kGrainBytes / bytes, [&](int64_t begin, int64_t end) {

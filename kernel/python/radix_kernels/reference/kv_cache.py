@@ -6,9 +6,16 @@ import torch
 
 
 def store_kv_cache(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
-    """See `radix_kernels.store_kv_cache`. Bits are copied, so there is no compute dtype."""
+    """See `radix_kernels.store_kv_cache`. Bits are copied, or defined in float32: there is no compute dtype."""
     pages, page_size = k_cache.shape[:2]
     if slot_mapping.device.type == "cpu" and slot_mapping.numel():
         low, high = int(slot_mapping.min()), int(slot_mapping.max())
@@ -20,5 +27,16 @@ def store_kv_cache(
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     slots = slot_mapping[rows]
     where = (slots // page_size, slots % page_size) if page_size else (slots, slots)
-    k_cache[where] = k[rows]
-    v_cache[where] = v[rows]
+    for x, cache, scales in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        if scales is None:
+            cache[where] = x[rows]
+        else:
+            cache[where], scales[where] = quantize(x[rows])
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """INT8 values of [T, H, D] and their scales [T, H]."""
+    wide = x.float()
+    scale = wide.abs().amax(-1) / 127
+    values = torch.where(scale[..., None] > 0, wide / scale[..., None], 0.0)
+    return values.round().to(torch.int8), scale

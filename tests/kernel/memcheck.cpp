@@ -1,0 +1,275 @@
+// Small, odd shapes of every CPU kernel, each tensor in an allocation of exactly its size: run under Valgrind this
+// finds reads and writes past the ends, and outputs that were not written (`make memcheck`). Values are checked by the
+// tests.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "radix_kernels/radix_kernels.h"
+
+namespace {
+
+constexpr rk_dtype kF32 = {RK_CODE_FLOAT, 32, 1}, kF16 = {RK_CODE_FLOAT, 16, 1}, kBf16 = {RK_CODE_BFLOAT, 16, 1};
+constexpr rk_dtype kI32 = {RK_CODE_INT, 32, 1}, kI64 = {RK_CODE_INT, 64, 1};
+constexpr rk_dtype kI8 = {RK_CODE_INT, 8, 1}, kU8 = {RK_CODE_UINT, 8, 1};
+constexpr rk_dtype kFloats[] = {kBf16, kF16, kF32};
+
+using Shape = std::vector<int64_t>;
+std::mt19937 random_bits(7);
+unsigned outputs = 0;  // of bytes that ops wrote: reading them is how Valgrind learns of one that was not
+
+// A contiguous tensor, its memory as malloc gave it.
+class Tensor {
+ public:
+  Tensor(rk_dtype dtype, Shape shape) : shape_(std::move(shape)), strides_(shape_.size()) {
+    int64_t count = 1;
+    for (size_t i = shape_.size(); i-- > 0; count *= shape_[i]) strides_[i] = count;
+    bytes_ = static_cast<size_t>(count) * dtype.bits / 8;
+    tensor_ = {std::malloc(bytes_),
+               {RK_DEVICE_CPU, 0},
+               static_cast<int32_t>(shape_.size()),
+               dtype,
+               shape_.data(),
+               strides_.data(),
+               0};
+  }
+  ~Tensor() { std::free(tensor_.data); }
+  Tensor(Tensor&& other) noexcept
+      : shape_(std::move(other.shape_)),
+        strides_(std::move(other.strides_)),
+        bytes_(other.bytes_),
+        tensor_(other.tensor_) {
+    other.tensor_.data = nullptr;
+  }
+
+  operator const rk_tensor*() const { return &tensor_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(tensor_.data);
+  }
+  size_t bytes() const { return bytes_; }
+  void read() const {
+    for (size_t i = 0; i < bytes_; i++) outputs += as<unsigned char>()[i];
+  }
+
+ private:
+  Shape shape_, strides_;
+  size_t bytes_;
+  rk_tensor tensor_;
+};
+
+// Numbers within 2 of zero.
+Tensor numbers(rk_dtype dtype, Shape shape) {
+  Tensor t(dtype, std::move(shape));
+  if (dtype.bits == 32) {
+    for (size_t i = 0; i < t.bytes() / 4; i++) t.as<float>()[i] = static_cast<int32_t>(random_bits()) * 0x1p-30f;
+  } else {
+    constexpr uint16_t top = 0x3fff;  // just below 2, in bf16 and in fp16
+    for (size_t i = 0; i < t.bytes() / 2; i++)
+      t.as<uint16_t>()[i] = static_cast<uint16_t>(random_bits() % (top + 1u) | (random_bits() & 0x8000u));
+  }
+  return t;
+}
+
+Tensor filled(Shape shape, float value) {
+  Tensor t(kF32, std::move(shape));
+  for (size_t i = 0; i < t.bytes() / 4; i++) t.as<float>()[i] = value;
+  return t;
+}
+
+template <class T>
+Tensor list(rk_dtype dtype, const std::vector<T>& values, Shape shape = {}) {
+  Tensor t(dtype, shape.empty() ? Shape{static_cast<int64_t>(values.size())} : std::move(shape));
+  std::memcpy(t.as<T>(), values.data(), t.bytes());
+  return t;
+}
+Tensor ints(const std::vector<int32_t>& values, Shape shape = {}) {
+  return list(kI32, values, std::move(shape));
+}
+Tensor longs(const std::vector<int64_t>& values) {
+  return list(kI64, values);
+}
+
+void done(const char* op, rk_status status, std::initializer_list<const Tensor*> written) {
+  if (status != RK_OK) {
+    std::fprintf(stderr, "%s: %s\n", op, rk_last_error());
+    std::exit(2);
+  }
+  for (const Tensor* t : written) t->read();
+}
+
+void rows(rk_dtype dtype) {
+  for (int64_t n : {1, 7, 33, 100}) {
+    Tensor x = numbers(dtype, {3, n}), residual = numbers(dtype, {3, n}), weight = numbers(dtype, {n}),
+           out(dtype, {3, n});
+    const rk_rmsnorm_args norm = {sizeof norm, 1e-6f, x, weight, out};
+    done("rmsnorm", rk_rmsnorm(&norm, 0), {&out});
+    const rk_fused_add_rmsnorm_args added = {sizeof added, 1e-6f, x, residual, weight};
+    done("fused_add_rmsnorm", rk_fused_add_rmsnorm(&added, 0), {&x, &residual});
+    Tensor both = numbers(dtype, {3, 2 * n}), half(dtype, {3, n});
+    const rk_gated_activation_args gated = {sizeof gated, both, half};
+    done("silu_and_mul", rk_silu_and_mul(&gated, 0), {&half});
+    done("gelu_and_mul", rk_gelu_and_mul(&gated, 0), {&half});
+    done("gelu_tanh_and_mul", rk_gelu_tanh_and_mul(&gated, 0), {&half});
+  }
+}
+
+void rope_and_store(rk_dtype dtype) {
+  const int64_t tokens = 3, heads = 4, kv_heads = 2, dim = 48;
+  const Tensor positions = longs({5, 0, 9}), table = numbers(kF32, {10, dim}), slots = longs({1, -1, 7});
+  for (int neox : {0, 1}) {
+    Tensor q = numbers(dtype, {tokens, heads, dim}), k = numbers(dtype, {tokens, kv_heads, dim});
+    const Tensor v = numbers(dtype, {tokens, kv_heads, dim}), weight = numbers(dtype, {dim});
+    Tensor k_cache = numbers(dtype, {3, 3, kv_heads, dim}), v_cache = numbers(dtype, {3, 3, kv_heads, dim});
+    const rk_apply_rope_inplace_args rope = {sizeof rope, static_cast<int32_t>(dim), neox, positions, q, k, table};
+    done("apply_rope_inplace", rk_apply_rope_inplace(&rope, 0), {&q, &k});
+    const rk_fused_qk_norm_rope_store_args fused = {sizeof fused, 1e-6f, neox,      q,       k,       v,    weight,
+                                                    weight,       table, positions, k_cache, v_cache, slots};
+    done("fused_qk_norm_rope_store", rk_fused_qk_norm_rope_store(&fused, 0), {&q, &k_cache, &v_cache});
+    const rk_store_kv_cache_args store = {sizeof store, k, v, k_cache, v_cache, slots, nullptr, nullptr};
+    done("store_kv_cache", rk_store_kv_cache(&store, 0), {&k_cache, &v_cache});
+  }
+}
+
+// INT8 where `scaled`: stored by the op itself, every slot of it.
+void attention(rk_dtype dtype, bool scaled, int64_t dim, int64_t page) {
+  const int64_t heads = 6, kv_heads = 2, pages = (40 + page) / page + (530 + page) / page + 1, slots = pages * page;
+  std::vector<int64_t> all(static_cast<size_t>(slots));
+  for (int64_t i = 0; i < slots; i++) all[static_cast<size_t>(i)] = i;
+  const Tensor k = numbers(dtype, {slots, kv_heads, dim}), v = numbers(dtype, {slots, kv_heads, dim}),
+               where = longs(all);
+  const rk_dtype kept = scaled ? kI8 : dtype;
+  Tensor k_cache(kept, {pages, page, kv_heads, dim}), v_cache(kept, {pages, page, kv_heads, dim});
+  Tensor k_scale(kF32, {pages, page, kv_heads}), v_scale(kF32, {pages, page, kv_heads});
+  const rk_tensor *ks = scaled ? static_cast<const rk_tensor*>(k_scale) : nullptr,
+                  *vs = scaled ? static_cast<const rk_tensor*>(v_scale) : nullptr;
+  const rk_store_kv_cache_args store = {sizeof store, k, v, k_cache, v_cache, where, ks, vs};
+  done("store_kv_cache", rk_store_kv_cache(&store, 0), {&k_cache, &v_cache});
+
+  const int64_t lens[] = {40, 530, 1}, width = (530 + page - 1) / page;
+  std::vector<int32_t> table(static_cast<size_t>(3 * width), 1 << 30);
+  int32_t next = 0;
+  for (int64_t b = 0; b < 3; b++)
+    for (int64_t i = 0; i * page < lens[b]; i++)
+      table[static_cast<size_t>(b * width + i)] = next++ % static_cast<int32_t>(pages);
+  const Tensor tables = ints(table, {3, width}), kv_lens = ints({40, 530, 1}), sinks = numbers(kF32, {heads});
+  for (const std::vector<int32_t>& cu : {std::vector<int32_t>{0, 1, 2, 3}, {0, 5, 42, 43}}) {
+    const int64_t tokens = cu.back();
+    const Tensor q = numbers(dtype, {tokens, heads, dim}), starts = ints(cu);
+    for (const rk_attention_options& o : {rk_attention_options{0.1f, 0.f, 1, -1, -1}, {0.1f, 9.f, 0, 17, -1}}) {
+      Tensor out(dtype, {tokens, heads, dim}), lse(kF32, {tokens, heads});
+      const rk_flash_attn_with_kvcache_args paged = {
+          sizeof paged, o, q, k_cache, v_cache, tables, kv_lens, starts, sinks, out, lse, ks, vs, nullptr, 0, nullptr};
+      done("flash_attn_with_kvcache", rk_flash_attn_with_kvcache(&paged, 0), {&out, &lse});
+      if (scaled) continue;
+      const Tensor starts_k = ints({0, 5, 60, 61}), keys = numbers(dtype, {61, kv_heads, dim});
+      const rk_flash_attn_varlen_args varlen = {sizeof varlen, o,   q,       keys, keys,    starts,  starts_k, nullptr,
+                                                out,           lse, nullptr, 0,    nullptr, nullptr, nullptr};
+      done("flash_attn_varlen", rk_flash_attn_varlen(&varlen, 0), {&out, &lse});
+      const rk_merge_state_args merge = {sizeof merge, out, lse, q, lse, out, lse};
+      done("merge_state", rk_merge_state(&merge, 0), {&out, &lse});
+    }
+  }
+}
+
+void dense(rk_dtype dtype) {
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 33, 40}, {5, 16, 7}, {70, 48, 65}}) {
+    rk_packed_desc desc = {sizeof desc, 0, dtype, n, k, 0, 0, dtype, 0};
+    int64_t bytes = 0;
+    done("packed_weight_info", rk_packed_weight_info(&desc, &bytes), {});
+    const Tensor w = numbers(dtype, {n, k}), x = numbers(dtype, {m, k}), bias = numbers(dtype, {n});
+    Tensor raw(kU8, {bytes + 63}), out(dtype, {m, n}), back(dtype, {n, k});
+    rk_tensor packed = *static_cast<const rk_tensor*>(raw);  // packed storage is aligned to 64 bytes
+    int64_t shape = bytes, stride = 1;
+    packed.shape = &shape;
+    packed.strides = &stride;
+    packed.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(packed.data) + 63) / 64 * 64);
+    const rk_pack_weight_args pack = {sizeof pack, &desc, w, &packed, nullptr, nullptr};
+    done("pack_weight", rk_pack_weight(&pack, 0), {});
+    const rk_linear_args linear = {sizeof linear, &desc, x, &packed, bias, out, nullptr, 0};
+    done("linear", rk_linear(&linear, 0), {&out});
+    const rk_unpack_weight_args unpack = {sizeof unpack, &desc, &packed, back, nullptr, nullptr};
+    done("unpack_weight", rk_unpack_weight(&unpack, 0), {&back});
+    const Tensor ids = ints({0, static_cast<int32_t>(n) - 1});
+    Tensor rows(dtype, {2, k});
+    const rk_embedding_args embedding = {sizeof embedding, &desc, ids, &packed, rows};
+    done("embedding", rk_embedding(&embedding, 0), {&rows});
+  }
+}
+
+void experts(rk_dtype dtype) {
+  const int64_t tokens = 5, count = 18, topk = 3;
+  const Tensor logits = numbers(dtype, {tokens, count}), bias = numbers(kF32, {count});
+  Tensor weights(kF32, {tokens, topk}), ids(kI32, {tokens, topk});
+  const rk_topk_softmax_args softmax = {sizeof softmax, 1, logits, weights, ids};
+  done("topk_softmax", rk_topk_softmax(&softmax, 0), {&weights, &ids});
+  const rk_topk_sigmoid_args sigmoid = {sizeof sigmoid, 0, logits, bias, weights, ids};
+  done("topk_sigmoid", rk_topk_sigmoid(&sigmoid, 0), {&weights, &ids});
+  const rk_moe_fused_gate_args gate = {sizeof gate, 6, 3, 1.f, logits, bias, weights, ids, 0};
+  done("moe_fused_gate", rk_moe_fused_gate(&gate, 0), {&weights, &ids});
+  const int64_t blocks = (15 + 15 * 3) / 4;
+  Tensor sorted(kI32, {blocks * 4}), owners(kI32, {blocks}), total(kI32, {1});
+  const rk_moe_align_block_size_args align = {sizeof align, 18, 4, ids, nullptr, sorted, owners, total};
+  done("moe_align_block_size", rk_moe_align_block_size(&align, 0), {&total});
+  const Tensor parts = numbers(dtype, {tokens, topk, 37});
+  Tensor sum(dtype, {tokens, 37});
+  const rk_moe_sum_args args = {sizeof args, parts, sum};
+  done("moe_sum", rk_moe_sum(&args, 0), {&sum});
+}
+
+void sampling() {
+  for (int64_t n : {5, 1003, 40000}) {
+    const int64_t rows = 6, top = 4;
+    Tensor logits = numbers(kF32, {rows, n}),
+           counts = ints(std::vector<int32_t>(static_cast<size_t>(2 * n), 1), {2, n});
+    const Tensor slots = ints({0, -1, 1, 0, 1, -1}), ids = ints({0, 1, 2, 3, -1, 4}), ones = filled({rows}, 1.1f);
+    const rk_count_tokens_args count = {sizeof count, counts, slots, ids};
+    done("count_tokens", rk_count_tokens(&count, 0), {&counts});
+    const rk_apply_penalties_args penalties = {sizeof penalties, logits, counts, slots, ones, ones, ones};
+    done("apply_penalties", rk_apply_penalties(&penalties, 0), {&logits});
+    // Greedy, plain, top-k, top-p, min-p, all of them.
+    const Tensor temperature = list<float>(kF32, {0, 1, 1, 1, 1, 0.7f}), top_k = ints({-1, -1, 3, -1, -1, 50});
+    const Tensor top_p = list<float>(kF32, {1, 1, 1, 0.95f, 1, 0.9f}),
+                 min_p = list<float>(kF32, {0, 0, 0, 0, 0.3f, 0.1f});
+    const Tensor seed = longs({1, 2, 3, 4, 5, 6}), stop = ints(std::vector<int32_t>(12, 1), {rows, 2});
+    const Tensor mask =
+        ints(std::vector<int32_t>(static_cast<size_t>(rows * ((n + 31) / 32)), -1), {rows, (n + 31) / 32});
+    const Tensor bias = filled({rows, 2}, 0.5f);
+    Tensor out(kI32, {rows}), logprob(kF32, {rows}), top_logprobs(kF32, {rows, top}), top_ids(kI32, {rows, top});
+    rk_top_k_top_p_sampling_args draw = {sizeof draw, 0, logits, temperature, top_k, top_p, min_p, seed, seed, out};
+    done("top_k_top_p_sampling", rk_top_k_top_p_sampling(&draw, 0), {&out});
+    draw.bias_ids = draw.stop_ids = stop;
+    draw.bias_values = bias;
+    draw.counts = counts;
+    draw.slots = slots;
+    draw.repetition = draw.frequency = draw.presence = ones;
+    draw.min_position = seed;
+    draw.bitmask = mask;
+    draw.logprob = logprob;
+    draw.top_logprobs = top_logprobs;
+    draw.top_ids = top_ids;
+    done("top_k_top_p_sampling", rk_top_k_top_p_sampling(&draw, 0), {&out, &logprob, &top_logprobs, &top_ids});
+    const rk_token_logprobs_args scores = {sizeof scores, logits, ids, logprob, top_logprobs, top_ids, nullptr};
+    done("token_logprobs", rk_token_logprobs(&scores, 0), {&logprob, &top_logprobs, &top_ids});
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const rk_dtype dtype : kFloats) {
+    rows(dtype);
+    rope_and_store(dtype);
+    attention(dtype, false, 80, 7);
+    attention(dtype, true, 48, 16);
+    dense(dtype);
+    experts(dtype);
+  }
+  sampling();
+  const char* level = nullptr;
+  done("isa", rk_isa(&level), {});
+  std::printf("memcheck: every op ran at level %s (%u)\n", level, outputs);
+}
