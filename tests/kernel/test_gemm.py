@@ -211,6 +211,25 @@ def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a, b, sa, sb, torch.bfloat16), out.view)
 
 
+# On 132 multiprocessors: tiles of 64, 96 (and more than one band), 128, 160 and 192 rows, and two blocks that share k.
+@pytest.mark.parametrize(
+    ("tokens", "n", "k"),
+    [(300, 1152, 640), (2200, 1280, 640), (130, 8448, 640), (130, 10240, 640), (130, 12672, 640), (100, 512, 2048)],
+)
+def test_fp8_of_every_tile(tokens, n, k, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU has no tiles")
+    a, b = fp8((tokens, k), rng), fp8((n, k), rng).t()
+    sa, sb = scales((tokens, 1), rng), scales((1, n), rng)
+    got = rk.fp8_scaled_mm(a, b, sa, sb)
+    assert_close("fp8_scaled_mm", got, scaled(a, b, sa, sb), FP8[torch.bfloat16])
+    assert_same_bits(rk.fp8_scaled_mm(a[:-3], b, sa[:-3], sb), got[:-3])
+    ba, bb = scales((tokens, k // 128), rng), scales((n // 128, k // 128), rng).t()
+    got = rk.fp8_blockwise_scaled_mm(a, b, ba, bb)
+    assert_close("fp8_blockwise_scaled_mm", got, blockwise(a, b, ba, bb), FP8[torch.bfloat16])
+    assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:-3], b, ba[:-3], bb), got[:-3])
+
+
 @pytest.mark.parametrize("tokens", [1, 16, 40, 70, 257])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_bmm_fp8(tokens, batch, rng):
@@ -223,7 +242,7 @@ def test_bmm_fp8(tokens, batch, rng):
     assert rk.bmm_fp8(a, b, sa, sb, torch.float16).dtype == torch.float16
 
 
-@pytest.mark.parametrize("bounds", [(1, 16), (17, 64), (65, 300)], ids=str)
+@pytest.mark.parametrize("bounds", [(1, 16), (17, 64), (65, 128), (129, 300)], ids=str)
 def test_fp8_rows_do_not_depend_on_the_others(bounds, rng, request):
     if not on_gpu(request):
         pytest.skip("torch's product on the CPU promises no such thing")

@@ -71,8 +71,9 @@ def fp8_scaled_mm(
     K and N are multiples of 16; rows of mat_a, columns of mat_b and rows of out begin at multiples of 16 bytes.
     static_weight: True promises that no kernel in flight still writes mat_b, whose first bytes may then be fetched
     while the kernel ahead still runs.
-    On Hopper products are exact, sums over 128 of K keep about 14 bits in the tensor cores and go on in float32,
-    rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64 and above 64.
+    On Hopper products are exact, sums over 128 of K (above 64 rows: 512) keep about 14 bits in the tensor cores and go
+    on in float32, rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128
+    and above.
     Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after sgl_kernel's function.
     """
     op = "fp8_scaled_mm"

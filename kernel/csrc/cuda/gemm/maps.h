@@ -45,13 +45,13 @@ inline hopper::TensorMap weight_map(const Problem& q, int rows) {
   return hopper::make_tensor_map(q.weight, map_type(q.type), shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-// [n, rows, batch] of the result: boxes of 64 x 64.
-inline hopper::TensorMap result_map(const Problem& q) {
-  const int columns = q.gated() ? q.n / 2 : q.n;
-  const uint64_t step = map_stride(q.epilogue.out_step * 2, q.m, columns * 2);
+// [n, rows, batch] of the result: boxes of 64 rows, `columns` (64 bytes) wide.
+inline hopper::TensorMap result_map(const Problem& q, int columns) {
+  const int all = q.gated() ? q.n / 2 : q.n;
+  const uint64_t step = map_stride(q.epilogue.out_step * 2, q.m, all * 2);
   const hopper::TileShape shape = {
-      3, {uint64_t(columns), uint64_t(q.m), uint64_t(q.batch)}, {step, step * q.m}, {64, 64, 1}};
-  return hopper::make_tensor_map(q.epilogue.out, map_type(q.out_type), shape, CU_TENSOR_MAP_SWIZZLE_128B);
+      3, {uint64_t(all), uint64_t(q.m), uint64_t(q.batch)}, {step, step * q.m}, {uint32_t(columns), 64, 1}};
+  return hopper::make_tensor_map(q.epilogue.out, map_type(q.out_type), shape, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 }  // namespace radix::gemm

@@ -1,19 +1,23 @@
 // out[m, n] = x[m, k] * weight[n, k]^T in FP8 for many tokens, on wgmma. Bound by the tensor cores.
 //
-//   block: a producer warpgroup and two consumer warpgroups; persistent over output tiles of kRows tokens x 128 weight
-//   rows. A stage holds [kRows, 128] of x and [128, 128] of the weight.
-//   cluster of 2: neighbours along n share the tokens; each loads half of them and multicasts it to both.
-//   producer (one thread): waits until a stage is empty in both blocks, then TMA.
-//   consumers: kBlocks times 64 tokens each. The tensor cores keep about 14 bits of a sum, so every 128 elements of k
-//   their sums move to float32 registers, times the scales of the blocks where there are any; meanwhile the other
-//   warpgroup has the tensor cores.
-//   end of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
-//   next tile is multiplied.
+// Block: a producer warpgroup and two consumer warpgroups of 64 tokens each; persistent over tiles of 128 tokens x
+// kColumns weight rows. A stage of the ring holds [128, 128] of x and [kColumns, 128] of the weight.
 //
-// Tiles follow each other along m, so that the blocks that run together share the weight in L2.
+// Cluster: two blocks. Neighbours along n share the tokens; each loads half of them and multicasts it to both. Or, for
+// a weight of few rows (kShareK), both have the same tile and half of k each, and exchange half of their sums at the
+// end.
+//
+// Producer: one thread waits until a stage is empty in both blocks, then TMA. One warp copies the scales of a stage's
+// blocks, or fetches scale and bias of a tile's columns while it is multiplied.
+//
+// Consumers: the tensor cores keep about 14 bits of a sum, so sums move to float32 registers: every 128 elements of k
+// where blocks have scales, times these; else every 512, since adding and multiplying hinder each other.
+//
+// End of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
+// next tile is multiplied.
 #pragma once
 
-#include "cuda/gemm/epilogue.h"
+#include "cuda/gemm/wide_tile.h"
 #include "cuda/hopper/cluster.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/hopper/registers.h"
@@ -22,271 +26,352 @@
 
 namespace radix::gemm {
 
-constexpr int kWideColumns = 128;  // weight rows of a tile
-constexpr int kWideThreads = 384;
-
-struct WideParams {
-  int m, n, m_tiles, n_tiles, chunks;  // n: weight rows; n_tiles: a multiple of the cluster; a batch is as many again
-  int tiles;                           // of the clusters: batch * m_tiles * n_tiles / cluster
-  bool gated;                          // the weight's map interleaves 8 gate rows and 8 up rows (not block-scaled)
-  int up_offset, row_step;             // as NarrowParams
-  const float* block_x;                // scales [m, chunks], or null
-  const float* block_w;                // [weight rows / 128, chunks]
-  int64_t block_x_step, block_x_unit, block_w_step;
-  Epilogue epilogue;
-};
-
-template <int kBlocks, int kCluster>
-struct WideTile {
-  static constexpr int kRows = 128 * kBlocks;
-  static constexpr int kTokenBytes = kRows * 128, kWeightBytes = kWideColumns * 128;
-  static constexpr int kStageBytes = kTokenBytes + kWeightBytes;
-  static constexpr int kStages = kBlocks == 2 ? 4 : 6;
-  static constexpr int kOutBytes = 64 * kWideColumns * 2;  // of a warpgroup: 64 rows
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kOutBytes + 1024;
-};
-
-struct WidePlace {
-  int m_tile, n_tile, batch;
-};
-template <int kCluster>
-__device__ inline WidePlace wide_place(const WideParams& p, int tile, int rank) {
-  const int rest = tile / p.m_tiles, pairs = p.n_tiles / kCluster;
-  return {tile % p.m_tiles, rest % pairs * kCluster + rank, rest / pairs};
-}
-
-template <class Out, int kBlocks, int kCluster, bool kBlockScaled>
+template <class Out, int kColumns, bool kBlockScaled>
 class WideConsumer {
  public:
-  using Tile = WideTile<kBlocks, kCluster>;
-  static constexpr int kSums = kWideColumns / 2;
-  float sum[kBlocks][kSums];
+  using Tile = WideTile<kColumns>;
+  static constexpr int kDepth = kBlockScaled ? 1 : 4;  // chunks of k that the tensor cores add up
 
-  __device__ explicit WideConsumer(const WideParams& p)
-      : p_(p), group_(threadIdx.x / 128 - 1), g_(threadIdx.x % 32 / 4), t_(threadIdx.x % 4) {}
+  __device__ explicit WideConsumer(const WideParams& p) : p_(p), group_(threadIdx.x / 128 - 1) {}
 
-  // First of this lane's two rows (the other is 8 below) of block b, as a token.
-  __device__ int token(const WidePlace& at, int b) const {
-    return at.m_tile * Tile::kRows + (group_ * kBlocks + b) * 64 + threadIdx.x % 128 / 32 * 16 + g_;
-  }
-  __device__ int weight_row(int column, int up) const {
-    return p_.gated ? column * p_.row_step + up * p_.up_offset : column;
-  }
+  __device__ int group() const { return group_; }
 
   __device__ void begin(const WidePlace& at) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; b++)
-#pragma unroll
-      for (int i = 0; i < kSums; i++) sum[b][i] = 0;
-    if constexpr (kBlockScaled) {
-      // Tokens past the end take the scale of one that exists; nobody reads their sums.
-      const int first = min(token(at, 0), p_.m - 1);
-      x_scale_ = p_.block_x + first * p_.block_x_step;
-#pragma unroll
-      for (int i = 1; i < 2 * kBlocks; i++)
-        x_offset_[i] = static_cast<int>((min(token(at, i / 2) + i % 2 * 8, p_.m - 1) - first) * p_.block_x_step);
-      w_scale_ = p_.block_w + at.n_tile * p_.block_w_step;  // a tile is a block wide
-    }
+    for (int i = 0; i < kColumns / 2; i++) sum_[i] = 0;
+    split_ = 128 - at.n_tile * kColumns % 128;
   }
 
-  // The scales of the next chunk.
-  __device__ void load_scales() {
-    if constexpr (kBlockScaled) {
-      w_ = *w_scale_;
-      x_[0] = *x_scale_;
-#pragma unroll
-      for (int i = 1; i < 2 * kBlocks; i++) x_[i] = x_scale_[x_offset_[i]];
-      w_scale_++;
-      x_scale_ += p_.block_x_unit;
-    }
-  }
-
-  // One stage. `release` tells the producers that this warp has read it.
-  template <class Release>
-  __device__ void multiply(const char* tokens, const char* weight, const Release& release) {
+  // Starts on one stage; `more`: on top of the one before.
+  __device__ void multiply(const char* stage, bool more) {
     using namespace hopper;
-    const uint64_t columns = swizzled_operand(weight);
-    float part[kSums];
+    const uint64_t tokens = swizzled_operand(stage + group_ * 64 * 128);
+    const uint64_t weight = swizzled_operand(stage + Tile::kTokenBytes);
+    wgmma_fence();
 #pragma unroll
-    for (int b = 0; b < kBlocks; b++) {
-      const uint64_t rows = swizzled_operand(tokens + (group_ * kBlocks + b) * 64 * 128);
-      wgmma_fence();
+    for (int i = 0; i < 4; i++)
+      Wgmma<Operand::e4m3, kColumns>::run(part_, next_k(tokens, i), next_k(weight, i), i > 0 || more);
+    wgmma_commit();
+  }
+  // The scales of a stage's blocks: of this lane's two tokens, and of the rows before and after a border of 128.
+  __device__ void load_scales(const float* scales) {
+    x_[0] = scales[group_ * 64 + row()];
+    x_[1] = scales[group_ * 64 + row() + 8];
+    w_[0] = scales[kWideTokens];
+    w_[1] = scales[kWideTokens + 1];
+  }
+  // What the tensor cores have added up, which is complete.
+  __device__ void add() {
+    // Borders of 128 rows lie at multiples of this within a tile.
+    constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
+    hopper::wgmma_hold(part_);
+    float scale[2] = {};
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        Wgmma<Operand::e4m3, kWideColumns>::run(part, next_k(rows, i), next_k(columns, i), i > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_hold(part);
-      if (b == kBlocks - 1) release();
+    for (int i = 0; i < kColumns / 2; i++) {
       if constexpr (kBlockScaled) {
-        const float s[2] = {x_[2 * b] * w_, x_[2 * b + 1] * w_};
-#pragma unroll
-        for (int i = 0; i < kSums; i++) sum[b][i] += part[i] * s[i % 4 / 2];
+        const int column = i / 4 * 8;
+        if (i % 4 == 0 && column % kSegment == 0) {
+          const float w = 128 % kColumns == 0 || column < split_ ? w_[0] : w_[1];
+          scale[0] = x_[0] * w;
+          scale[1] = x_[1] * w;
+        }
+        sum_[i] += part_[i] * scale[i % 4 / 2];
       } else {
-#pragma unroll
-        for (int i = 0; i < kSums; i++) sum[b][i] += part[i];
+        sum_[i] += part_[i];
       }
     }
   }
 
-  // Block b of the tile to `shared` [columns / 64][64 rows][128 bytes], swizzled. What lies outside of the matrix is
-  // clamped on reading, and TMA does not store it.
-  __device__ void write(const WidePlace& at, int b, char* shared) const {
-    const int y = threadIdx.x % 128 / 32 * 16 + g_;  // and 8 below
-    const bool gated = !kBlockScaled && p_.gated;
-    const int first = at.n_tile * kWideColumns / (gated ? 2 : 1) + 2 * t_;
-    float scales[2];
+  // Sums of the block that has the other half of k: of half of the columns, which this one then keeps. All threads of
+  // the cluster meet here.
+  __device__ void exchange(char* shared, int rank) {
+    using namespace hopper;
+    constexpr int kKept = kColumns / 4;
+    float4* to = reinterpret_cast<float4*>(shared) + threadIdx.x - 128;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-      scales[half] = kBlockScaled ? 1.f : token_scale(p_.epilogue, min(token(at, b) + half * 8, p_.m - 1));
-    char* to = shared + y * 128 + t_ * 4;
-#pragma unroll
-    for (int i = 0; i < kWideColumns / 8; i++) {
-      if (gated && i % 2) continue;
-      const int piece = gated ? i / 2 : i;
+    for (int i = 0; i < kKept; i += 4) {
       float v[4];
-      finish_four(v, &sum[b][4 * i], first + piece * 8, 0, scales);
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[j] = rank ? sum_[i + j] : sum_[kKept + i + j];
+      to[i / 4 * 256] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < kKept; i += 4) {
+      const float4 other = load_remote(remote_address(to + i / 4 * 256, rank ^ 1));
+      const float v[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum_[i + j] = (rank ? sum_[kKept + i + j] : sum_[i + j]) + v[j];
+    }
+  }
+
+  // Columns kFrom to kTo of the tile to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside of the
+  // matrix is not stored. `columns`: scale and bias of each.
+  template <int kFrom, int kTo>
+  __device__ void write(const WidePlace& at, const float2* columns, char* shared) const {
+    const int y = row();
+    const bool gated = !kBlockScaled && p_.gated;
+    float scales[2] = {1, 1};
+    if constexpr (!kBlockScaled) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) scales[half] = token_scale(p_.epilogue, min(token(at) + half * 8, p_.m - 1));
+    }
+    char* to = shared + y * 64 + threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int i = kFrom / 8; i < kTo / 8; i++) {
+      if (gated && i % 2) continue;
+      const int piece = (i - kFrom / 8) / (gated ? 2 : 1);
+      float v[4];
+      finish_four(v, i, columns, scales);
       if (gated) {
         float up[4];
-        finish_four(up, &sum[b][4 * (i | 1)], first + piece * 8, 1, scales);
+        finish_four(up, i | 1, columns, scales);
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
       }
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        *reinterpret_cast<uint32_t*>(to + piece / 8 * 64 * 128 + half * 8 * 128 + (piece % 8 ^ y % 8) * 16) =
+        *reinterpret_cast<uint32_t*>(to + piece / 4 * 64 * 64 + half * 8 * 64 + (piece % 4 ^ y / 2 % 4) * 16) =
             round_pair<Out>(v[2 * half], v[2 * half + 1]);
     }
   }
 
-  __device__ int group() const { return group_; }
-
  private:
-  // Scales and bias of columns c, c + 1 of tokens g and g + 8.
-  __device__ void finish_four(float (&v)[4], const float* sums, int column, int up, const float (&scales)[2]) const {
-    const Epilogue& e = p_.epilogue;
+  // First of this lane's two rows (the other is 8 below).
+  __device__ int row() const { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+  __device__ int token(const WidePlace& at) const { return at.m_tile * kWideTokens + group_ * 64 + row(); }
+
+  // Scales and bias of columns 8 i + 2 t, + 1 of both tokens.
+  __device__ void finish_four(float (&v)[4], int i, const float2* columns, const float (&scales)[2]) const {
 #pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = sums[j];
+    for (int j = 0; j < 4; j++) v[j] = sum_[4 * i + j];
     if constexpr (!kBlockScaled) {
-      const int last = (p_.gated ? p_.n / 2 : p_.n) - 1;
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int row = weight_row(min(column + j, last), up);
-        const float scale = e.scale_w[row * e.scale_w_step], bias = e.bias ? bias_of<Out>(e, row) : 0.f;
-        v[j] = v[j] * (scales[0] * scale) + bias;
-        v[2 + j] = v[2 + j] * (scales[1] * scale) + bias;
-      }
+      const float4 c = *reinterpret_cast<const float4*>(columns + i * 8 + threadIdx.x % 4 * 2);
+      v[0] = v[0] * (scales[0] * c.x) + c.y;
+      v[1] = v[1] * (scales[0] * c.z) + c.w;
+      v[2] = v[2] * (scales[1] * c.x) + c.y;
+      v[3] = v[3] * (scales[1] * c.z) + c.w;
     }
   }
 
   const WideParams& p_;
-  const int group_, g_, t_;
-  const float *x_scale_, *w_scale_;
-  int x_offset_[2 * kBlocks];  // from the first row's scale to the others'
-  float x_[2 * kBlocks], w_;
+  const int group_;
+  float sum_[kColumns / 2], part_[kColumns / 2];
+  float x_[2], w_[2];
+  int split_;
 };
 
-template <class Out, int kBlocks, int kCluster, bool kBlockScaled>
+// The scales of the blocks of a tile's stages, by one warp. Tokens and rows past the end take the scale of one that
+// exists; nobody reads their sums.
+template <int kColumns>
+class WideScales {
+ public:
+  __device__ WideScales(const WideParams& p, const WidePlace& at, int first_chunk) : unit_(p.block_x_unit) {
+    const int lane = threadIdx.x % 32, block = at.n_tile * kColumns / 128 + lane % 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int token = min(at.m_tile * kWideTokens + lane + 32 * i, p.m - 1);
+      x_[i] = p.block_x + token * p.block_x_step + first_chunk * unit_;
+    }
+    w_ = p.block_w + min(block, (p.n - 1) / 128) * p.block_w_step + first_chunk;
+  }
+  // Those of the next chunk; every lane arrives at `full` when its copies are there.
+  __device__ void copy(float* to, uint64_t* full) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      hopper::copy_async_4(to + lane + 32 * i, x_[i]);
+      x_[i] += unit_;
+    }
+    if (lane < 2) hopper::copy_async_4(to + kWideTokens + lane, w_);
+    w_++;
+    hopper::copy_async_arrive(full);
+  }
+
+ private:
+  const float *x_[4], *w_;
+  int64_t unit_;
+};
+
+// Scale and bias of a tile's columns to shared memory, by one warp.
+template <class Out, int kColumns>
+__device__ void wide_columns(const WideParams& p, const WidePlace& at, float2* columns) {
+  const Epilogue& e = p.epilogue;
+  for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
+    const int column = at.n_tile * kColumns + i;
+    const int row = p.gated ? min(column / 16 * 8 + column % 8, p.n / 2 - 1) * p.row_step + column / 8 % 2 * p.up_offset
+                            : min(column, p.n - 1);
+    columns[i] = make_float2(e.scale_w[row * e.scale_w_step], e.bias ? bias_of<Out>(e, row) : 0.f);
+  }
+}
+
+template <class Out, int kColumns, bool kBlockScaled, bool kShareK>
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_kernel(const __grid_constant__ hopper::TensorMap x_map, const __grid_constant__ hopper::TensorMap weight_map,
                 const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p) {
   using namespace hopper;
-  using Tile = WideTile<kBlocks, kCluster>;
-  constexpr int kStages = Tile::kStages;
+  using Tile = WideTile<kColumns>;
+  constexpr int kStages = Tile::kStages, kReaders = kShareK ? 1 : kWideCluster;  // blocks that read a stage's tokens
   extern __shared__ char unaligned[];
   char* stages = unaligned + (-shared_address(unaligned) & 1023);
   char* results = stages + kStages * Tile::kStageBytes;
-  __shared__ uint64_t full[kStages], empty[kStages];
-  const int rank = kCluster > 1 ? cluster_rank() : 0;
-  const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
+  char* scales = results + 2 * Tile::kOutBytes;
+  float2* columns = reinterpret_cast<float2*>(scales);
+  const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(scales) + stage * Tile::kScales; };
+  __shared__ uint64_t full[kStages], empty[kStages], columns_full, columns_empty;
+  const int rank = cluster_rank();
+  const int half = (p.chunks + 1) / 2, first_chunk = kShareK ? rank * half : 0;
+  const int chunks = !kShareK ? p.chunks : rank == 0 ? half : p.chunks - half;
+  const int first = blockIdx.x / kWideCluster, step = gridDim.x / kWideCluster;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) {
-      barrier_init(&full[i], 1);
-      barrier_init(&empty[i], 8 * kCluster);  // the consumer warps of the cluster
+      barrier_init(&full[i], kBlockScaled ? 33 : 1);  // the producer, and the warp that copies scales
+      barrier_init(&empty[i], 8 * kReaders);          // their consumer warps
     }
+    barrier_init(&columns_full, 32);
+    barrier_init(&columns_empty, 8);
     barrier_init_fence();
   }
-  if constexpr (kCluster > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-  pdl_wait();
+  cluster_sync();
   pdl_trigger();
 
+  // Blocks that share k have one tile: all their threads meet once in the exchange.
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
+      constexpr int kPart = kWideTokens / kReaders;
+      const int part = kShareK ? 0 : rank * kPart;
+      const auto load_weight = [&](const Ring<kStages>& to, const WidePlace& at, int chunk) {
+        const int column = at.n_tile * kColumns;
+        barrier_arrive_expect(&full[to.index], Tile::kStageBytes);
+        tma_load_4d(stages + to.index * Tile::kStageBytes + Tile::kTokenBytes, &weight_map, &full[to.index],
+                    (first_chunk + chunk) * 128, p.gated ? 0 : column, p.gated ? 0 : at.batch,
+                    p.gated ? column / 16 : 0);
+      };
+      const auto load_tokens = [&](const Ring<kStages>& to, const WidePlace& at, int chunk) {
+        char* stage = stages + to.index * Tile::kStageBytes;
+        const int k = (first_chunk + chunk) * 128, y = at.m_tile * kWideTokens + part;
+        if constexpr (kShareK) {
+          tma_load_3d(stage, &x_map, &full[to.index], k, y, at.batch);
+        } else {
+          tma_multicast_3d(stage + part * 128, &x_map, &full[to.index], 3, k, y, at.batch);
+        }
+      };
+      // A static weight may fill the ring while the kernel ahead still runs.
+      int ahead = 0;
+      if (p.static_weight) {
+        const WidePlace at = wide_place<kShareK>(p, first, rank);
+        for (Ring<kStages> ring; ahead < min(kStages, chunks); ahead++, ring.next()) load_weight(ring, at, ahead);
+      }
+      pdl_wait();
       Ring<kStages> ring;
-      constexpr int kPart = Tile::kRows / kCluster;
       for (int tile = first; tile < p.tiles; tile += step) {
-        const WidePlace at = wide_place<kCluster>(p, tile, rank);
-        for (int chunk = 0; chunk < p.chunks; chunk++) {
-          barrier_wait(&empty[ring.index], ring.parity ^ 1);
-          char* stage = stages + ring.index * Tile::kStageBytes;
-          uint64_t* barrier = &full[ring.index];
-          barrier_arrive_expect(barrier, Tile::kStageBytes);
-          const int y = at.m_tile * Tile::kRows + rank * kPart;
-          if constexpr (kCluster > 1) {
-            tma_multicast_3d(stage + rank * kPart * 128, &x_map, barrier, 3, chunk * 128, y, at.batch);
+        const WidePlace at = wide_place<kShareK>(p, tile, rank);
+        for (int chunk = 0; chunk < chunks; chunk++, ring.next()) {
+          if (ahead > 0) {
+            ahead--;
           } else {
-            tma_load_3d(stage, &x_map, barrier, chunk * 128, y, at.batch);
+            barrier_wait(&empty[ring.index], ring.parity ^ 1);
+            load_weight(ring, at, chunk);
           }
-          const int column = at.n_tile * kWideColumns;
-          tma_load_4d(stage + Tile::kTokenBytes, &weight_map, barrier, chunk * 128, p.gated ? 0 : column,
-                      p.gated ? 0 : at.batch, p.gated ? column / 16 : 0);
-          ring.next();
+          load_tokens(ring, at, chunk);
         }
       }
+    } else if (threadIdx.x / 32 == 1) {
+      pdl_wait();
+      Ring<kStages> ring;
+      uint32_t parity = 1;
+      for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
+        const WidePlace at = wide_place<kShareK>(p, tile, rank);
+        if constexpr (kBlockScaled) {
+          WideScales<kColumns> from(p, at, first_chunk);
+          for (int chunk = 0; chunk < chunks; chunk++, ring.next()) {
+            barrier_wait(&empty[ring.index], ring.parity ^ 1);
+            from.copy(scales_of(ring.index), &full[ring.index]);
+          }
+        } else {
+          barrier_wait(&columns_empty, parity);
+          wide_columns<Out, kColumns>(p, at, columns);
+          barrier_arrive(&columns_full);
+        }
+      }
+    }
+    if constexpr (kShareK) {
+      __syncwarp();
+      cluster_sync();
     }
   } else {
     take_registers<232>();
-    WideConsumer<Out, kBlocks, kCluster, kBlockScaled> self(p);
-    char* result = results + self.group() * Tile::kOutBytes;
-    Ring<kStages> ring;
+    pdl_wait();
+    WideConsumer<Out, kColumns, kBlockScaled> self(p);
+    // Blocks that share k exchange sums where others put their results; the stages are free by then.
+    char* result = (kShareK ? stages : results) + self.group() * Tile::kOutBytes;
+    const int lane = threadIdx.x % 32;
+    const bool leader = threadIdx.x % 128 == 0;
+    Ring<kStages> ring, behind;  // the stage to read, the stage to release
+    uint32_t columns_parity = 0;
     const auto release = [&] {
-      const int lane = threadIdx.x % 32;
-      if constexpr (kCluster > 1) {
-        if (lane < kCluster) barrier_arrive_remote(&empty[ring.index], lane);
+      if constexpr (kShareK) {
+        if (lane == 0) barrier_arrive(&empty[behind.index]);
       } else {
-        if (lane == 0) barrier_arrive(&empty[ring.index]);
+        if (lane < kWideCluster) barrier_arrive_remote(&empty[behind.index], lane);
       }
+      behind.next();
     };
     for (int tile = first; tile < p.tiles; tile += step) {
-      self.begin(wide_place<kCluster>(p, tile, rank));
-      for (int chunk = 0; chunk < p.chunks; chunk++) {
-        self.load_scales();
-        barrier_wait(&full[ring.index], ring.parity);
-        const char* stage = stages + ring.index * Tile::kStageBytes;
-        self.multiply(stage, stage + Tile::kTokenBytes, release);
-        ring.next();
+      const WidePlace at = wide_place<kShareK>(p, tile, rank);
+      self.begin(at);
+      constexpr int kDepth = WideConsumer<Out, kColumns, kBlockScaled>::kDepth;
+      for (int chunk = 0; chunk < chunks; chunk += kDepth) {
+        const int count = min(kDepth, chunks - chunk);
+        for (int i = 0; i < count; i++) {
+          barrier_wait(&full[ring.index], ring.parity);
+          if constexpr (kBlockScaled) self.load_scales(scales_of(ring.index));
+          self.multiply(stages + ring.index * Tile::kStageBytes, kDepth > 1 && i > 0);
+          ring.next();
+          if (kDepth > 1 && i > 0) {
+            wgmma_wait<1>();
+            release();
+          }
+        }
+        wgmma_wait<0>();
+        release();
+        self.add();
       }
-      const WidePlace at = wide_place<kCluster>(p, tile, rank);
-#pragma unroll
-      for (int b = 0; b < kBlocks; b++) {
-        const bool leader = threadIdx.x % 128 == 0;
+      if constexpr (kShareK) self.exchange(results, rank);
+      if constexpr (!kBlockScaled) {
+        barrier_wait(&columns_full, columns_parity);
+        columns_parity ^= 1;
+      }
+      const int gates = p.gated ? 2 : 1, kept = kShareK ? rank * (kColumns / 2) : 0;
+      const auto store = [&](auto from) {
+        constexpr int kFrom = decltype(from)::value, kTo = kShareK ? kColumns / 2 : kFrom + Tile::kRound;
         if (leader) tma_store_wait_read<0>();
         named_barrier(1 + self.group(), 128);
-        self.write(at, b, result);
+        self.template write<kFrom, kTo>(at, columns + kept, result);
         fence_async_shared();
         named_barrier(1 + self.group(), 128);
         if (leader) {
-          const int y = at.m_tile * Tile::kRows + (self.group() * kBlocks + b) * 64;
-          const int x = at.n_tile * kWideColumns / (p.gated ? 2 : 1);
+          const int x = (at.n_tile * kColumns + kept + kFrom) / gates, y = at.m_tile * kWideTokens + self.group() * 64;
           if (y < p.m)
-            for (int box = 0; box < (p.gated ? 1 : 2); box++)
-              tma_store_3d(&out_map, result + box * 64 * 128, x + box * 64, y, at.batch);
+            for (int box = 0; box < (kTo - kFrom) / gates; box += kWideBox)
+              tma_store_3d(&out_map, result + box * 64 * 2, x + box, y, at.batch);
           tma_store_commit();
         }
+      };
+      store(std::integral_constant<int, 0>());
+      if constexpr (Tile::kRound < kColumns) store(std::integral_constant<int, Tile::kRound>());
+      if constexpr (2 * Tile::kRound < kColumns) store(std::integral_constant<int, 2 * Tile::kRound>());
+      if constexpr (!kBlockScaled) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&columns_empty);
       }
     }
-    if (threadIdx.x % 128 == 0) tma_store_wait();
+    if (leader) tma_store_wait();
   }
   // A block's shared memory stays until its neighbour has sent and counted its last.
-  if constexpr (kCluster > 1) {
-    __syncwarp();
-    cluster_sync_relaxed();
-  }
+  __syncwarp();
+  cluster_sync_relaxed();
 }
 
 }  // namespace radix::gemm
