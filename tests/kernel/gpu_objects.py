@@ -30,18 +30,20 @@ def _pointwise(warp: int) -> tuple[set[str], set[str]]:
     wide, narrow = {"store_kernel<Wide>"}, {"store_kernel<unsigned int>", "store_kernel<unsigned short>"}
     for dtype, pack in _PACK.items():
         for n, names in ((pack, wide), (1, narrow)):
-            names |= {f"rope_kernel<{neox}, {n}, {dtype}>" for neox in ("true", "false")}
+            fused = ("8, 1", "16, 2") if n > 1 else ("16, 8",)  # lanes of a head, units of a lane
+            for neox in ("true", "false"):
+                names.add(f"rope_kernel<{neox}, {n}, {dtype}>")
+                names |= {f"fused_kernel<{neox}, {shape}, {n}, {dtype}>" for shape in fused}
             names |= {
                 f"gated_kernel<{act}, {n}, {index}, {dtype}>"
                 for act in ("Silu", "Gelu", "GeluTanh")
                 for index in ("unsigned int", "long")
             }
-        wide |= {f"fused_kernel<{lanes}, {units}, {pack}, {dtype}>" for lanes, units in ((8, 1), (16, 2))}
-        narrow.add(f"fused_kernel<16, 8, 1, {dtype}>")
         for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
             for add in ("true", "false"):
                 wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4")}
-                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in ("256, 2", "256, 4")}
+                blocks = ("256, 2" if add == "true" else "128, 4", "256, 4")
+                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in blocks}
                 wide.add(f"memory_kernel<{add}, {pack}, {tail}")
                 narrow.add(f"memory_kernel<{add}, 1, {tail}")
     return wide, narrow
@@ -66,7 +68,7 @@ def _quantize(warp: int) -> set[str]:
 FINISHERS = {f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")}
 FINISHERS.add("merge_kernel")
 _SAMPLING = {"count_kernel", "penalties_kernel", *FINISHERS}
-_SAMPLING |= {f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")}
+_SAMPLING |= {f"scan_kernel<{groups}, {edits}>" for groups in (1, 2, 4) for edits in ("true", "false")}
 
 
 def _collectives() -> set[str]:

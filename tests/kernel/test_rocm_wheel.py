@@ -21,8 +21,6 @@ pytestmark = pytest.mark.timeout(1500)  # the first test compiles the wheel
 
 TARGETS = ("gfx90a", "gfx942")
 WARP = 64
-# Reaches memory through generic addresses and 24 bytes of scratch: an open end (docs/status.md).
-GENERIC = "fused_kernel"
 LDS_BYTES = 65536
 SCRATCH_BYTES = 640  # a lane
 CODE_OBJECT_V5 = 3  # as the ELF header counts
@@ -64,7 +62,7 @@ def test_kernels_fit_the_gpu(kernels, target):
         assert facts["wavefront_size"] == 64, name
         # Scalars may spill (addresses, a row's settings): into lanes of vector registers, no memory is involved.
         for key in ("vgpr_spill_count", "private_segment_fixed_size"):
-            assert facts[key] == 0 or name in FINISHERS or name.startswith(GENERIC), (name, key)
+            assert facts[key] == 0 or name in FINISHERS, (name, key)
         assert facts["dynamic_stack"] == 0, name
         assert facts["group_segment_fixed_size"] <= LDS_BYTES, name
         # 1,024 threads are 16 waves on 4 SIMDs: 4 waves each must fit into 512 registers a lane.
@@ -78,8 +76,6 @@ def test_instructions(kernels, target):
     for name, kernel in kernels[target].items():
         seen = kernel.instructions
         assert sum(seen.values()) > (4 if name == "zero_kernel" else 40), f"{name} is empty"
-        if name.startswith(GENERIC):
-            continue
         assert name in FINISHERS or not [op for op in seen if UNWANTED.match(op)], (name, seen)
         loads, stores = seen["global_load_dwordx4"], seen["global_store_dwordx4"]
         assert name not in wide or (loads >= 1 and stores >= 1), name

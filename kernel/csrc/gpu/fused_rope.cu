@@ -28,13 +28,13 @@ struct Task {
   Heads q, k, v;
   Slots k_cache, v_cache;
   const void *q_weight, *k_weight;  // NULL: no norm
-  bool wide_weight, wide_positions, is_neox;
+  bool wide_weight, wide_positions;
   const float* cos_sin;
   const void* positions;
   const int64_t* slots;
   int64_t cos_sin_stride, positions_stride, slots_stride, max_position, num_slots, page_size, tokens;
   int q_heads, kv_heads, dim, half;
-  float eps;
+  float eps, inverse_dim;
 };
 
 // Where the two packs of unit u begin, and whether they are rotated.
@@ -43,13 +43,11 @@ struct Unit {
   bool rotated;
 };
 
-template <int N>
+template <bool kNeox, int N>
 __device__ Unit unit_at(int u, const Task& task) {
-  const int rotary = 2 * task.half;
-  if (!task.is_neox) return {2 * u * N, (2 * u + 1) * N, 2 * u * N < rotary};
-  if (u * N < task.half) return {u * N, task.half + u * N, true};
-  const int rest = rotary + 2 * (u * N - task.half);
-  return {rest, rest + N, false};
+  const int at = u * N;
+  const bool rotated = at < task.half, apart = rotated && kNeox;
+  return {apart ? at : 2 * at, apart ? at + task.half : 2 * at + N, rotated};
 }
 
 template <int N, class W>
@@ -60,132 +58,136 @@ __device__ void multiply(float (&x)[N], const W* weight, float scale) {
   for (int j = 0; j < N; j++) x[j] *= scale * to_float(w[j]);
 }
 
-// Partners are a[j], b[j]; without neox neighbours in the sequence a, b.
-template <int N>
-__device__ void rotate(float (&a)[N], float (&b)[N], const float* cos_sin, const Task& task, const Unit& unit) {
-  const int pair = task.is_neox ? unit.first : unit.first / 2;
-  float c[N], s[N];
-  load_wide<(N == 1 ? 1 : 4)>(cos_sin + pair, c);
-  load_wide<(N == 1 ? 1 : 4)>(cos_sin + task.half + pair, s);
-  const auto turn = [](float& x, float& y, float cos, float sin) {
+// Cosines and sines of a unit's N pairs.
+template <bool kNeox, int N>
+struct Turn {
+  float cos[N], sin[N];
+
+  __device__ void load(const float* cos_sin, const Task& task, const Unit& unit) {
+    const int pair = kNeox ? unit.first : unit.first / 2;
+    load_wide<(N == 1 ? 1 : 4)>(cos_sin + pair, cos);
+    load_wide<(N == 1 ? 1 : 4)>(cos_sin + task.half + pair, sin);
+  }
+  __device__ void pair(float& x, float& y, int i) const {
     const float low = x, high = y;
-    x = low * cos - high * sin;
-    y = high * cos + low * sin;
-  };
-  if (task.is_neox || N == 1) {
+    x = low * cos[i] - high * sin[i];
+    y = high * cos[i] + low * sin[i];
+  }
+  // Partners are a[j], b[j]; without neox neighbours in the sequence a, b.
+  __device__ void apply(float (&a)[N], float (&b)[N]) const {
+    if constexpr (kNeox || N == 1) {
 #pragma unroll
-    for (int j = 0; j < N; j++) turn(a[j], b[j], c[j], s[j]);
-  } else if constexpr (N > 1) {
+      for (int j = 0; j < N; j++) pair(a[j], b[j], j);
+    } else {
 #pragma unroll
-    for (int j = 0; j < N; j += 2) {
-      turn(a[j], a[j + 1], c[j / 2], s[j / 2]);
-      turn(b[j], b[j + 1], c[(N + j) / 2], s[(N + j) / 2]);
+      for (int j = 0; j < N; j += 2) {
+        pair(a[j], a[j + 1], j / 2);
+        pair(b[j], b[j + 1], (N + j) / 2);
+      }
     }
   }
-}
-
-// Head h of a token's q, k and v, one after the other.
-template <class T>
-__device__ const T* source(const Task& task, int64_t token, int h) {
-  if (h < task.q_heads) return reinterpret_cast<const T*>(task.q.data + token * task.q.token + h * task.q.head);
-  h -= task.q_heads;
-  if (h < task.kv_heads) return reinterpret_cast<const T*>(task.k.data + token * task.k.token + h * task.k.head);
-  h -= task.kv_heads;
-  return reinterpret_cast<const T*>(task.v.data + token * task.v.token + h * task.v.head);
-}
-
-// What becomes of a head.
-template <class T>
-struct Target {
-  T* to = nullptr;                 // NULL: it is skipped
-  const void* weight = nullptr;    // NULL: no norm
-  const float* cos_sin = nullptr;  // NULL: no rotation
 };
 
-template <class T>
-__device__ Target<T> target_of(const Task& task, int64_t token, int h) {
+// One division instruction sequence of 32 bits where that is enough, as it nearly always is.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
+}
+
+// Fields are chosen one by one: choosing between the structs would make their addresses in memory matter.
+__device__ inline Heads choose(bool first, const Heads a, const Heads b) {
+  return {first ? a.data : b.data, first ? a.token : b.token, first ? a.head : b.head};
+}
+
+// All lanes of a warp run it together: the sum is over the kLanes lanes of a head. Position, slot and elements are
+// asked for at once: what lies beyond the end is read from a place that exists, and not stored.
+template <bool kNeox, int kLanes, int kUnits, int N, class T>
+__device__ void process(const Task& task, bool inside, int64_t token, int h) {
+  const int lane = threadIdx.x % kLanes, units = task.dim / (2 * N);
   const int64_t at = token * task.positions_stride;
   const int64_t position = task.wide_positions ? static_cast<const int64_t*>(task.positions)[at]
                                                : static_cast<const int32_t*>(task.positions)[at];
   const int64_t slot = task.slots[token * task.slots_stride];
-  if (position < 0 || position >= task.max_position || slot < -1 || slot >= task.num_slots) return {};
-  const float* cos_sin = task.cos_sin + position * task.cos_sin_stride;
-  if (h < task.q_heads)
-    return {reinterpret_cast<T*>(task.q.data + token * task.q.token + h * task.q.head), task.q_weight, cos_sin};
-  if (slot < 0) return {};
-  const int64_t page = slot / task.page_size, offset = slot - page * task.page_size;
-  const auto place = [page, offset](const Slots& x, int head) {
-    return reinterpret_cast<T*>(x.data + page * x.page + offset * x.slot + head * x.head);
-  };
-  h -= task.q_heads;
-  if (h < task.kv_heads) return {place(task.k_cache, h), task.k_weight, cos_sin};
-  return {place(task.v_cache, h - task.kv_heads), nullptr, nullptr};
-}
-
-// All lanes of a warp run it together: the sum is over the kLanes lanes of a group. The elements are asked for before
-// the position and the slot, so that the two trips to memory overlap.
-template <int kLanes, int kUnits, int N, class T>
-__device__ void process(const Task& task, bool inside, int64_t token, int h) {
-  const int lane = threadIdx.x % kLanes, units = inside ? task.dim / (2 * N) : 0;
+  // Head h of q, k and v, one after the other.
+  const bool is_q = h < task.q_heads, is_k = !is_q && h < task.q_heads + task.kv_heads;
+  const int head = h - (is_q ? 0 : is_k ? task.q_heads : task.q_heads + task.kv_heads);
+  const Heads source = choose(is_q, task.q, choose(is_k, task.k, task.v));
+  const T* from = reinterpret_cast<const T*>(source.data + token * source.token + head * source.head);
+  Unit unit[kUnits];
   Pack<T, N> low[kUnits], high[kUnits];
-  const T* from = source<T>(task, token, h);
 #pragma unroll
   for (int i = 0; i < kUnits; i++) {
-    const int u = lane + i * kLanes;
-    if (u >= units) continue;
-    const Unit unit = unit_at<N>(u, task);
-    low[i] = load_pack<N>(from + unit.first);
-    high[i] = load_pack<N>(from + unit.second);
+    unit[i] = unit_at<kNeox, N>(min(lane + i * kLanes, units - 1), task);
+    low[i] = load_pack<N>(from + unit[i].first);
+    high[i] = load_pack<N>(from + unit[i].second);
   }
-  const Target<T> target = inside ? target_of<T>(task, token, h) : Target<T>{};
-  float a[kUnits][N], b[kUnits][N];
+
+  // A token whose position or slot does not exist is skipped; one with slot -1 is not stored.
+  const bool exists = position >= 0 && position < task.max_position && slot >= -1 && slot < task.num_slots;
+  const bool stored = inside && exists && (is_q || slot >= 0), normalised = task.q_weight && (is_q || is_k);
+  const int64_t page = slot < 0 ? 0 : quotient(slot, task.page_size), offset = slot - page * task.page_size;
+  const int64_t place = is_q   ? token * task.q.token
+                        : is_k ? page * task.k_cache.page + offset * task.k_cache.slot
+                               : page * task.v_cache.page + offset * task.v_cache.slot;
+  const Heads cache = {is_k ? task.k_cache.data : task.v_cache.data, 0, is_k ? task.k_cache.head : task.v_cache.head};
+  const Heads target = choose(is_q, task.q, cache);
+  T* to = reinterpret_cast<T*>(target.data + place + head * target.head);
+  const void* weight = is_q ? task.q_weight : task.k_weight;
+
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kUnits; i++) {
-    if (lane + i * kLanes >= units) continue;
+    float part = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      a[i][j] = to_float(low[i].at[j]);
-      b[i][j] = to_float(high[i].at[j]);
-      sum += a[i][j] * a[i][j] + b[i][j] * b[i][j];
+      const float a = to_float(low[i].at[j]), b = to_float(high[i].at[j]);
+      part += a * a + b * b;
     }
+    sum += lane + i * kLanes < units ? part : 0.f;
   }
 #pragma unroll
   for (int mask = kLanes / 2; mask > 0; mask >>= 1) sum += shuffle_xor(sum, mask);
-  const float scale = 1.f / sqrtf(sum / static_cast<float>(task.dim) + task.eps);
-  if (!target.to) return;
+  const float scale = rsqrtf(sum * task.inverse_dim + task.eps);
+  if (!stored) return;
 #pragma unroll
   for (int i = 0; i < kUnits; i++) {
-    const int u = lane + i * kLanes;
-    if (u >= units) continue;
-    const Unit unit = unit_at<N>(u, task);
-    if (target.weight && task.wide_weight) {
-      multiply(a[i], static_cast<const float*>(target.weight) + unit.first, scale);
-      multiply(b[i], static_cast<const float*>(target.weight) + unit.second, scale);
-    } else if (target.weight) {
-      multiply(a[i], static_cast<const T*>(target.weight) + unit.first, scale);
-      multiply(b[i], static_cast<const T*>(target.weight) + unit.second, scale);
-    }
-    if (target.cos_sin && unit.rotated) rotate(a[i], b[i], target.cos_sin, task, unit);
+    if (lane + i * kLanes >= units) continue;
+    const bool rotated = (is_q || is_k) && unit[i].rotated;
+    Turn<kNeox, N> turn;
+    if (rotated) turn.load(task.cos_sin + position * task.cos_sin_stride, task, unit[i]);
+    float a[N], b[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      from_float(a[i][j], low[i].at[j]);
-      from_float(b[i][j], high[i].at[j]);
+      a[j] = to_float(low[i].at[j]);
+      b[j] = to_float(high[i].at[j]);
     }
-    store_pack<N>(target.to + unit.first, low[i]);
-    store_pack<N>(target.to + unit.second, high[i]);
+    if (normalised && task.wide_weight) {
+      multiply(a, static_cast<const float*>(weight) + unit[i].first, scale);
+      multiply(b, static_cast<const float*>(weight) + unit[i].second, scale);
+    } else if (normalised) {
+      multiply(a, static_cast<const T*>(weight) + unit[i].first, scale);
+      multiply(b, static_cast<const T*>(weight) + unit[i].second, scale);
+    }
+    if (rotated) turn.apply(a, b);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      from_float(a[j], low[i].at[j]);
+      from_float(b[j], high[i].at[j]);
+    }
+    store_pack<N>(to + unit[i].first, low[i]);
+    store_pack<N>(to + unit[i].second, high[i]);
   }
 }
 
-template <int kLanes, int kUnits, int N, class T>
+template <bool kNeox, int kLanes, int kUnits, int N, class T>
 __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 4 : 2) fused_kernel(Task task) {
   wait_for_previous();
   constexpr int kGroups = kThreads / kLanes;
-  const int items = task.q_heads + 2 * task.kv_heads;
-  const int64_t total = task.tokens * items;
+  const int heads = task.q_heads + 2 * task.kv_heads;
+  const int64_t total = task.tokens * heads;
   for (int64_t first = int64_t{blockIdx.x} * kGroups; first < total; first += int64_t{gridDim.x} * kGroups) {
-    const int64_t item = first + threadIdx.x / kLanes, token = item / items;
-    process<kLanes, kUnits, N, T>(task, item < total, token, static_cast<int>(item - token * items));
+    const int64_t asked = first + threadIdx.x / kLanes, item = asked < total ? asked : total - 1;
+    const int64_t token = quotient(item, heads);
+    process<kNeox, kLanes, kUnits, N, T>(task, asked < total, token, static_cast<int>(item - token * heads));
   }
 }
 
@@ -212,13 +214,13 @@ struct Choice {
   int lanes;
 };
 
-template <class T>
-Choice choose(const Task& task) {
+template <bool kNeox, class T>
+Choice choose_kernel(const Task& task) {
   constexpr int N = kPackSize<T>;
   const int units = task.dim / (2 * N);
-  if (!aligned(task) || task.dim % (2 * N) != 0 || task.half % N != 0) return {fused_kernel<16, 8, 1, T>, 16};
-  if (units <= 8) return {fused_kernel<8, 1, N, T>, 8};
-  return {fused_kernel<16, 2, N, T>, 16};
+  if (!aligned(task) || task.dim % (2 * N) != 0 || task.half % N != 0) return {fused_kernel<kNeox, 16, 8, 1, T>, 16};
+  if (units <= 8) return {fused_kernel<kNeox, 8, 1, N, T>, 8};
+  return {fused_kernel<kNeox, 16, 2, N, T>, 16};
 }
 
 }  // namespace
@@ -239,7 +241,6 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
     task.wide_weight = dtype_of(*args.q_weight) == DType::f32;
   }
   task.wide_positions = dtype_of(*args.positions) == DType::i64;
-  task.is_neox = args.is_neox != 0;
   task.cos_sin = data_ptr<float>(table);
   task.positions = data_ptr<void>(*args.positions);
   task.slots = data_ptr<int64_t>(*args.slot_mapping);
@@ -255,8 +256,10 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
   task.dim = static_cast<int>(q.shape[2]);
   task.half = static_cast<int>(table.shape[1] / 2);
   task.eps = args.eps;
+  task.inverse_dim = 1.f / static_cast<float>(task.dim);
   dispatch_float(dtype_of(q), [&](auto t) {
-    const Choice choice = choose<typename decltype(t)::type>(task);
+    using T = typename decltype(t)::type;
+    const Choice choice = args.is_neox ? choose_kernel<true, T>(task) : choose_kernel<false, T>(task);
     launch_dependent("fused_qk_norm_rope_store", q.device, stream, choice.kernel,
                      blocks_for(task.tokens * (task.q_heads + 2 * task.kv_heads), kThreads / choice.lanes), kThreads,
                      task);

@@ -15,6 +15,10 @@ using namespace gpu;
 
 constexpr int kThreads = 256;
 
+// Threads of a block whose rows belong to groups of kGroup: a warp, half a block or the block.
+template <int kGroup>
+constexpr int kBlock = kGroup == RK_WARP ? kThreads : kGroup;
+
 // One call. Without kAdd: out = norm(input). With it: residual (`second`) += input, input = norm(residual).
 struct Task {
   DeviceRows input, second;
@@ -56,11 +60,11 @@ __device__ Pack<T, N> scaled(const Pack<T, N>& x, const W (&w)[N], float scale) 
 
 // kGroup threads (a warp or the block) share a row of at most kGroup * kPacks packs.
 template <bool kAdd, int kGroup, int kPacks, class T, class W>
-__global__ void __launch_bounds__(kThreads) register_kernel(Task task) {
-  constexpr int N = kPackSize<T>, kRows = kThreads / kGroup;
+__global__ void __launch_bounds__(kBlock<kGroup>) register_kernel(Task task) {
+  constexpr int N = kPackSize<T>, kRows = kBlock<kGroup> / kGroup;
   const int lane = threadIdx.x % kGroup, packs = static_cast<int>(task.n) / N;
   // A few bytes of weight are read before the wait: no kernel in flight writes them. More would cost occupancy.
-  constexpr bool kEarly = kPacks * N * sizeof(W) <= 32;
+  constexpr bool kEarly = kPacks * N * sizeof(W) <= (kGroup == 128 ? 64 : 32);
   const W* weight = static_cast<const W*>(task.weight);
   W early[kEarly ? kPacks : 1][N];
   if constexpr (kEarly) {
@@ -93,7 +97,11 @@ __global__ void __launch_bounds__(kThreads) register_kernel(Task task) {
       }
       sum += squares(x[p]);
     }
-    sum = kGroup == kThreads ? block_reduce<kThreads>(sum, Sum()) : warp_reduce(sum, Sum());
+    if constexpr (kGroup == RK_WARP) {
+      sum = warp_reduce(sum, Sum());
+    } else {
+      sum = block_reduce<kGroup>(sum, Sum());
+    }
     const float scale = scale_of(sum, task.n, task.eps);
     T* out = kAdd ? input : second;
 #pragma unroll
@@ -140,8 +148,13 @@ __global__ void __launch_bounds__(kThreads) memory_kernel(Task task) {
 
 struct Choice {
   void (*kernel)(Task);
-  int rows;  // of a block
+  int rows, threads;  // of a block
 };
+
+template <bool kAdd, int kGroup, int kPacks, class T, class W>
+Choice registers() {
+  return {register_kernel<kAdd, kGroup, kPacks, T, W>, kBlock<kGroup> / kGroup, kBlock<kGroup>};
+}
 
 template <bool kAdd, class T, class W>
 Choice choose(const Task& task) {
@@ -149,12 +162,20 @@ Choice choose(const Task& task) {
   const bool packed = task.n % N == 0 && task.input.aligned(16) && task.second.aligned(16) &&
                       reinterpret_cast<uintptr_t>(task.weight) % 16 == 0;
   const int64_t packs = task.n / N;
-  if (!packed) return {memory_kernel<kAdd, 1, T, W>, 1};
-  if (packs <= RK_WARP) return {register_kernel<kAdd, RK_WARP, 1, T, W>, kThreads / RK_WARP};
-  if (packs <= 4 * RK_WARP) return {register_kernel<kAdd, RK_WARP, 4, T, W>, kThreads / RK_WARP};
-  if (packs <= 2 * kThreads) return {register_kernel<kAdd, kThreads, 2, T, W>, 1};
-  if (packs <= 4 * kThreads) return {register_kernel<kAdd, kThreads, 4, T, W>, 1};
-  return {memory_kernel<kAdd, N, T, W>, 1};
+  if (!packed) return {memory_kernel<kAdd, 1, T, W>, 1, kThreads};
+  if (packs <= RK_WARP) return registers<kAdd, RK_WARP, 1, T, W>();
+  if (packs <= 4 * RK_WARP) return registers<kAdd, RK_WARP, 4, T, W>();
+  // Half as many threads with twice the bytes in flight each: less of a row's time goes into its sum. With a second
+  // input there are enough in flight either way.
+  if (packs <= 512) {
+    if constexpr (kAdd) {
+      return registers<kAdd, 256, 2, T, W>();
+    } else {
+      return registers<kAdd, 128, 4, T, W>();
+    }
+  }
+  if (packs <= 4 * kThreads) return registers<kAdd, kThreads, 4, T, W>();
+  return {memory_kernel<kAdd, N, T, W>, 1, kThreads};
 }
 
 template <bool kAdd>
@@ -164,7 +185,7 @@ void run(const char* op, const rk_tensor& input, const rk_tensor& second, const 
   dispatch_float(dtype_of(input), [&](auto t) {
     using T = typename decltype(t)::type;
     const Choice choice = dtype_of(weight) == DType::f32 ? choose<kAdd, T, float>(task) : choose<kAdd, T, T>(task);
-    launch_dependent(op, input.device, stream, choice.kernel, blocks_for(task.input.count, choice.rows), kThreads,
+    launch_dependent(op, input.device, stream, choice.kernel, blocks_for(task.input.count, choice.rows), choice.threads,
                      task);
   });
 }
