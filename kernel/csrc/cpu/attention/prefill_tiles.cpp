@@ -47,7 +47,7 @@ struct State {
   alignas(64) bf16 q[kMaxTileRows * kMaxHeadDim];   // [16 rows][32 dims] tiles of words: [dim pair][row]
   alignas(64) bf16 k[kBlock * kMaxHeadDim];         // [16 tokens][32 dims]
   alignas(64) bf16 v[kBlock * kMaxHeadDim];         // [16 dims][32 tokens]
-  alignas(64) float s[kBlock * kLanes];             // [token][query]
+  alignas(64) float s[2][kBlock * kLanes];          // [token][query], of the present and the next 32 queries
   alignas(64) uint32_t p[kBlock / 2 * kLanes];      // [32 tokens][16 queries] tiles of words: [token pair][query]
   alignas(64) float o[kMaxTileRows * kMaxHeadDim];  // [32 queries] of [dim][query]
   alignas(64) float m[kMaxTileRows], l[kMaxTileRows];
@@ -152,18 +152,31 @@ class PrefillTile {
       load_values<bf16>(tokens, padded);
     }
     find_block(base + kBlock, end);
+    Part part = visible_part(0, base, padded);
+    for (int64_t t = part.begin; t < part.end; t += 2 * kTile) scores(part, t);
     for (int64_t g = 0; g < groups_; g++) {
       prefetch(g * found_ / groups_, (g + 1) * found_ / groups_);
-      // Visible ranges move forward with the token.
-      const Range first = seen(g * kLanes), last = seen(g * kLanes + kLanes - 1);
-      const int64_t from = greater(0, (first.begin - base) / 32 * 32);
-      const int64_t to = lesser(padded, (last.end - base + 31) / 32 * 32);
-      if (from >= to) continue;
-      scores(g, from, to);
-      softmax(g, base, from, to, last.begin > base + from || first.end < base + to);
-      values(g, from, to);
+      const Part next = visible_part(g + 1, base, padded);
+      softmax(part, base, next);
+      values(part);
+      part = next;
     }
   }
+
+  // The tokens of the block that some row of a group sees, in tiles; none for a group past the last.
+  struct Part {
+    int64_t group, begin, end;
+    bool masked;  // some row does not see all of them
+  };
+  Part visible_part(int64_t g, int64_t base, int64_t padded) const {
+    if (g >= groups_) return {g, 0, 0, false};
+    // Visible ranges move forward with the token.
+    const Range first = seen(g * kLanes), last = seen(g * kLanes + kLanes - 1);
+    const int64_t begin = greater(0, (first.begin - base) / 32 * 32);
+    const int64_t end = greater(begin, lesser(padded, (last.end - base + 31) / 32 * 32));
+    return {g, begin, end, last.begin > base + begin || first.end < base + end};
+  }
+  float* score_row(int64_t g, int64_t t) const { return st_.s[g % 2] + t * kLanes; }
 
   void prefetch(int64_t begin, int64_t end) const {
     const int64_t bytes = dim_ * (task_.k_scale.data ? 1 : 2);
@@ -220,53 +233,52 @@ class PrefillTile {
     return reinterpret_cast<uint32_t*>(st_.v) + (d / kTile * (kBlock / 32) + t / 32) * kTileWords;
   }
 
-  // s[begin, end) of row group g.
-  void scores(int64_t g, int64_t begin, int64_t end) {
+  // Of the group's rows with tokens [t, t + 32) of the block.
+  void scores(const Part& part, int64_t t) {
     const int64_t tile_row = k_tiles_ * 2 * kTileWords;
-    const bf16* q = st_.q + 2 * g * tile_row;
-    for (int64_t t = begin; t < end; t += 2 * kTile) {
-      const bf16* k = st_.k + t / kTile * tile_row;
-      tile_zero<0>();
-      tile_zero<1>();
-      tile_zero<2>();
-      tile_zero<3>();
-      for (int64_t c = 0; c < k_tiles_; c++) {
-        tile_load<4>(k + c * 2 * kTileWords, 64);
-        tile_load<5>(k + tile_row + c * 2 * kTileWords, 64);
-        tile_load<6>(q + c * 2 * kTileWords, 64);
-        tile_load<7>(q + tile_row + c * 2 * kTileWords, 64);
-        tile_dot<0, 4, 6>();
-        tile_dot<1, 4, 7>();
-        tile_dot<2, 5, 6>();
-        tile_dot<3, 5, 7>();
-      }
-      float* s = st_.s + t * kLanes;
-      tile_store<0>(s, kLanes * 4);
-      tile_store<1>(s + kTile, kLanes * 4);
-      tile_store<2>(s + kTile * kLanes, kLanes * 4);
-      tile_store<3>(s + kTile * kLanes + kTile, kLanes * 4);
+    const bf16* q = st_.q + 2 * part.group * tile_row;
+    const bf16* k = st_.k + t / kTile * tile_row;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (int64_t c = 0; c < k_tiles_; c++) {
+      tile_load<4>(k + c * 2 * kTileWords, 64);
+      tile_load<5>(k + tile_row + c * 2 * kTileWords, 64);
+      tile_load<6>(q + c * 2 * kTileWords, 64);
+      tile_load<7>(q + tile_row + c * 2 * kTileWords, 64);
+      tile_dot<0, 4, 6>();
+      tile_dot<1, 4, 7>();
+      tile_dot<2, 5, 6>();
+      tile_dot<3, 5, 7>();
     }
+    float* s = score_row(part.group, t);
+    tile_store<0>(s, kLanes * 4);
+    tile_store<1>(s + kTile, kLanes * 4);
+    tile_store<2>(s + kTile * kLanes, kLanes * 4);
+    tile_store<3>(s + kTile * kLanes + kTile, kLanes * 4);
   }
 
   // Scores times unit() are exponents of 2: they are left as the product made them where a positive scale is all.
   bool direct() const { return task_.options.softcap == 0 && task_.options.softmax_scale > 0; }
   float unit() const { return direct() ? task_.options.softmax_scale * kLog2E : kLog2E; }
 
-  void softmax(int64_t g, int64_t base, int64_t begin, int64_t end, bool masked) {
+  // The scores of the next group are computed on the way: AMX works while the exponentials keep the vector units busy.
+  void softmax(const Part& part, int64_t base, const Part& next) {
     Vec top[kLaneVecs];
     for (Vec& x : top) x = set1(kNegInf);
-    if (masked || !direct() || task_.k_scale.data) {
-      limit_scores(g, base, begin, end, top);
+    if (part.masked || !direct() || task_.k_scale.data) {
+      limit_scores(part, base, top);
     } else {
-      for (int64_t t = begin; t < end; t++)
-        for (int i = 0; i < kLaneVecs; i++) top[i] = max(top[i], load(st_.s + t * kLanes + i * W));
+      for (int64_t t = part.begin; t < part.end; t++)
+        for (int i = 0; i < kLaneVecs; i++) top[i] = max(top[i], load(score_row(part.group, t) + i * W));
     }
     Vec shift[kLaneVecs], factor[kLaneVecs];
-    if (raise_maximum(g, top, shift, factor)) rescale(g, factor);
+    if (raise_maximum(part.group, top, shift, factor)) rescale(part.group, factor);
     if (task_.v_scale.data) {
-      exponentials<true>(g, begin, end, shift, factor);
+      exponentials<true>(part, shift, factor, next);
     } else {
-      exponentials<false>(g, begin, end, shift, factor);
+      exponentials<false>(part, shift, factor, next);
     }
   }
 
@@ -287,45 +299,51 @@ class PrefillTile {
   }
 
   template <bool Scaled>
-  void exponentials(int64_t g, int64_t begin, int64_t end, const Vec* shift, const Vec* factor) {
-    float* l = st_.l + g * kLanes;
+  void exponentials(const Part& part, const Vec* shift, const Vec* factor, const Part& next) {
+    float* l = st_.l + part.group * kLanes;
     const Vec scale = set1(unit());
-    Vec even_sum[kLaneVecs], odd_sum[kLaneVecs];
+    Vec even_sum[kLaneVecs], odd_sum[kLaneVecs], down[kLaneVecs];
     for (int i = 0; i < kLaneVecs; i++) {
       even_sum[i] = load(l + i * W) * factor[i];
       odd_sum[i] = zero();
+      down[i] = zero() - shift[i];
     }
-    for (int64_t t = begin; t < end; t += 2)
-      for (int i = 0; i < kLaneVecs; i++) {
-        const float* s = st_.s + t * kLanes + i * W;
-        Vec even = exp2(fma(load(s), scale, zero() - shift[i])),
-            odd = exp2(fma(load(s + kLanes), scale, zero() - shift[i]));
-        even_sum[i] = even_sum[i] + even;
-        odd_sum[i] = odd_sum[i] + odd;
-        if (Scaled) {
-          even = even * set1(st_.v_scale[t]);
-          odd = odd * set1(st_.v_scale[t + 1]);
+    int64_t ahead = next.begin;
+    for (int64_t first = part.begin; first < part.end; first += 2 * kTile) {
+      if (ahead < next.end) scores(next, ahead);
+      ahead += 2 * kTile;
+      for (int64_t t = first; t < first + 2 * kTile; t += 2)
+        for (int i = 0; i < kLaneVecs; i++) {
+          const float* s = score_row(part.group, t) + i * W;
+          Vec even = exp2(fma(load(s), scale, down[i])), odd = exp2(fma(load(s + kLanes), scale, down[i]));
+          even_sum[i] = even_sum[i] + even;
+          odd_sum[i] = odd_sum[i] + odd;
+          if (Scaled) {
+            even = even * set1(st_.v_scale[t]);
+            odd = odd * set1(st_.v_scale[t + 1]);
+          }
+          store_pairs(probability_tile(t, i * W / kTile) + t % 32 / 2 * kTile + i * W % kTile, even, odd);
         }
-        store_pairs(probability_tile(t, i * W / kTile) + t % 32 / 2 * kTile + i * W % kTile, even, odd);
-      }
+    }
+    for (; ahead < next.end; ahead += 2 * kTile) scores(next, ahead);
     for (int i = 0; i < kLaneVecs; i++) store(l + i * W, even_sum[i] + odd_sum[i]);
   }
   uint32_t* probability_tile(int64_t t, int64_t half) const { return st_.p + (t / 32 * 2 + half) * kTileWords; }
 
   // Scales of INT8 keys, a scale that is not positive, soft cap, mask.
-  void limit_scores(int64_t g, int64_t base, int64_t begin, int64_t end, Vec* top) {
+  void limit_scores(const Part& part, int64_t base, Vec* top) {
     alignas(64) float from[kLanes], to[kLanes];
     for (int64_t r = 0; r < kLanes; r++) {
-      const Range range = seen(g * kLanes + r);
+      const Range range = seen(part.group * kLanes + r);
       from[r] = static_cast<float>(greater(range.begin - base, 0));
       to[r] = static_cast<float>(greater(lesser(range.end - base, kBlock), 0));
     }
     const float softcap = task_.options.softcap;
     const Vec cap = set1(softcap), scale = set1(task_.options.softmax_scale);
-    for (int64_t t = begin; t < end; t++) {
+    for (int64_t t = part.begin; t < part.end; t++) {
       const Vec at = set1(static_cast<float>(t)), key_scale = set1(st_.k_scale[t]);
       for (int i = 0; i < kLaneVecs; i++) {
-        float* s = st_.s + t * kLanes + i * W;
+        float* s = score_row(part.group, t) + i * W;
         Vec x = load(s) * key_scale;
         if (!direct()) x = softcap > 0 ? cap * tanh(x * scale / cap) : x * scale;
         x = select(lt(at, load(to + i * W)), x, set1(kNegInf));
@@ -342,10 +360,12 @@ class PrefillTile {
       for (int i = 0; i < kLaneVecs; i++) store(o + d * kLanes + i * W, load(o + d * kLanes + i * W) * factor[i]);
   }
 
-  void values(int64_t g, int64_t begin, int64_t end) {
+  void values(const Part& part) {
+    if (part.begin >= part.end) return;
+    float* o = group_o(part.group);
     int64_t d = 0;
-    for (; d + 2 * kTile <= dim_; d += 2 * kTile) value_tiles<2>(group_o(g) + d * kLanes, d, begin, end);
-    if (d < dim_) value_tiles<1>(group_o(g) + d * kLanes, d, begin, end);
+    for (; d + 2 * kTile <= dim_; d += 2 * kTile) value_tiles<2>(o + d * kLanes, d, part.begin, part.end);
+    if (d < dim_) value_tiles<1>(o + d * kLanes, d, part.begin, part.end);
   }
 
   // o: [16 Tiles dims][32 queries] += V' P'.

@@ -129,7 +129,11 @@ template <class Fn>
 inline void each_row_block(int64_t rows, const Fn& fn) {
   int64_t r = 0;
   for (; r + kRowBlock <= rows; r += kRowBlock) fn(RowCount<kRowBlock>{}, r);
-  for (; r < rows; r++) fn(RowCount<1>{}, r);
+  if (kRowBlock > 2 && r + 2 <= rows) {
+    fn(RowCount<2>{}, r);
+    r += 2;
+  }
+  if (r < rows) fn(RowCount<1>{}, r);
 }
 
 }  // namespace radix::cpu::RK_ISA

@@ -24,7 +24,8 @@ constexpr int kTileWords = 16 * 16;  // 1 KiB
 
 #if defined(__AMX_BF16__)
 
-// Tile shapes are per thread and other libraries change them: set at every kernel's entry, released at its end.
+// Tile shapes are per thread and other libraries change them: set at every kernel's entry, released at its end. So are
+// the flags of float arithmetic: a probability that underflows becomes 0 without the processor's slow path.
 class TileScope {
  public:
   TileScope() {
@@ -40,10 +41,17 @@ class TileScope {
     }
     // gcc 12's intrinsic declares 8 of the 64 bytes as input and drops the other stores.
     asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const char(*)[64]>(&config)) : "memory");
+    _mm_setcsr(flags_ | _MM_FLUSH_ZERO_ON);
   }
-  ~TileScope() { _tile_release(); }
+  ~TileScope() {
+    _mm_setcsr(flags_);
+    _tile_release();
+  }
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
+
+ private:
+  const unsigned flags_ = _mm_getcsr();
 };
 
 // In assembly: the intrinsics take literal numbers only and do not say which memory they read and write.
