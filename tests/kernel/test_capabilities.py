@@ -47,7 +47,7 @@ def test_keys_and_ops():
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "DecoderLayer", "DenseDecoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
+        "DecoderLayer", "DenseDecoder", "GpuCommunicator", "fused_experts_packed", "LogitEdits", "PackedExperts",
         "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
         "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback", "set_num_threads",
         "unpack_weight",

@@ -42,7 +42,6 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "moe_align_block_size": ("int32",),
     "moe_sum": _FLOATS,
     "fused_experts": _FLOATS,
-    "fused_experts_packed": _FLOATS,
     "m_grouped_gemm_contiguous": _FLOATS + _FP8,
     "m_grouped_gemm_masked": _FLOATS + _FP8,
     "apply_penalties_inplace": ("float32",),
@@ -60,7 +59,6 @@ _NATIVE_NAMES = {
     "per_token_group_quant": "per_token_quant_fp8",
     "silu_and_mul_quant_fp8": "per_token_quant_fp8",
     "embedding": "embedding_packed",
-    "fused_experts_packed": "linear_packed",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
 }
 # And where the CPU has one of its own for it.
