@@ -1,6 +1,6 @@
-// Included ahead of every source of the peer's build (-include). GCC 12's _tile_loadconfig tells the optimiser of 8 of the
-// 64 bytes it reads, and its tile loads of none of theirs, so that -O3 drops the stores before them and a machine with
-// AMX raises SIGILL. These say what they read.
+// Included ahead of every source of the peer's build (-include). GCC 12's _tile_loadconfig tells the optimiser of 8 of
+// the 64 bytes it reads, and its tile loads of none of theirs, so that -O3 drops the stores before them and a machine
+// with AMX raises SIGILL. These say what they read.
 #pragma once
 
 #if defined(__AMX_TILE__) && !defined(__clang__)
@@ -13,8 +13,6 @@ static inline void whole_tile_config(const void* config) {
 
 #undef _tile_loadd
 #define _tile_loadd(tile, base, stride) whole_tile_load(tile, base, stride)
-#define whole_tile_load(tile, base, stride)                                        \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), \
-                   "r"((long)(stride))                                             \
-                   : "memory")
+#define whole_tile_load(tile, base, stride) \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(base)), "r"((long)(stride)) : "memory")
 #endif
