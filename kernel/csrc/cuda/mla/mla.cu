@@ -2,7 +2,6 @@
 #include "cuda/mla/mla.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "api/mla.h"
 #include "common/tensor.h"
@@ -40,9 +39,6 @@ int tile_rows(const Shape& s) {
 
 // At most as many query rows in a row as the kernel for few serves at once.
 bool few_rows(const Shape& s) {
-#ifdef RADIX_MLA_TUNE
-  if (getenv("MLA_WIDE")) return false;
-#endif
   return s.heads * s.max_seqlen_q <= 16;
 }
 
@@ -55,13 +51,6 @@ void run_any_split(const Args& args, rk_stream stream) {
   // Two blocks of rows that read the same tokens share the copies.
   a.cluster = a.box_tokens > 0 && p.heads * p.max_seqlen_q > 64 ? 2 : 1;
   const bool bf = p.dtype == DType::bf16;
-#ifdef RADIX_MLA_TUNE
-  if (const char* x = getenv("MLA_CLUSTER")) a.cluster = std::min(a.cluster, atoi(x));
-  if (const char* x = getenv("MLA_GATHER")) a.box_tokens = 0, a.cluster = 1;
-  if (const char* x = getenv("MLA_AHEAD")) a.ahead = atoi(x);
-  if (const char* x = getenv("MLA_MIN")) a.min_tiles = atoi(x);
-  if (const char* x = getenv("MLA_NOLOAD")) a.no_load = atoi(x);
-#endif
   a.box_tokens = std::min(a.box_tokens, 64 / a.cluster);
   if (few_rows(p)) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
   bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);

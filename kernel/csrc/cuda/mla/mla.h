@@ -23,9 +23,6 @@ struct Args : attention::decode::Args {
 struct WideArgs : Args {
   int cluster = 1;     // blocks, each with 64 of the query rows
   int box_tokens = 0;  // of a box of the tensor map; 0: tokens are copied one by one
-  int min_tiles = 2;   // of a run
-  int ahead = 0;       // tiles that are brought to L2 before their turn
-  int no_load = 0;
 };
 
 // Up to 32 query rows (heads x tokens) at once on mma.sync: bound by bytes.

@@ -66,11 +66,6 @@ class Producer {
                   blocks = half ? kBlocks - kLeftBlocks : kLeftBlocks;
         wait_empty(at, half);
         uint64_t* full = &shared_.full[at][half];
-        if (a_.no_load && t > 1) {
-          if (lane_ == 0) hopper::barrier_arrive(full);
-          __syncwarp();
-          continue;
-        }
         if (lane_ == 0) hopper::barrier_arrive_expect(full, blocks * kBlockBytes);
         __syncwarp();
         for (int base = 0; base < boxes * blocks; base += 32) {
@@ -89,21 +84,6 @@ class Producer {
         __syncwarp();
       }
       use_ ^= 1 << at;
-      if (a_.ahead > 0 && t + a_.ahead < s.tiles) prefetch(s, t + a_.ahead, box, boxes, pages, next_pages);
-    }
-  }
-  // Tile t to L2. pages, next_pages: of the 32 boxes around `box` and the next 32.
-  __device__ void prefetch(const Segment& s, int t, int box, int boxes, int pages, int next_pages) {
-    const int share = kTile / a_.cluster, ahead = t * boxes;
-    const int64_t page_step = a_.p.k_page * 2, token_step = a_.p.k_token * 2;
-    for (int i = lane_; i < share * kBlocks; i += 32) {
-      const int in_share = i / kBlocks, line = i % kBlocks;
-      const int mine =
-          __shfl_sync(~0u, ahead / 32 == box / 32 ? pages : next_pages, (ahead + in_share / a_.box_tokens) % 32);
-      const int token = (s.first + t) * kTile + rank_ * share + in_share;
-      if (token >= s.kv_len) continue;
-      const char* from = static_cast<const char*>(a_.p.k) + mine * page_step + token % a_.p.page_size * token_step;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line * 128));
     }
   }
   // The page of a segment's box; past the row's end one that does not exist, which arrives as zeros.

@@ -13,6 +13,7 @@
 namespace radix::mla {
 
 constexpr int kTile = 64;
+constexpr int kMinTiles = 4;  // of a run: shorter ones cost more to join than they save
 
 // One row of the batch in the line.
 struct Row {
@@ -38,12 +39,14 @@ struct Place {
     const int each = total / runs, rest = total - each * runs;
     return run * each + run * rest / runs;
   }
+  // The run that has tile x.
+  __device__ int run_of(int x) const { return static_cast<int>((static_cast<int64_t>(x + 1) * runs - 1) / total); }
 };
 
-// Runs in use of `most`: none shorter than a.min_tiles. If all rows are alike, as many as cut them into equal parts or
+// Runs in use of `most`: none shorter than kMinTiles. If all rows are alike, as many as cut them into equal parts or
 // none, unless that leaves more than 1 of 16 idle.
 __device__ inline int runs_for(const WideArgs& a, int total, int tiles, bool alike, int most) {
-  const int runs = max(1, min(most, total / a.min_tiles));
+  const int runs = max(1, min(most, total / kMinTiles));
   if (!alike || tiles == 0) return runs;
   const int blocks = total / tiles, each = (blocks + runs - 1) / runs;
   const int even = blocks <= runs ? runs / blocks * blocks : (blocks + each - 1) / each;

@@ -1,10 +1,10 @@
 // MLA decode for up to 16 query rows: bound by the bytes of the cache.
 //
 // The tokens are the 64 rows of the products, the query rows their 16 columns, so little of the tensor cores' time is
-// wasted: S^T = K Q^T, O^T = V^T P^T. Two warpgroups work alone, the first on the even tiles and the second on the odd
-// ones, each in a buffer of its own; they meet at the end of a segment. A warp has 16 of a tile's tokens, so a tile's
-// maxima pass through shared memory, and P^T lies there as the operand of the second product. The third warpgroup
-// copies.
+// wasted: S^T = K Q^T, O^T = V^T P^T. Two warpgroups share each tile, the left 256 dimensions and the right ones with
+// the rotary: each adds up its half of S and owns its half of O. The halves of S meet in shared memory, the one
+// exchange of a tile; the softmax is made by both. A warp has 16 of a tile's tokens, so their maxima pass through
+// shared memory, and P^T lies there as the operand of the second product. The third warpgroup copies.
 #pragma once
 
 #include "cuda/hopper/registers.h"
@@ -26,9 +26,8 @@ constexpr int kQueryBlockBytes = kRows * 128;
 struct Shared {
   char q[kBlocks * kQueryBlockBytes];
   char tile[2][kBlocks * kBlockBytes];
-  char p[2][kRows * 128];  // [query row][token], in the swizzle
-  float exchange[2][32][128];
-  float m[2][kRows];
+  char p[2][kRows * 128];     // of a warpgroup: [query row][token], in the swizzle
+  float4 part[2][2][2][128];  // halves of S; two, used in turn
   float top[2][2][4][kRows];  // of a warp; two, used in turn
   float total[2][4][kRows];   // l of a warp
   uint64_t full[2][2], empty[2][2];
@@ -55,8 +54,8 @@ __device__ inline void multiply_transposed(float (&d)[8], uint64_t a, uint64_t b
 }
 #undef RK_MULTIPLY
 
-// A computing warpgroup: tiles kSide, kSide + 2, ... of a segment. A thread's accumulators lie at tokens or dimensions
-// 16 w + g (+ 8) and query rows column(i), g = lane / 4.
+// A computing warpgroup: dimensions 256 kSide .. + 256. A thread's accumulators lie at tokens or dimensions 16 w + g (+
+// 8) and query rows column(i), g = lane / 4.
 template <class T, int kSide>
 class Consumer {
   static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
@@ -85,16 +84,16 @@ class Consumer {
       // Tokens that the block's first query sees, and so all of them.
       all_ = a_.p.causal ? min(s.kv_len, s.kv_len - s.queries + s.packed / a_.group + 1) : s.kv_len;
 #pragma unroll
-      for (int b = 0; b < 8; b++)
+      for (int b = 0; b < 4; b++)
 #pragma unroll
         for (int i = 0; i < 8; i++) o_[b][i] = 0;
-      for (int t = kSide; t < s.tiles; t += 2) tile((s.first + t) * kTile, s.kv_len);
-      join();
+      for (int t = 0; t < s.tiles; t++) tile(t & 1, (s.first + t) * kTile, s.kv_len);
+      sum_up();
       if (s.complete()) {
         store(s, rows);
       } else {
         store_part(part_of<kRows>(a_, run, s.first == 0), rows);
-        if (s.first == 0) begun = begin(a_, s, place, kRows);
+        if (s.first == 0) begun = begin(a_, s, place, run, kRows);
       }
     }
     if (threadIdx.x == 0) begun_of(a_, run) = begun;
@@ -127,55 +126,58 @@ class Consumer {
     named_barrier(kBoth, kConsumers);
   }
 
-  __device__ void tile(int token, int kv_len) {
+  __device__ void tile(int at, int token, int kv_len) {
     float s[8];
-    scores(s);
-    if (token + kTile > kv_len) clear(max(0, kv_len - token));
+    scores(s, at);
+    if (token + kTile > kv_len) clear(at, max(0, kv_len - token));
     shape(s, token);
     soften(s);
     hand_over(s);
-    add_values();
-    if (lane_ == 0) {
-      hopper::barrier_arrive(&shared_.empty[kSide][0]);
-      hopper::barrier_arrive(&shared_.empty[kSide][1]);
-    }
+    add_values(at);
+    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide]);
+    use_ ^= 1 << at;
+    turn_ ^= 1;
   }
 
-  // S^T of this warpgroup's tile.
-  __device__ void scores(float (&s)[8]) {
+  // S^T of a tile.
+  __device__ void scores(float (&s)[8], int at) {
+    constexpr int kFirst = kSide * kLeftBlocks, kLast = kSide ? kBlocks : kLeftBlocks;
     float part[2][8];  // two chains: a product would wait for the one before it
-    uint64_t q = hopper::swizzled_operand(shared_.q), k = hopper::swizzled_operand(shared_.tile[kSide]);
-    asm volatile("" : "+l"(q), "+l"(k));  // descriptors made anew, not kept in registers
+    const uint64_t q = hopper::swizzled_operand(shared_.q), k = hopper::swizzled_operand(shared_.tile[at]);
+    hopper::barrier_wait(&shared_.full[at][kSide], use_ >> at & 1);
+    if (a_.box_tokens == 0) hopper::fence_async_shared();
+    hopper::wgmma_fence();
 #pragma unroll
-    for (int turn = 0; turn < 2; turn++) {
-      const int half = kSide ^ turn;
-      hopper::barrier_wait(&shared_.full[kSide][half], use_);
-      if (a_.box_tokens == 0) hopper::fence_async_shared();
-      hopper::wgmma_fence();
+    for (int block = kFirst; block < kLast; block++)
 #pragma unroll
-      for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
-#pragma unroll
-        for (int step = 0; step < 4; step++)
-          hopper::Wgmma<kType, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
-                                           hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
-                                           turn > 0 || step > 1 || block != half * kLeftBlocks);
-    }
-    use_ ^= 1;
+      for (int step = 0; step < 4; step++)
+        hopper::Wgmma<kType, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
+                                         hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                         step > 1 || block > kFirst);
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
     hopper::wgmma_hold(part[0]);
     hopper::wgmma_hold(part[1]);
+    float4(&halves)[2][2][128] = shared_.part[turn_];
 #pragma unroll
     for (int e = 0; e < 8; e++) s[e] = part[0][e] + part[1][e];
+    halves[kSide][0][thread_] = make_float4(s[0], s[1], s[2], s[3]);
+    halves[kSide][1][thread_] = make_float4(s[4], s[5], s[6], s[7]);
+    named_barrier(kBoth, kConsumers);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float4 other = halves[1 - kSide][i][thread_];
+      s[4 * i] += other.x, s[4 * i + 1] += other.y, s[4 * i + 2] += other.z, s[4 * i + 3] += other.w;
+    }
   }
 
   // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
-  __device__ void clear(int from) {
-    const uint32_t tile = hopper::shared_address(shared_.tile[kSide]);
+  __device__ void clear(int at, int from) {
+    const uint32_t half = hopper::shared_address(shared_.tile[at]) + kSide * kLeftBlocks * kBlockBytes;
     for (int i = from * 8 + thread_; i < kTile * 8; i += 128)
 #pragma unroll
-      for (int block = 0; block < kLatent / 64; block++)
-        attention::decode::store_shared(tile + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
+      for (int block = 0; block < kLeftBlocks; block++)
+        attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
     hopper::fence_async_shared();  // and the barriers before the product that reads them
   }
 
@@ -200,7 +202,6 @@ class Consumer {
       for (int mask = 4; mask < 32; mask *= 2) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], mask));
     }
     float(&shared)[4][kRows] = shared_.top[kSide][turn_];
-    turn_ ^= 1;
     if (lane_ < 4) {
 #pragma unroll
       for (int i = 0; i < 4; i++) shared[warp_][column(i)] = top[i];
@@ -221,7 +222,7 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 4; i++) l_[i] *= by[i];
 #pragma unroll
-      for (int b = 0; b < 8; b++)
+      for (int b = 0; b < 4; b++)
 #pragma unroll
         for (int e = 0; e < 8; e++) o_[b][e] *= by[which(e)];
     }
@@ -246,63 +247,41 @@ class Consumer {
   }
 
   // O^T += V^T P^T.
-  __device__ void add_values() {
-    uint64_t v = hopper::transposed_operand(shared_.tile[kSide], kBlockBytes);
-    asm volatile("" : "+l"(v));
+  __device__ void add_values(int at) {
+    const uint64_t v = hopper::transposed_operand(shared_.tile[at] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
     const uint64_t p = hopper::swizzled_operand(shared_.p[kSide]);
     hopper::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
 #pragma unroll
-      for (int b = 0; b < 8; b++)
+      for (int b = 0; b < 4; b++)
         multiply_transposed<T>(o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
 #pragma unroll
-    for (int b = 0; b < 8; b++) hopper::wgmma_hold(o_[b]);
+    for (int b = 0; b < 4; b++) hopper::wgmma_hold(o_[b]);
   }
 
-  // Both warpgroups' results become one, of which this one keeps dimensions 256 kSide .. + 256, as o_[0 .. 3].
-  __device__ void join() {
+  // l becomes the sum over all lanes and warps.
+  __device__ void sum_up() {
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) l_[i] += __shfl_xor_sync(~0u, l_[i], mask);
+    float(&shared)[4][kRows] = shared_.total[kSide];
     if (lane_ < 4) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        shared_.total[kSide][warp_][column(i)] = l_[i];
-        if (warp_ == 0) shared_.m[kSide][column(i)] = m_[i];  // the same in all
-      }
+      for (int i = 0; i < 4; i++) shared[warp_][column(i)] = l_[i];
     }
-#pragma unroll
-    for (int b = 0; b < 4; b++)
-#pragma unroll
-      for (int e = 0; e < 8; e++) shared_.exchange[kSide][b * 8 + e][thread_] = o_[kSide == 0 ? 4 + b : b][e];
-    named_barrier(kBoth, kConsumers);
-    float mine[4], others[4];
+    named_barrier(kOwn + kSide, 128);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      float sum[2] = {};
+      l_[i] = 0;
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        sum[0] += shared_.total[kSide][w][column(i)];
-        sum[1] += shared_.total[1 - kSide][w][column(i)];
-      }
-      const float other = shared_.m[1 - kSide][column(i)], m = fmaxf(m_[i], other);
-      mine[i] = weight(m_[i], m), others[i] = weight(other, m);
-      // The same order in both warpgroups.
-      const float first = kSide == 0 ? sum[0] * mine[i] : sum[1] * others[i];
-      l_[i] = first + (kSide == 0 ? sum[1] * others[i] : sum[0] * mine[i]);
-      m_[i] = m;
+      for (int w = 0; w < 4; w++) l_[i] += shared[w][column(i)];
     }
-#pragma unroll
-    for (int b = 0; b < 4; b++)
-#pragma unroll
-      for (int e = 0; e < 8; e++)
-        o_[b][e] = o_[kSide == 0 ? b : 4 + b][e] * mine[which(e)] +
-                   shared_.exchange[1 - kSide][b * 8 + e][thread_] * others[which(e)];
   }
+
   // Dimension of element e of o_[b].
   __device__ int dim(int b, int e) const { return kSide * 256 + b * 64 + warp_ * 16 + lane_ / 4 + e % 4 / 2 * 8; }
 
@@ -345,11 +324,11 @@ class Consumer {
   Shared& shared_;
   int thread_, lane_, warp_;
   float scale_;
-  uint32_t use_ = 0;  // parity of the buffer's present use
+  uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
   int turn_ = 0;
   int limit_[4], all_ = 0;
   float m_[4], l_[4];
-  float o_[8][8];
+  float o_[4][8];
 };
 
 template <class T>

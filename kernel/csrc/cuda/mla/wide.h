@@ -1,15 +1,14 @@
 // MLA decode for many query rows: bound by the tensor cores.
 //
 // A block owns 64 query rows; Q (72 KiB) stays in shared memory beside two tiles of 64 tokens. Two warpgroups compute,
-// each all 64 rows of one half of the 512 output dimensions (128 accumulators a thread); the even tile of a pair gets
-// its scores from the first, the odd one from the second:
+// each all 64 rows of one half of the 512 output dimensions (128 accumulators a thread). They take turns at the scores:
+// those of the even tiles are the first's, those of the odd ones the second's.
 //
-//   first    S0 = Q K0   softmax           O_left *= , += P0 V0_left          hand over P0   O_left += P1 V1_left
-//                           | m0                                ^ m1, P1          |
-//   second   S1 = Q K1      v softmax  hand over P1   O_right *= , += P1 V1_right v   O_right += P0 V0_right
+//   own tile     S = Q K (started before), softmax, P and the maxima to the other, O_half *= , += P V_half
+//   other tile   P and the maxima from the other, O_half *= , += P V_half, then starts the scores of its own next
 //
-// so that one's softmax runs beside the other's products. P goes from thread to thread through shared memory: the lanes
-// of both hold the same rows, and a lane's registers of P are the other's operand as they are.
+// P goes from thread to thread through shared memory: the lanes of both hold the same rows, and a lane's registers of P
+// are the other's operand as they are.
 //
 // The third warpgroup copies.
 #pragma once
@@ -40,7 +39,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 232448);
 
-enum Barrier { kFromFirst = 1, kFromSecond, kHandOver, kBoth, kOwn };
+enum Barrier { kFromFirst = 1, kFromSecond, kBoth, kOwn };
 
 // A computing warpgroup. kSide 0: scores of even tiles, left half of O; 1: odd tiles, right half.
 template <class T, int kSide>
@@ -79,17 +78,13 @@ class Consumer {
       all_ = a_.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a_.group + 1) : s.kv_len;
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i] = 0;
-      if constexpr (kSide == 0) {
-        first(s);
-      } else {
-        second(s);
-      }
+      attend(s);
       sum_up();
       if (s.complete()) {
         store(s, packed, rows);
       } else {
         store_part(part_of<kRows>(a_, run * a_.cluster + rank_, s.first == 0), rows);
-        if (s.first == 0) begun = begin(a_, s, place, kRows * a_.cluster);
+        if (s.first == 0) begun = begin(a_, s, place, run, kRows * a_.cluster);
       }
     }
     if (threadIdx.x == 0 && rank_ == 0) begun_of(a_, run) = begun;
@@ -235,89 +230,48 @@ class Consumer {
     }
   }
 
-  // The loop of the first warpgroup, over pairs of tiles.
-  __device__ void first(const Segment& s) {
+  // The tiles of a segment. The side's own are every other one.
+  __device__ void attend(const Segment& s) {
+    if constexpr (kSide == 1) {
+      other(s, 0);
+      if (s.tiles == 1) return;
+    }
     start_scores();
-    for (int t = 0;; t += 2) {
-      const int token = (s.first + t) * kTile;
-      uint32_t p[16];
-      float top[2];
-      hopper::wgmma_wait<0>();
-      shape(token, top);
-      const float2 top0 = {fmaxf(m_[0], top[0]), fmaxf(m_[1], top[1])};
-      shared_.m[0][thread_] = top0;
-      named_arrive(kFromFirst, kConsumers);
-      const float2 by = raise(top0);
-      soften();
-      round(p);
-      rescale(by);
-      start_output(p, 0, token, s.kv_len);
-      named_barrier(kFromSecond, kConsumers);
-      if (t + 1 == s.tiles) {
-        give(p);
-        named_arrive(kHandOver, kConsumers);
-        finish(0);
-        return;
-      }
-      uint32_t other[16], handed[16];
-      const float2 by1 = raise(shared_.m[1][thread_]);
-      take(other);
-#pragma unroll
-      for (int i = 0; i < 32; i++) s_[i] *= i / 2 % 2 ? by1.y : by1.x;
-      round(handed);
-      give(handed);
-      named_arrive(kHandOver, kConsumers);
-      finish(0);
-      rescale(by1);
-      start_output(other, 1, token + kTile, s.kv_len);
-      finish(1);
+    for (int t = kSide;; t += 2) {
+      own(s, t);
+      if (t + 1 == s.tiles) return;
+      other(s, t + 1);
       if (t + 2 == s.tiles) return;
       start_scores();
     }
   }
-
-  // The loop of the second.
-  __device__ void second(const Segment& s) {
-    int t = 0;
-    if (s.tiles > 1) {
-      start_scores();
-      for (;;) {
-        const int token = (s.first + t) * kTile;
-        uint32_t p[16], other[16];
-        float top[2];
-        hopper::wgmma_wait<0>();
-        shape(token + kTile, top);
-        named_barrier(kFromFirst, kConsumers);
-        const float2 top0 = shared_.m[0][thread_], top1 = {fmaxf(top0.x, top[0]), fmaxf(top0.y, top[1])};
-        const float2 by = raise(top1);
-        shared_.m[1][thread_] = top1;
-        soften();
-        round(p);
-        give(p);
-        named_arrive(kFromSecond, kConsumers);
-        rescale(by);
-        start_output(p, 1, token + kTile, s.kv_len);
-        named_barrier(kHandOver, kConsumers);
-        take(other);
-        start_output(other, 0, token, s.kv_len);
-        hopper::wgmma_wait<1>();
-        release(1);
-        finish(0);
-        t += 2;
-        if (t + 1 >= s.tiles) break;
-        start_scores();
-      }
-    }
-    if (t == s.tiles) return;
-    named_barrier(kFromFirst, kConsumers);
-    const float2 by = raise(shared_.m[0][thread_]);
-    named_arrive(kFromSecond, kConsumers);
+  // A tile whose scores this side has started: softmax, P for both, this half of P V.
+  __device__ void own(const Segment& s, int t) {
+    const int token = (s.first + t) * kTile;
+    uint32_t p[16];
+    float top[2];
+    hopper::wgmma_wait<0>();
+    shape(token, top);
+    const float2 all = {fmaxf(m_[0], top[0]), fmaxf(m_[1], top[1])};
+    const float2 by = raise(all);
+    soften();
+    round(p);
+    shared_.m[kSide][thread_] = all;
+    give(p);
+    named_arrive(kFromFirst + kSide, kConsumers);
     rescale(by);
-    named_barrier(kHandOver, kConsumers);
-    uint32_t other[16];
-    take(other);
-    start_output(other, 0, (s.first + t) * kTile, s.kv_len);
-    finish(0);
+    start_output(p, kSide, token, s.kv_len);
+    finish(kSide);
+  }
+  // One of the other side's.
+  __device__ void other(const Segment& s, int t) {
+    uint32_t p[16];
+    named_barrier(kFromFirst + 1 - kSide, kConsumers);
+    const float2 by = raise(shared_.m[1 - kSide][thread_]);
+    take(p);
+    rescale(by);
+    start_output(p, 1 - kSide, (s.first + t) * kTile, s.kv_len);
+    finish(1 - kSide);
   }
 
   // Until all products are done; then buffer `at` is this side's no longer.
@@ -334,6 +288,7 @@ class Consumer {
       l_[r] += __shfl_xor_sync(~0u, l_[r], 1);
       l_[r] += __shfl_xor_sync(~0u, l_[r], 2);
     }
+    named_barrier(kBoth, kConsumers);  // the last maximum was read
     shared_.m[kSide][thread_] = {l_[0], l_[1]};
     named_barrier(kBoth, kConsumers);
     const float2 other = shared_.m[1 - kSide][thread_];
