@@ -50,7 +50,8 @@ stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/
 stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_attention.py &
 stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla.py &
 stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,quantize}.py &
-stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py &
+stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
+  tests/kernel/test_grouped_gemm.py &
 if [[ $device == cuda ]]; then
   stage ops-cupy 200 "${cuda[@]}" "${pytest[@]}" --device cupy "${ops[@]}" &
   stage syncs 100 "${cuda[@]}" -m tests.gpu.no_sync &

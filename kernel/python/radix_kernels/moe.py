@@ -233,15 +233,10 @@ def fused_experts(
     return out
 
 
-# Pairs an expert from which on the native kernel is the faster one on an H200, with 16-bit and with FP8 weights
-# (docs/kernels/moe.md).
-_NATIVE_PAIRS = {False: 512, True: 32}
-
-
 def _run_native(op: str, run: _dispatch.Native, *args: Any) -> None:
     """NotImplementedError where the kernel refuses the call, or where Triton is there and faster."""
     x, w1, w2, _, ids, scale, *_, expert_map, _ = args
-    if _dispatch.triton_installed() and _triton_is_faster(ids, w1.shape[0], scale is not None):
+    if _dispatch.triton_installed() and _triton_is_faster(ids.numel(), w2.shape[0], w2.shape[2], scale is not None):
         raise NotImplementedError(f"{op}: Triton is faster")
     named = w1.shape[0] if expert_map is None else expert_map.shape[0]
     assert _loader.bind is not None
@@ -249,10 +244,11 @@ def _run_native(op: str, run: _dispatch.Native, *args: Any) -> None:
     run(*args, _arrays.empty(x, (size,), "uint8"))
 
 
-def _triton_is_faster(ids: Any, experts: int, fp8: bool) -> bool:
-    """From the shapes: the least bytes or operations are the same, the kernels differ in what they lose."""
-    pairs: int = ids.numel()
-    return pairs < _NATIVE_PAIRS[fp8] * experts
+def _triton_is_faster(pairs: int, experts: int, inter: int, fp8: bool) -> bool:
+    """What an H200 showed for three models (docs/kernels/moe.md)."""
+    if fp8:
+        return not (16 < pairs <= 64 or pairs >= 16 * experts)
+    return pairs < 128 * experts or inter < 4096
 
 
 def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:

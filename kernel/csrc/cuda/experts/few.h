@@ -8,7 +8,7 @@
 namespace radix::experts {
 
 // Two blocks of `up` and one of `down`, which waits for them with its rings full, share a multiprocessor.
-constexpr int kUpDepth = 3, kDownDepth = 6;
+constexpr int kUpDepth = 4, kDownDepth = 8;
 
 // launch_dependent() asks for what exceeds 48 KiB of dynamic memory; these declare some of their own beside it.
 template <class Kernel>

@@ -13,11 +13,11 @@
 #pragma once
 
 #include "cuda/experts/e4m3.h"
+#include "cuda/experts/wgmma_narrow.h"
 #include "cuda/hopper/matrices.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/hopper/registers.h"
 #include "cuda/hopper/tma.h"
-#include "cuda/hopper/wgmma_registers.h"
 
 namespace radix::experts {
 
@@ -133,7 +133,7 @@ class ManyConsumer {
   __device__ void run(const TilePlace& at) {
     if constexpr (Tile::kFp8) {
       if constexpr (Tile::kMaxColumns <= 64) {
-        run<64>(at);
+        at.count <= 16 ? run<16>(at) : at.count <= 32 ? run<32>(at) : run<64>(at);
       } else {
         at.count <= 64 ? run<64>(at) : at.count <= 96 ? run<96>(at) : run<128>(at);
       }
@@ -195,12 +195,9 @@ class ManyConsumer {
     const int first = at.row_tile * (Tile::kGated ? 64 : 128) + strip * (Tile::kGated ? 8 : 16);
     const float* low_scale = p_.scales.of(at.expert, min(first, p_.n - 1));
     const float* high_scale = p_.scales.of(at.expert, min(first, p_.n - 1) + p_.up_rows);
-    for (int chunk = 0; chunk < p_.chunks; chunk++) {
-      const float low = p_.scales.at(low_scale, chunk), high = p_.scales.at(high_scale, chunk);
-      barrier_wait(&full_[ring_.index], ring_.parity);
-      const char* stage = stages_ + ring_.index * Tile::kStageBytes;
-      const uint32_t from = shared_address(stage) + (strip * 16 + row) * 128;
-      uint32_t a[8][4];
+    // A stage's weights as operands of its 8 steps.
+    const auto read = [&](uint32_t(&a)[8][4]) {
+      const uint32_t from = shared_address(stages_ + ring_.index * Tile::kStageBytes) + (strip * 16 + row) * 128;
 #pragma unroll
       for (int i = 0; i < 8; i += 2) {
         uint32_t words[4];  // rows g and g + 8 of step i, of step i + 1
@@ -211,18 +208,36 @@ class ManyConsumer {
           a[i + j / 2][j % 2 + 2] = widen<T>(__byte_perm(words[j], 0, 0x3424));
         }
       }
+    };
+    uint32_t a[8][4], next[8][4];
+    barrier_wait(&full_[ring_.index], ring_.parity);
+    read(a);
+    for (int chunk = 0; chunk < p_.chunks; chunk++) {
+      const float low = p_.scales.at(low_scale, chunk), high = p_.scales.at(high_scale, chunk);
+      const int stage = ring_.index;
       float part[kColumns / 2] = {};
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        const uint64_t columns = swizzled_operand(stage + Tile::kWeightBytes + i / 4 * Tile::kPartBytes);
-        WgmmaRegisters<kType, kColumns, false>::run(part, a[i], next_k(columns, i % 4), i > 0);
+        const char* x = stages_ + stage * Tile::kStageBytes + Tile::kWeightBytes + i / 4 * Tile::kPartBytes;
+        WgmmaRegisters<kType, kColumns, false>::run(part, a[i], next_k(swizzled_operand(x), i % 4), i > 0);
       }
       wgmma_commit();
+      ring_.next();
+      if (chunk + 1 < p_.chunks) {  // meanwhile the next stage's
+        barrier_wait(&full_[ring_.index], ring_.parity);
+        read(next);
+      }
       wgmma_wait<0>();
       wgmma_hold(part);
-      if (lane_ == 0) barrier_arrive(&empty_[ring_.index]);
-      ring_.next();
+      if (lane_ == 0) barrier_arrive(&empty_[stage]);
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          asm volatile("" ::"r"(a[i][j]));  // in use until here
+          a[i][j] = next[i][j];
+        }
 #pragma unroll
       for (int i = 0; i < kColumns / 2; i++) sum[i] += part[i] * (i % 4 < 2 ? low : high);
     }
