@@ -12,12 +12,14 @@ using namespace hopper;
 
 // kDim: columns of queries and keys, kVDim: of values, the head dimensions rounded up to rows of 128 bytes. kConsumers:
 // warpgroups of 64 rows. kCluster: blocks that work on neighbouring tiles of one head; each copies its share of the
-// keys and values to all of them. kQueryRegisters: queries are read from shared memory once a tile.
-template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_>
+// keys and values to all of them. kQueryRegisters: queries are read from shared memory once a tile. kStages: blocks of
+// keys, and of values, in shared memory.
+template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_,
+          int kStages_ = 2>
 struct Config {
   using T = T_;
   static constexpr int kDim = kDim_, kVDim = kVDim_, kBlockN = kBlockN_, kConsumers = kConsumers_;
-  static constexpr int kCluster = kCluster_, kStages = 2;
+  static constexpr int kCluster = kCluster_, kStages = kStages_, kTurnedStages = 2;
   static constexpr bool kQueryRegisters = kQueryRegisters_, kFp8 = std::is_same_v<T, e4m3>;
   static constexpr Operand kType = kFp8 ? Operand::e4m3 : std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
@@ -42,8 +44,8 @@ struct Values {
 };
 template <class C>
 struct Values<C, true> : Values<C, false> {
-  alignas(1024) char t[C::kStages][C::kTransposedBytes];
-  uint64_t t_full[C::kStages], t_empty[C::kStages];
+  alignas(1024) char t[C::kTurnedStages][C::kTransposedBytes];
+  uint64_t t_full[C::kTurnedStages], t_empty[C::kTurnedStages];
 };
 
 template <class C>

@@ -11,82 +11,10 @@
 #pragma once
 
 #include "cuda/attention/prefill_producer.h"
+#include "cuda/attention/prefill_softmax.h"
 #include "cuda/hopper/registers.h"
-#include "gpu/element.h"
 
 namespace radix::attention::prefill {
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 - 2 / (1 + e^2x): within 2e-7, which tanh.approx is not.
-__device__ inline float tanh_fast(float x) {
-  return 1.f - __fdividef(2.f, 1.f + exp2_fast(x * 2.885390081777927f));
-}
-
-// Four e4m3.
-__device__ inline uint32_t pack(float a, float b, float c, float d) {
-  uint32_t packed;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return packed;
-}
-
-template <class T>
-__device__ inline uint32_t pack(float low, float high) {
-  uint32_t packed;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
-// The online softmax of a thread's two rows; a row is spread over the four threads of a quad.
-struct Softmax {
-  float top[2] = {-INFINITY, -INFINITY};  // largest score so far
-  float sum[2] = {0, 0};                  // of this thread's probabilities
-  float shrink[2];                        // what the last step made of earlier ones
-
-  // s becomes exp2((s - top) * scale + raise).
-  template <int R>
-  __device__ void step(float (&s)[R], float scale, float raise) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float most[2] = {s[2 * r], s[2 * r + 1]};
-#pragma unroll
-      for (int i = 4; i < R; i += 4) {
-        most[0] = fmaxf(most[0], s[i + 2 * r]);
-        most[1] = fmaxf(most[1], s[i + 2 * r + 1]);
-      }
-      float t = fmaxf(top[r], fmaxf(most[0], most[1]));
-      t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
-      t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
-      const float base = t == -INFINITY ? 0.f : t * scale - raise;
-      shrink[r] = t == top[r] ? 1.f : exp2_fast((top[r] - t) * scale);  // exactly 1 where the maximum stays
-      top[r] = t;
-      float part[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < R; i += 4) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[i + 2 * r + e];
-          x = exp2_fast(fmaf(x, scale, -base));
-          part[e] += x;
-        }
-      }
-      sum[r] = fmaf(sum[r], shrink[r], part[0] + part[1]);
-    }
-  }
-};
 
 // One warpgroup.
 template <class C>
@@ -165,7 +93,7 @@ class Consumer {
       release(&shared_.q_empty);
     }
     int n = t.n_end - 1;
-    barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
+    wait_keys();
     start_scores(s, q);
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -173,7 +101,7 @@ class Consumer {
     adjust(t, n, s);
     softmax.step(s, scale_, C::kProbabilityLog2);
     if constexpr (!C::kFp8)
-      if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
+      if (a_.box_tokens && (n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
     for (;; n--) {
       // Here, behind the loop's branch: in one block with the softmax the compiler would wait before it.
       wgmma_wait<0>();
@@ -182,7 +110,7 @@ class Consumer {
       round(s, p);
       rescale(o, softmax);
       if (n == t.n_begin) break;
-      barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
+      wait_keys();
       named_barrier(kTurn + group_, 256);
       start_scores(s, q);
       wait_values();
@@ -205,7 +133,8 @@ class Consumer {
   __device__ void release(uint64_t* empty) {
     if (lane_ == 0) barrier_arrive(empty);
   }
-  __device__ void release_block(uint64_t* empty, Ring<C::kStages>& ring) {
+  template <class Ring>
+  __device__ void release_block(uint64_t* empty, Ring& ring) {
     if constexpr (C::kCluster > 1) {
       if (lane_ < C::kCluster) barrier_arrive_remote(&empty[ring.index], lane_);
     } else {
@@ -214,11 +143,21 @@ class Consumer {
     ring.next();
   }
 
+  __device__ void wait_keys() {
+    barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
+    see_gathered();
+  }
+  // Gathered blocks were not written by the copy engine.
+  __device__ void see_gathered() {
+    if constexpr (C::kCluster == 1)
+      if (!a_.box_tokens) fence_async_shared();
+  }
   __device__ void wait_values() {
     if constexpr (C::kFp8) {
       barrier_wait(&shared_.t_full[v_at_.index], v_at_.parity);
     } else {
       barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
+      see_gathered();
     }
   }
   __device__ void release_values() {
@@ -318,7 +257,8 @@ class Consumer {
     for (int i = 0; i < C::kVDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
   }
 
-  // Values past the row's end may be NaN, and 0 * NaN is NaN. Both warpgroups write the same zeros.
+  // Copied values past the row's end may be NaN (gathered ones are 0), and 0 * NaN is NaN. Both warpgroups write the
+  // same zeros.
   __device__ void clear_values(int first) {
     barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
     char* v = shared_.v[v_at_.index];
@@ -415,7 +355,8 @@ class Consumer {
   float scale_, cap_in_, v_scale_;
   int token_[2], head_[2], begin_[2], end_[2];
   int all_begin_, all_end_;  // what every row of the tile sees
-  Ring<C::kStages> k_at_, v_at_;
+  Ring<C::kStages> k_at_;
+  Ring<C::kFp8 ? C::kTurnedStages : C::kStages> v_at_;
 };
 
 template <class C>
@@ -433,7 +374,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       barrier_init(&shared.v_full[i], arrivals);
       barrier_init(&shared.k_empty[i], 4 * C::kConsumers * C::kCluster);
       barrier_init(&shared.v_empty[i], (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
-      if constexpr (C::kFp8) {
+    }
+    if constexpr (C::kFp8) {
+      for (int i = 0; i < C::kTurnedStages; i++) {
         barrier_init(&shared.t_full[i], 2);
         barrier_init(&shared.t_empty[i], 4 * C::kConsumers);
       }

@@ -22,18 +22,19 @@ class Transposer {
   __device__ void transpose(const Tile& t) {
     for (int n = t.n_end - 1; n >= t.n_begin; n--) {
       barrier_wait(&shared_.v_full[at_.index], at_.parity);
-      barrier_wait(&shared_.t_empty[at_.index], at_.parity ^ 1);
+      barrier_wait(&shared_.t_empty[to_.index], to_.parity ^ 1);
       const int valid = t.kv_len - n * C::kBlockN;
       valid < C::kBlockN ? turn<true>(valid) : turn<false>(valid);
       fence_async_shared();
       __syncwarp();
-      if (lane_ == 0) barrier_arrive(&shared_.t_full[at_.index]);
+      if (lane_ == 0) barrier_arrive(&shared_.t_full[to_.index]);
       if constexpr (C::kCluster > 1) {
         if (lane_ < C::kCluster) barrier_arrive_remote(&shared_.v_empty[at_.index], lane_);
       } else {
         if (lane_ == 0) barrier_arrive(&shared_.v_empty[at_.index]);
       }
       at_.next();
+      to_.next();
     }
   }
 
@@ -42,7 +43,7 @@ class Transposer {
   template <bool kMask>
   __device__ void turn(int valid) {
     const uint32_t from = shared_address(shared_.v[at_.index]) + lane_ * 128;
-    const uint32_t to = shared_address(shared_.t[at_.index]) + lane_ % 16 * 128;
+    const uint32_t to = shared_address(shared_.t[to_.index]) + lane_ % 16 * 128;
     const int in = lane_ % 8;
 #pragma unroll 1
     for (int c = half_; c < C::kVDim / 16; c += 2) {
@@ -79,6 +80,7 @@ class Transposer {
   Shared<C>& shared_;
   int half_, lane_;
   Ring<C::kStages> at_;
+  Ring<C::kTurnedStages> to_;
 };
 
 }  // namespace radix::attention::prefill
