@@ -20,9 +20,9 @@ def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield from prefill(device, dtype)
         return
     hq, hkv, d = 16, 8, 128
-    for batch, length in ((1, 1024), (1, 8192), (32, 1024)):
+    for batch, length in ((1, 1024), (1, 16384), (32, 1024)):
         yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
-    for length in (128, 1024):
+    for length in (128, 1024, 4096):
         yield _attention_case(device, dtype, hq, hkv, d, 1, length, length)
 
 
@@ -54,5 +54,5 @@ def _attention_case(
     return Case(
         "flash_attn_with_kvcache", f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype,
         (kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, 4 * batch * hq * d * pairs,
-        make, {"radix": ours, "torch sdpa": sdpa},
+        make, {"radix": ours, "torch sdpa": sdpa}, "read" if new == 1 else "copy",
     )  # fmt: skip
