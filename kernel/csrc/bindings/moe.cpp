@@ -25,21 +25,21 @@ void bind_moe(py::module_& m) {
     args.topk_ids = call.out("topk_ids", topk_ids);
     call.run(rk_topk_sigmoid, args);
   });
-  m.def("moe_fused_gate", [](py::handle input, py::handle bias, int num_expert_group, int topk_group,
-                             float routed_scaling_factor, int num_fused_shared_experts, py::handle topk_weights,
-                             py::handle topk_ids) {
-    Call call("moe_fused_gate");
-    rk_moe_fused_gate_args args{sizeof args};
-    args.num_expert_group = num_expert_group;
-    args.topk_group = topk_group;
-    args.routed_scaling_factor = routed_scaling_factor;
-    args.num_fused_shared_experts = num_fused_shared_experts;
-    args.input = call.in("input", input);
-    args.bias = call.in("bias", bias);
-    args.topk_weights = call.out("topk_weights", topk_weights);
-    args.topk_ids = call.out("topk_ids", topk_ids);
-    call.run(rk_moe_fused_gate, args);
-  });
+  m.def("moe_fused_gate",
+        [](py::handle input, py::handle bias, int num_expert_group, int topk_group, float routed_scaling_factor,
+           int num_fused_shared_experts, py::handle topk_weights, py::handle topk_ids) {
+          Call call("moe_fused_gate");
+          rk_moe_fused_gate_args args{sizeof args};
+          args.num_expert_group = num_expert_group;
+          args.topk_group = topk_group;
+          args.routed_scaling_factor = routed_scaling_factor;
+          args.num_fused_shared_experts = num_fused_shared_experts;
+          args.input = call.in("input", input);
+          args.bias = call.in("bias", bias);
+          args.topk_weights = call.out("topk_weights", topk_weights);
+          args.topk_ids = call.out("topk_ids", topk_ids);
+          call.run(rk_moe_fused_gate, args);
+        });
   m.def("moe_align_block_size",
         [](py::handle topk_ids, int num_experts, int block_size, py::handle expert_map, py::handle sorted_token_ids,
            py::handle expert_ids, py::handle num_tokens_post_padded) {
