@@ -68,7 +68,7 @@ def _quantize(warp: int) -> set[str]:
 FINISHERS = {f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")}
 FINISHERS.add("merge_kernel")
 _SAMPLING = {"count_kernel", "penalties_kernel", *FINISHERS}
-_SAMPLING |= {f"scan_kernel<{groups}, {edits}>" for groups in (1, 2, 4) for edits in ("true", "false")}
+_SAMPLING |= {f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")}
 
 
 def _collectives() -> set[str]:

@@ -16,18 +16,23 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
+// One of ten rounds; after each the key's words grow by these.
+constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u, kPhiloxKeyStep1 = 0xBB67AE85u;
+RK_HOST_DEVICE inline PhiloxBlock philox_round(const PhiloxBlock& c, uint32_t k0, uint32_t k1) {
+  const uint64_t a = uint64_t{0xD2511F53u} * c.word[0], b = uint64_t{0xCD9E8D57u} * c.word[2];
+  return {{static_cast<uint32_t>(b >> 32) ^ c.word[1] ^ k0, static_cast<uint32_t>(b),
+           static_cast<uint32_t>(a >> 32) ^ c.word[3] ^ k1, static_cast<uint32_t>(a)}};
+}
+
 RK_HOST_DEVICE inline PhiloxBlock philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  PhiloxBlock block = {{c0, c1, c2, c3}};
   for (int round = 0; round < 10; round++) {
-    const uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
-    c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-    c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-    c1 = static_cast<uint32_t>(b);
-    c3 = static_cast<uint32_t>(a);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    block = philox_round(block, k0, k1);
+    k0 += kPhiloxKeyStep0;
+    k1 += kPhiloxKeyStep1;
   }
-  return {{c0, c1, c2, c3}};
+  return block;
 }
 
 // (w + 0.5) * 2^-32 rounded to float32, at most 1 - 2^-24: never 0, never 1.

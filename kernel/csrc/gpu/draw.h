@@ -1,6 +1,8 @@
 // The draw of contracts: scores, their order, and what a row asks for.
 #pragma once
 
+#include <cfloat>
+
 #include "common/philox.h"
 #include "gpu/logits.h"
 
@@ -30,13 +32,31 @@ __device__ inline float noise(uint32_t word) {
   return -logf(-log1pf(-philox_uniform(word)));
 }
 
-// At least x + noise(word), in units of ln 2, give or take what `bound_margin` covers: -log(E) <= -log(u). `slope` is
+// At least x + noise(word), in units of ln 2, give or take what `bound_of_score` covers: -log(E) <= -log(u). `slope` is
 // log2(e) / temperature. Infinite for the word 0.
 __device__ inline float score_bound(float logit, float slope, uint32_t word) {
   return fmaf(logit, slope, 32.f - fast_log2(static_cast<float>(word)));
 }
-__device__ inline float bound_margin(float score) {
-  return 1e-3f + 1e-6f * fabsf(score);
+// The bound below which no score reaches this one.
+__device__ inline float bound_of_score(float score) {
+  return (score - (1e-3f + 1e-6f * fabsf(score))) / kLn2;
+}
+
+// The words of kCount blocks of ids, `step` apart, drawn together: they share the key's schedule and hide each other's
+// latency.
+template <int kCount>
+__device__ inline void philox_each(uint64_t key, uint32_t first, uint32_t step, uint32_t position, uint32_t stream,
+                                   PhiloxBlock (&out)[kCount]) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+  for (int j = 0; j < kCount; j++) out[j] = {{first + j * step, position, stream, 0}};
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+#pragma unroll
+    for (int j = 0; j < kCount; j++) out[j] = philox_round(out[j], k0, k1);
+    k0 += kPhiloxKeyStep0;
+    k1 += kPhiloxKeyStep1;
+  }
 }
 
 enum class Kind { greedy, unfiltered, filtered };
@@ -64,6 +84,8 @@ struct Draw {
   __device__ PhiloxBlock words(int64_t b, uint32_t block) const {
     return philox(static_cast<uint64_t>(seed[b]), block, static_cast<uint32_t>(position[b]), stream, 0);
   }
+  // log2(e) / temperature, for bounds.
+  __device__ float slope(int64_t b) const { return fminf(kLog2e / temperature[b], FLT_MAX); }
   __device__ float score(int64_t b, float x, uint32_t id) const {
     const PhiloxBlock block = words(b, id / 4);
     const uint32_t low = id & 1u ? block.word[1] : block.word[0], high = id & 1u ? block.word[3] : block.word[2];

@@ -1,8 +1,8 @@
 // What the scan left becomes a token and its log-probabilities: a block a row.
 #pragma once
 
+#include "gpu/few.h"
 #include "gpu/row_scan.h"
-#include "gpu/select.h"
 
 namespace radix::gpu {
 
@@ -30,6 +30,9 @@ struct Filters {
   double mass;    // of the row in units of its largest; where needed
 
   __device__ bool above_min_p(float x) const { return min_p <= 0 || expf(x - largest) >= min_p; }
+  // Whether nothing below least_kept() matters. With top-k and top-p the mass is that of the first k: all are needed.
+  __device__ bool cut_by_min_p() const { return min_p > 0 && !(by_number && by_mass); }
+  __device__ float least_kept() const { return largest + logf(min_p) - 1e-3f; }
 };
 
 // The sum of the groups' masses in units of the row's largest logit.
@@ -76,14 +79,12 @@ __device__ inline int32_t draw_listed(const Selection& s, int kept, const Draw& 
   return static_cast<int32_t>(id_of(reduce_block(best, MaxWord())));
 }
 
-// The draw among all ids at or before the border, over the whole row.
+// The best word (score, id) of s.best and of the ids at or before the border in the listed groups, or in the whole row.
 template <bool kEdits>
-__device__ int32_t draw_before(Selection& s, const Row<kEdits>& row, const Draw& draw, const Filters& f,
-                               uint64_t border) {
+__device__ RK_CALLED uint64_t best_among(Selection& s, const Row<kEdits>& row, const int32_t* groups, int64_t count,
+                                         const Draw& draw, const Filters& f, uint64_t border) {
   __syncthreads();
-  if (threadIdx.x == 0) s.best = 0;
-  __syncthreads();
-  visit_quads(row, nullptr, row.groups(), draw.first_id, [&](uint32_t id, const float(&x)[4]) {
+  visit_quads(row, groups, count, draw.first_id, [&](uint32_t id, const float(&x)[4]) {
     bool stays[4], any = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -96,25 +97,45 @@ __device__ int32_t draw_before(Selection& s, const Row<kEdits>& row, const Draw&
     for (int i = 0; i < 4; i++) {
       if (!stays[i]) continue;
       const uint64_t leader = s.best;  // an old one will do
-      const float score = value_of(leader);
-      if (leader && score_bound(x[i], kLog2e, words.word[i]) * kLn2 + bound_margin(score) < score) continue;
+      if (leader && score_bound(x[i], kLog2e, words.word[i]) < bound_of_score(value_of(leader))) continue;
       const uint64_t word = order_word(x[i] + noise(words.word[i]), id + i);
       if (word > leader) atomicMax(&s.best, static_cast<unsigned long long>(word));
     }
   });
   __syncthreads();
-  return static_cast<int32_t>(id_of(s.best));
+  return s.best;
 }
 
+// An unfiltered row's best word (score, id). `best` is that of the tiles; a tile with another quad whose bound reaches
+// it is read again. That is rare: a bound passes its score by log(E / u), next to nothing unless u is close to 1.
 template <bool kEdits>
-__device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits>& row, Filters f,
-                                 const GroupStats& stats) {
+__device__ uint64_t best_unfiltered(Selection& s, const Row<kEdits>& row, const Scratch& scratch, const Draw& draw,
+                                    uint64_t best) {
+  const Best* tiles = scratch.best + row.index * scratch.tiles;
+  const float floor = bound_of_score(value_of(best));
+  const bool whole = !(floor > -1e38f);  // logits so large that bounds overflow
+  clear_list(s);
+  for (int64_t t = threadIdx.x; t < scratch.tiles; t += kSelectThreads) {
+    if (!(tiles[t].second >= floor)) continue;
+    const auto number = static_cast<int>(scratch.tile_groups);
+    const int at = atomicAdd(&s.count, number);
+    for (int i = 0; i < number && at + i < kMostGroups; i++) s.groups[at + i] = static_cast<int>(t) * number + i;
+  }
+  __syncthreads();
+  const int count = s.count;
+  if (count == 0 && !whole) return best;
+  if (threadIdx.x == 0) s.best = best;
+  const bool all = whole || count > kMostGroups;
+  return best_among(s, row, all ? nullptr : s.groups, all ? row.groups() : count, draw, {}, 0);
+}
+
+// The draw from a filtered row of which more than a few ids may stay.
+template <bool kEdits>
+__device__ RK_CALLED int32_t draw_from_many(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f) {
   const int64_t b = row.index, groups = k.scratch.groups;
-  const Tops tops{stats.largest, groups, row.temperature};
+  const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, groups, row.temperature};
   const Ruler ruler = ruler_of(tops, f.largest);
-  // With top-k and top-p the mass is that of the first k, so all of them are needed.
-  const bool cut_by_min_p = f.min_p > 0 && !(f.by_number && f.by_mass);
-  const int deepest = cut_by_min_p ? ruler.bin(f.largest + logf(f.min_p) - 1e-3f) : kBins - 1;
+  const int deepest = f.cut_by_min_p() ? ruler.bin(f.least_kept()) : kBins - 1;
   if (!f.by_number || f.top_k <= kCapacity) {
     const bool by_mass = f.by_mass && !f.by_number;
     const uint64_t limit = f.by_number ? static_cast<uint64_t>(f.top_k)
@@ -135,7 +156,24 @@ __device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits
     const uint64_t first = find_border(s, row, k.draw.first_id, task, 0, f.top_p);
     border = first > border ? first : border;
   }
-  return draw_before(s, row, k.draw, f, border);
+  __syncthreads();
+  if (threadIdx.x == 0) s.best = 0;
+  return static_cast<int32_t>(id_of(best_among(s, row, nullptr, row.groups(), k.draw, f, border)));
+}
+
+template <bool kEdits>
+__device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f) {
+  const bool few_by_number = f.by_number && f.top_k <= kFewWanted;
+  if (few_by_number || (f.cut_by_min_p() && !f.by_mass)) {
+    const TopsHere tops({k.scratch.of_row(k.scratch.edited, row.index).largest, k.scratch.groups, row.temperature});
+    if (tops.fits()) {
+      float border = few_by_number ? tops.border(f.largest, static_cast<int>(f.top_k)) : -FLT_MAX;
+      if (f.cut_by_min_p()) border = fmaxf(border, f.least_kept());
+      const int count = list_from(s, row, tops, k.draw.first_id, border);
+      if (count > 0) return draw_listed(s, count_kept(s, count, f, true), k.draw, row.index);
+    }
+  }
+  return draw_from_many(s, k, row, f);
 }
 
 // The word of the largest logit, for a temperature so small that the row turns out to be greedy.
@@ -151,7 +189,7 @@ __device__ inline float largest_of_row(const float* largest, int64_t groups) {
   return reduce_block(mine, MaxOrNan());
 }
 
-// What the scan says of a row: its largest edited logit and, unless it is filtered, its best word.
+// What the scan says of a row: its largest edited logit and, unless it is filtered, the best of its tiles' words.
 struct Standing {
   float largest;
   uint64_t best;
@@ -162,7 +200,7 @@ __device__ inline Standing standing_of(const Scratch& scratch, Kind kind, int64_
   uint64_t best = 0;
   float largest = -INFINITY;
   for (int64_t t = threadIdx.x; t < scratch.tiles; t += kSelectThreads) {
-    const TileBest tile = scratch.best[b * scratch.tiles + t];
+    const Best tile = scratch.best[b * scratch.tiles + t];
     best = tile.word > best ? tile.word : best;
     largest = MaxOrNan()(largest, tile.largest);
   }
@@ -191,10 +229,10 @@ __device__ int32_t choose(Selection& s, const Finish& k, int64_t b) {
     const Row<kEdits> row(k.logits, b, 1.f, k.edits);
     return static_cast<int32_t>(id_of(first_largest(s, row, standing.largest, draw.first_id)));
   }
-  if (kind == Kind::unfiltered) return static_cast<int32_t>(id_of(standing.best));
   const Row<kEdits> row(k.logits, b, temperature, k.edits);
-  const Filters f = filters_of(draw, k.scratch, b, standing.largest);
-  return draw_filtered(s, k, row, f, k.scratch.of_row(k.scratch.edited, b));
+  if (kind == Kind::unfiltered)
+    return static_cast<int32_t>(id_of(best_unfiltered(s, row, k.scratch, draw, standing.best)));
+  return draw_filtered(s, k, row, filters_of(draw, k.scratch, b, standing.largest));
 }
 
 // ------------------------------------------------------------------ log-probabilities
@@ -210,11 +248,10 @@ __device__ void write_listed(const Selection& s, int64_t count, const Logprob& l
 
 // The top_n largest of the logits as they were given.
 template <class Logprob>
-__device__ void write_top(Selection& s, const Finish& k, const Row<false>& row, float largest, const GroupStats& stats,
-                          const Logprob& logprob) {
+__device__ RK_CALLED void write_many(Selection& s, const Finish& k, const Row<false>& row, float largest,
+                                     const Tops& tops, const Logprob& logprob) {
   float* values = k.top_logprobs + row.index * k.top_n;
   int32_t* ids = k.top_ids + row.index * k.top_n;
-  const Tops tops{stats.largest, k.scratch.groups, 1.f};
   const Ruler ruler = ruler_of(tops, largest);
   if (k.top_n <= kCapacity) {
     const int count = gather(s, row, tops, ruler, 0, Depth::number, static_cast<uint64_t>(k.top_n), kBins - 1);
@@ -236,6 +273,20 @@ __device__ void write_top(Selection& s, const Finish& k, const Row<false>& row, 
     task.high = task.low - 1;
     task.low = 0;
   }
+}
+
+template <class Logprob>
+__device__ void write_top(Selection& s, const Finish& k, const Row<false>& row, float largest, const GroupStats& stats,
+                          const Logprob& logprob) {
+  const Tops tops{stats.largest, k.scratch.groups, 1.f};
+  if (k.top_n <= kFewWanted) {
+    const TopsHere here(tops);
+    const int wanted = static_cast<int>(k.top_n);
+    const int count = here.fits() ? list_from(s, row, here, 0, here.border(largest, wanted)) : -1;
+    if (count >= wanted)
+      return write_listed(s, wanted, logprob, k.top_logprobs + row.index * wanted, k.top_ids + row.index * wanted);
+  }
+  write_many(s, k, row, largest, tops, logprob);
 }
 
 __device__ inline void write_logprobs(Selection& s, const Finish& k, int64_t b, int32_t id) {

@@ -1,12 +1,10 @@
 // The one pass over all logits: many blocks a row, each one tile. What it leaves in the workspace decides the row in
 // row_finish.h.
 //   greedy      the tile's best word (value, id)
-//   unfiltered  the tile's best word (score, id): noise for every id, exact scores only where a bound could win
+//   unfiltered  a word (score, id) that is the tile's best unless the best bound of its other ids reaches it
 //   filtered    the largest of each group of 128 ids, and its mass where the row's mass is needed
 // and, for log-probabilities, largest and mass of each group of the logits as they were given.
 #pragma once
-
-#include <cfloat>
 
 #include "gpu/draw.h"
 #include "gpu/launch.h"
@@ -22,17 +20,19 @@ struct GroupStats {
   float *largest = nullptr, *mass = nullptr;
 };
 
-struct TileBest {
-  uint64_t word;  // 0: none
+// Of a tile, or of the groups that 32 lanes have read.
+struct Best {
+  uint64_t word;  // (value, id) or (score, id), in between (bound, quad of ids); 0: none
+  float second;   // unfiltered: no score of another quad passes this bound
   float largest;  // of the edited logits; NaN when one is
-  uint32_t unused;
 };
 
 struct Scratch {
-  TileBest* best;     // [rows, tiles]
+  Best* best;         // [rows, tiles]
   GroupStats edited;  // [rows, groups]
   GroupStats given;   // [rows, groups]
   int64_t tiles, groups;
+  int64_t tile_groups;
 
   __device__ GroupStats of_row(const GroupStats& all, int64_t b) const {
     return {all.largest + b * groups, all.mass + b * groups};
@@ -94,99 +94,89 @@ __device__ void write_stats(const Quad (&v)[kCount], float slope, bool wants_mas
   if (writes) out.mass[group + lane / kEach] = mass;
 }
 
-template <class Op>
-__device__ inline float reduce_scan_block(float value, Op op) {
-  return block_reduce<kScanThreads>(value, op);
+struct Least {
+  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? a : b; }
+};
+
+// Over the 32 lanes of a part; every lane gets the result.
+template <class T, class Op>
+__device__ inline T reduce_part(T value, Op op) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
+  return value;
 }
 
-// Greedy: the tile's largest and the lowest id that has it.
+// Greedy: the largest and the lowest id that has it.
 template <int kCount>
-__device__ void scan_greedy(const Quad (&v)[kCount], int64_t group, const Draw& draw, TileBest* out) {
-  __shared__ unsigned long long best;
-  if (threadIdx.x == 0) best = 0;
+__device__ Best scan_greedy(const Quad (&v)[kCount], int64_t group, const Draw& draw) {
   float mine = -INFINITY;
 #pragma unroll
   for (int j = 0; j < kCount; j++) mine = MaxOrNan()(mine, largest_of(v[j]));
-  const float largest = reduce_scan_block(mine, MaxOrNan());  // its barrier also shows best
-  if (mine == largest && largest > -INFINITY) {
+  const float largest = reduce_part(mine, MaxOrNan());
+  uint32_t id = UINT32_MAX;
+  if (mine == largest) {
     const uint32_t first = draw.first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
-    uint32_t id = 0;
 #pragma unroll
     for (int j = kCount - 1; j >= 0; j--) {
 #pragma unroll
       for (int i = 3; i >= 0; i--)
         if (v[j].at[i] == largest) id = first + j * kGroup + i;
     }
-    atomicMax(&best, static_cast<unsigned long long>(order_word(largest, id)));
   }
-  __syncthreads();
-  if (threadIdx.x == 0) *out = {best, largest, 0};
+  id = reduce_part(id, Least());
+  return {largest > -INFINITY ? order_word(largest, id) : 0, -INFINITY, largest};
 }
 
-// Quads that may hold the best score, evaluated four threads each.
-struct Contest {
-  static constexpr int kSeats = kScanThreads / 4;
-  unsigned long long best;
-  int seated;
-  Quad logits[kSeats];
-  uint32_t block[kSeats];
-};
-
-// Unfiltered: the tile's best score and its id. A bound on each quad's scores costs a logarithm an id; the exact score,
-// two precise logarithms and a division, is computed for the quads whose bound reaches the best exact score so far:
-// first that with the best bound, then the few that could beat it.
+// Unfiltered: the quad of ids with the best bound on a score. A bound costs an id one fast logarithm. `logits` become
+// those of the lane's own best quad.
 template <int kCount>
-__device__ void scan_unfiltered(const Quad (&v)[kCount], int64_t group, const Draw& draw, int64_t b, TileBest* out) {
-  __shared__ Contest contest;
-  const float temperature = draw.temperature[b], slope = fminf(kLog2e / temperature, FLT_MAX);
+__device__ Best scan_unfiltered(const Quad (&v)[kCount], int64_t group, const Draw& draw, int64_t b, Quad& logits) {
+  constexpr int kTogether = kCount < 4 ? kCount : 4;
+  const float slope = draw.slope(b);
+  const auto seed = static_cast<uint64_t>(draw.seed[b]);
+  const auto position = static_cast<uint32_t>(draw.position[b]);
   const uint32_t first = draw.first_id / 4 + static_cast<uint32_t>(group * kLanes + threadIdx.x % kLanes);
-  float bound[kCount], mine = -INFINITY, highest = -INFINITY;
+  float highest = -INFINITY, top = -INFINITY, second = -INFINITY;
+  uint32_t quad = first;
+  logits = v[0];
 #pragma unroll
-  for (int j = 0; j < kCount; j++) {
-    const PhiloxBlock words = draw.words(b, first + j * kLanes);
-    bound[j] = -FLT_MAX;  // a finite logit may overflow on its way into the bound
+  for (int j = 0; j < kCount; j += kTogether) {
+    PhiloxBlock words[kTogether];
+    philox_each<kTogether>(seed, first + j * kLanes, kLanes, position, draw.stream, words);
 #pragma unroll
-    for (int i = 0; i < 4; i++) bound[j] = fmaxf(bound[j], score_bound(v[j].at[i], slope, words.word[i]));
-    mine = fmaxf(mine, bound[j]);
-    highest = MaxOrNan()(highest, largest_of(v[j]));
-  }
-  highest = reduce_scan_block(highest, MaxOrNan());
-  if (!(highest > -INFINITY)) {
-    if (threadIdx.x == 0) *out = {0, highest, 0};
-    return;
-  }
-  float floor = reduce_scan_block(mine, Max());
-  if (threadIdx.x == 0) contest.best = 0;
-  uint32_t done = 0;
-  for (;;) {
-    if (threadIdx.x == 0) contest.seated = 0;
-    __syncthreads();
+    for (int k = 0; k < kTogether; k++) {
+      float bound = -INFINITY;
 #pragma unroll
-    for (int j = 0; j < kCount; j++) {
-      if (bound[j] < floor || done >> j & 1u) continue;
-      const int seat = atomicAdd(&contest.seated, 1);
-      if (seat >= Contest::kSeats) continue;  // it stays for the next round
-      contest.logits[seat] = v[j];
-      contest.block[seat] = first + j * kLanes;
-      done |= 1u << j;
+      for (int i = 0; i < 4; i++) bound = fmaxf(bound, score_bound(v[j + k].at[i], slope, words[k].word[i]));
+      highest = MaxOrNan()(highest, largest_of(v[j + k]));
+      second = fmaxf(second, fminf(top, bound));
+      if (bound > top) {
+        quad = first + (j + k) * kLanes;
+        logits = v[j + k];
+      }
+      top = fmaxf(top, bound);
     }
-    __syncthreads();
-    const int seat = threadIdx.x / 4, i = threadIdx.x % 4;
-    if (seat < contest.seated && contest.logits[seat].at[i] > -INFINITY) {
-      const uint32_t id = contest.block[seat] * 4 + i;
-      const float score = draw.score(b, contest.logits[seat].at[i] / temperature, id);
-      atomicMax(&contest.best, static_cast<unsigned long long>(order_word(score, id)));
-    }
-    const int seated = contest.seated;
-    __syncthreads();
-    const uint64_t best = contest.best;
-    if (seated == 0) {
-      if (threadIdx.x == 0) *out = {best, highest, 0};
-      return;
-    }
-    const float score = value_of(best);
-    floor = best == 0 ? -FLT_MAX : (score - bound_margin(score)) / kLn2;
   }
+  highest = reduce_part(highest, MaxOrNan());
+  const float best = reduce_part(top, Max());
+  const uint32_t winner = reduce_part(top == best ? quad : UINT32_MAX, Least());
+  second = reduce_part(quad == winner ? second : top, Max());
+  return {best > -INFINITY ? order_word(best, winner) : 0, second, highest};
+}
+
+// The best word (score, id) of a quad that all 32 lanes name and one of them holds.
+__device__ inline uint64_t score_quad(const Quad& mine, const Draw& draw, int64_t b, uint32_t quad) {
+  const int owner = static_cast<int>((quad - draw.first_id / 4) % kLanes), i = threadIdx.x % 4;
+  float logit = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const float x = shuffle_from(mine.at[k], owner);
+    logit = k == i ? x : logit;
+  }
+  const uint32_t id = quad * 4 + i;
+  const uint64_t word = logit > -INFINITY ? order_word(draw.score(b, logit / draw.temperature[b], id), id) : 0;
+  const uint64_t other = MaxWord()(word, shuffle_from(word, (threadIdx.x ^ 1) % kLanes));
+  return MaxWord()(other, shuffle_from(other, (threadIdx.x ^ 2) % kLanes));
 }
 
 template <int kCount, bool kEdits>
@@ -200,14 +190,36 @@ __global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const RK_PARAMETE
   if (s.logprobs) write_stats<kCount>(v, kLog2e, true, s.scratch.of_row(s.scratch.given, b), group, s.scratch.groups);
   if (!s.draws) return;
   row.template edit<kCount>(group, v);
-  TileBest* best = s.scratch.best + b * s.scratch.tiles + tile;
-  switch (s.draw.kind(b)) {
-    case Kind::greedy: return scan_greedy<kCount>(v, group, s.draw, best);
-    case Kind::unfiltered: return scan_unfiltered<kCount>(v, group, s.draw, b, best);
-    case Kind::filtered:
-      return write_stats<kCount>(v, kLog2e / s.draw.temperature[b], s.draw.needs_mass(b),
-                                 s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
+  const Kind kind = s.draw.kind(b);
+  if (kind == Kind::filtered)
+    return write_stats<kCount>(v, kLog2e / s.draw.temperature[b], s.draw.needs_mass(b),
+                               s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
+  __shared__ Best best_of[kScanParts];
+  Quad logits;
+  const int part = threadIdx.x / kLanes;
+  Best mine = kind == Kind::greedy ? scan_greedy<kCount>(v, group, s.draw)
+                                   : scan_unfiltered<kCount>(v, group, s.draw, b, logits);
+  if (threadIdx.x % kLanes == 0) best_of[part] = mine;
+  __syncthreads();
+  // The part that has the best goes on alone.
+  int winner = 0;
+  float second = -INFINITY;
+#pragma unroll
+  for (int p = 0; p < kScanParts; p++) {
+    const Best other = best_of[p];
+    if (other.word > best_of[winner].word) winner = p;
+    mine.largest = MaxOrNan()(mine.largest, other.largest);
+    second = fmaxf(second, other.second);
   }
+  if (part != winner) return;
+  if (kind == Kind::unfiltered && mine.word) {
+#pragma unroll
+    for (int p = 0; p < kScanParts; p++)
+      if (p != winner && best_of[p].word) second = fmaxf(second, value_of(best_of[p].word));
+    mine.word = score_quad(logits, s.draw, b, id_of(mine.word));
+  }
+  mine.second = second;
+  if (threadIdx.x % kLanes == 0) s.scratch.best[b * s.scratch.tiles + tile] = mine;
 }
 
 }  // namespace radix::gpu

@@ -22,7 +22,8 @@ Scratch scratch_of(char* space, int64_t rows, int64_t columns, int64_t quads) {
   Scratch s{};
   s.groups = groups_of(columns);
   s.tiles = tiles_of(columns, quads);
-  s.best = reinterpret_cast<TileBest*>(space);
+  s.tile_groups = kScanParts * quads;
+  s.best = reinterpret_cast<Best*>(space);
   float* floats = reinterpret_cast<float*>(s.best + rows * tiles_of(columns, 1));
   for (float** part : {&s.edited.largest, &s.edited.mass, &s.given.largest, &s.given.mass}) {
     *part = floats;
@@ -68,7 +69,7 @@ void gpu::run_scan(const char* op, rk_device device, rk_stream stream, Scan& sca
 namespace backend {
 
 int64_t sampling_workspace_size(int64_t rows, int64_t columns) {
-  const int64_t row = tiles_of(columns, 1) * static_cast<int64_t>(sizeof(TileBest)) +
+  const int64_t row = tiles_of(columns, 1) * static_cast<int64_t>(sizeof(Best)) +
                       groups_of(columns) * 4 * static_cast<int64_t>(sizeof(float));
   return rows * row > 16 ? rows * row : 16;
 }
