@@ -80,18 +80,16 @@ def _case(
 def _flashinfer(
     library: Any, temperature: float, k: torch.Tensor, p: torch.Tensor, top_k: int, top_p: float
 ) -> Contender:
-    """The function that FlashInfer has for these filters, from logits, temperature included."""
-
-    def scaled(logits: torch.Tensor) -> torch.Tensor:
-        return logits if temperature == 1 else logits / temperature
+    """The functions that FlashInfer has for these filters. The seed is given, so that calls can be captured."""
+    seed: dict[str, int] = {"seed": 1, "offset": 0}
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
         if top_k <= 0 and top_p >= 1:
-            return library.sampling.sampling_from_logits(scaled(logits))
-        probs = library.sampling.softmax(scaled(logits))
+            return library.sampling.sampling_from_logits(logits if temperature == 1 else logits / temperature, **seed)
+        probs = library.sampling.softmax(logits, temperature)
         if top_k <= 0:
-            return library.sampling.top_p_sampling_from_probs(probs, p)
-        return library.sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="top_k_first")
+            return library.sampling.top_p_sampling_from_probs(probs, p, **seed)
+        return library.sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="top_k_first", **seed)
 
     return draw
 
