@@ -34,8 +34,8 @@ RK_API rk_status rk_topk_sigmoid(const rk_topk_sigmoid_args* args, rk_stream str
 /* Biased grouped routing (DeepSeek-V3): c = sigmoid(input) + bias; the experts are num_expert_group (at most 32) equal
  * ranges of ids; a group's score is the sum of its two largest c (of its one); the topk_group best groups stay, and the
  * top k of c in them are chosen. Weights: s / (sum over the chosen + 1e-20) * routed_scaling_factor.
- * Of the k columns the last num_fused_shared_experts (0 to k - 1) are experts that every token goes to: ids E, E + 1, ...
- * with weight 1. */
+ * Of the k columns the last num_fused_shared_experts (0 to k - 1) are experts that every token goes to: ids E, E + 1,
+ * ... with weight 1. */
 typedef struct rk_moe_fused_gate_args {
   uint32_t struct_size;
   int32_t num_expert_group;
