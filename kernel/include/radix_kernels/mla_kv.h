@@ -5,11 +5,11 @@
 #include "radix_kernels/types.h"
 
 /* Writes token t, latent [T, L] then rope [T, R], to slot slot_mapping[t] of kv_cache [pages, page_size, L + R]: page
- * s / page_size, offset s % page_size; -1 skips. bf16 or fp16, all of one dtype: bits are copied. Or, with bf16, L 512 and
- * R 64, kv_cache uint8 [pages, page_size, 656]: 512 e4m3, each the value divided by the scale of its 128 and rounded to
- * nearest even, those 4 scales in float32, max(largest magnitude, 1e-10) / 448, and rope's bits; addresses of rows
- * multiples of 16 bytes. Last dims contiguous, other strides free. slot_mapping [T]: int64. A slot outside of -1 ..
- * pages * page_size - 1 is RK_INVALID on the CPU, before anything is written. */
+ * s / page_size, offset s % page_size; -1 skips. bf16 or fp16, all of one dtype: bits are copied. Or, with bf16, L 512
+ * and R 64, kv_cache uint8 [pages, page_size, 656]: 512 e4m3, each the value divided by the scale of its 128 and
+ * rounded to nearest even, those 4 scales in float32, max(largest magnitude, 1e-10) / 448, and rope's bits; addresses
+ * of rows multiples of 16 bytes. Last dims contiguous, other strides free. slot_mapping [T]: int64. A slot outside of
+ * -1 .. pages * page_size - 1 is RK_INVALID on the CPU, before anything is written. */
 typedef struct rk_store_mla_kv_args {
   uint32_t struct_size;
   const rk_tensor* latent;
