@@ -56,12 +56,12 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, target: GPUT
 
 def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     for dtype, itemsize, dim, group, page in SHAPES:
-        sizes = {"HEADS": group * 2, "DIM": dim, "DIM_PAD": dim, "SINKS": True, "WITH_LSE": True}
+        sizes = {"HEADS": group * 2, "V_DIM": dim, "V_PAD": dim, "SINKS": True, "WITH_LSE": True}
         for decode in (False, True):
             tiles = choose_tiles(dim, group, itemsize, decode)
             constants = {
-                **sizes, "GROUP": group, "PAGE_SIZE": page, "BLOCK_M": tiles.block_m,
-                "BLOCK_N": tiles.block_n, "SPLIT": 512 if decode else 0,
+                **sizes, "DIM": dim, "DIM_PAD": dim, "GROUP": group, "PAGE_SIZE": page,
+                "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "SPLIT": 512 if decode else 0,
                 "SPLITS": 8 if decode else 1, "CAUSAL": True, "WINDOW": not decode,
                 "SOFTCAP": not decode,
             }  # fmt: skip
