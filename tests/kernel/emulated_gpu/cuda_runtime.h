@@ -65,11 +65,16 @@ inline uint64_t __builtin_amdgcn_s_memrealtime() {  // tens of nanoseconds
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     int programmaticStreamSerializationAllowed;
+    dim3 clusterDim;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -92,6 +97,10 @@ inline cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
