@@ -65,10 +65,7 @@ inline uint64_t __builtin_amdgcn_s_memrealtime() {  // tens of nanoseconds
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeProgrammaticStreamSerialization,
-  cudaLaunchAttributeClusterDimension
-};
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
