@@ -22,13 +22,13 @@ typedef struct rk_attention_options {
  * Optional: sinks float32 [Hq], lse float32 [T, Hq] (natural log, sinks included).
  * v_cache and out may have a last dimension Dv of their own. FP8: the caches may be float8_e4m3fn, one value stands for
  * value * scale, with k_scale and v_scale float32 [1] or [Hkv]; then q may be float8_e4m3fn too, with a q_scale of the
- * same size (a KV head's query heads share one), and out is bf16 or fp16. INT8 KV (CPU): the caches are int8, the scales
- * float32 [pages, page_size, Hkv], any strides.
- * Hq a multiple of Hkv; D and Dv multiples of 16 up to 256. Entries of page_table past ceil(kv_len / page_size) and
- * slots past kv_len are never used; on the CPU a page id that is read and out of range is RK_INVALID. max_seqlen_q: the
- * most query tokens that a row has, 0 unknown. A hint: it chooses the kernel, never the meaning. workspace: uint8,
- * contiguous, 256-byte aligned, at least rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0.
- * RK_UNSUPPORTED before anything is launched when no kernel serves the call. */
+ * same size (a KV head's query heads share one), and out is bf16 or fp16. INT8 KV (CPU): the caches are int8, the
+ * scales float32 [pages, page_size, Hkv], any strides. Hq a multiple of Hkv; D and Dv multiples of 16 up to 256.
+ * Entries of page_table past ceil(kv_len / page_size) and slots past kv_len are never used; on the CPU a page id that
+ * is read and out of range is RK_INVALID. max_seqlen_q: the most query tokens that a row has, 0 unknown. A hint: it
+ * chooses the kernel, never the meaning. workspace: uint8, contiguous, 256-byte aligned, at least
+ * rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0. RK_UNSUPPORTED before anything is
+ * launched when no kernel serves the call. */
 typedef struct rk_flash_attn_with_kvcache_args {
   uint32_t struct_size;
   rk_attention_options options;

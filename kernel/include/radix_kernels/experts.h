@@ -10,12 +10,12 @@
  * w2 [E, H, I], contiguous, of the same dtype; E at most 1024; H and I multiples of 8. Rows begin at multiples of 16
  * bytes. Or weights of float8_e4m3fn with fp32 scales w1_scale and w2_scale: [E], or one a block of 128 x 128, [E,
  * ceil(rows / 128), ceil(columns / 128)]; H and I multiples of 16 then. They are widened exactly (for bf16 a NaN counts
- * as 480: quantisation makes none). topk_weights fp32 and topk_ids int32 [T, k], contiguous; a pair whose id is outside of the experts adds nothing.
- * expert_map int32 [n] (n at most 1024), optional: an expert's local number, -1: it is not here.
- * workspace: uint8 [rk_fused_experts_workspace_size], 256-byte aligned. Weights may not be written by a kernel that is
- * still in flight two launches earlier in the stream: they are read ahead.
- * act = silu(gate) * up is rounded to the dtype; above 16 tokens or 128 pairs so is an expert's result for a token.
- * RK_UNSUPPORTED for other dtypes, sizes and alignments. */
+ * as 480: quantisation makes none). topk_weights fp32 and topk_ids int32 [T, k], contiguous; a pair whose id is outside
+ * of the experts adds nothing. expert_map int32 [n] (n at most 1024), optional: an expert's local number, -1: it is not
+ * here. workspace: uint8 [rk_fused_experts_workspace_size], 256-byte aligned. Weights may not be written by a kernel
+ * that is still in flight two launches earlier in the stream: they are read ahead. act = silu(gate) * up is rounded to
+ * the dtype; above 16 tokens or 128 pairs so is an expert's result for a token. RK_UNSUPPORTED for other dtypes, sizes
+ * and alignments. */
 typedef struct rk_fused_experts_args {
   uint32_t struct_size;
   const rk_tensor* hidden_states;
