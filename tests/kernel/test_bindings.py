@@ -38,7 +38,7 @@ def rope_args(**change):
 def store_args(**change):
     args = dict(
         k=ones(3, 2, 16), v=ones(3, 2, 8), k_cache=ones(4, 2, 2, 16), v_cache=ones(4, 2, 2, 8),
-        slot_mapping=torch.arange(3),
+        slot_mapping=torch.arange(3), k_scale=None, v_scale=None,
     )  # fmt: skip
     return {**args, **change}
 
@@ -249,7 +249,7 @@ def test_more_than_2_to_31_elements():
     bind.rmsnorm(x.clone(), ones(64), 1e-6, expected)
     assert_same_bits(out, expected)
     cache = torch.empty(far + 64, dtype=BF16).as_strided((2, 1, 1, 64), (far, 64, 64, 1))
-    bind.store_kv_cache(x[:, None], x[:, None], cache, cache, torch.tensor([0, 1]))
+    bind.store_kv_cache(x[:, None], x[:, None], cache, cache, torch.tensor([0, 1]), None, None)
     assert_same_bits(cache[:, 0, 0], x.clone())
 
 
