@@ -1,9 +1,9 @@
 """Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
 
 Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through shared memory, GPU
-ranks through each other's memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed.
-"""
+ranks through each other's memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed."""
 
+import ctypes
 import logging
 import os
 import shutil
@@ -149,7 +149,9 @@ class Gpus(SharedMemory):
 
     def close(self) -> None:
         if self._nccl is not None:
-            self._nccl.abort()  # its destructor would wait for ranks that have gone
+            self._nccl.abort()
+            # Never destroyed: torch's destructor waits, with the interpreter's lock, for what does not come any more.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
         self._peers = self._nccl = None
         super().close()
 

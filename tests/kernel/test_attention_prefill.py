@@ -241,7 +241,7 @@ def test_what_no_kernel_serves_runs_the_reference_or_is_an_error(rng):
         {"k_scale": None, "v_scale": None, "q_scale": None},
         {"out": torch.empty(23, 4, 32, dtype=torch.bfloat16)},
     ],
-    ids=str,
+    ids=["no scale of q", "one scale of q", "shape of q_scale", "no scales", "out"],
 )
 def test_errors_of_fp8_queries(change, rng):
     case, _, scales = all_fp8([(3, 40), (20, 25)], rng, True)

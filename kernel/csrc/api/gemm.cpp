@@ -45,10 +45,11 @@ void check_gate(const char* op, int32_t gate, const Arg& weight, int64_t n, bool
   if (bias) fail(RK_INVALID, "%s: bias is given, a gated product has none", op);
 }
 
-void check_bias(const char* op, const rk_tensor* tensor, const Arg& out, int64_t n) {
+// `like` has the dtype that a bias may have beside float32.
+void check_bias(const char* op, const rk_tensor* tensor, const Arg& like, int64_t n) {
   if (!tensor) return;
   const Arg bias(op, "bias", tensor);
-  bias.same_device(out).dtype({out.type(), DType::f32}).shape({n}, "outputs of the weight").last_contiguous();
+  bias.same_device(like).dtype({like.type(), DType::f32}).shape({n}, "outputs of the weight").last_contiguous();
 }
 
 // fp32, one element or `count` of them along one dimension; steps over them are free.
@@ -102,7 +103,7 @@ rk_status rk_linear_dense(const rk_linear_dense_args* args, rk_stream stream) {
     const int64_t columns = weight.size(0) / (a.gate == RK_GATE_NONE ? 1 : 2);
     out.same_device(x).dtype({x.type(), DType::f32}).shape({x.size(0), columns}, "rows of x, outputs of the weight");
     out.last_contiguous().writable();
-    check_bias(op, a.bias, out, weight.size(0));
+    check_bias(op, a.bias, x, weight.size(0));
     if (a.residual) {
       const Arg residual(op, "residual", a.residual);
       residual.same_device(x).same_dtype(x).same_shape(out).last_contiguous();

@@ -21,8 +21,9 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = ColumnParallelLinear(ctx, hidden, parts, bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
         self._activation = gated_activations[config.hidden_act]
-        dense = isinstance(self.gate_up_proj.method, DenseMethod) and not config.mlp_bias
-        self._fused = dense and config.hidden_act == "silu"  # where few rows meet a GPU, one kernel and no rounding
+        # Where few rows meet a GPU this is one kernel, which rounds once.
+        fusible = config.hidden_act == "silu" and not config.mlp_bias
+        self._fused = fusible and isinstance(self.gate_up_proj.method, DenseMethod)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._fused:
