@@ -71,4 +71,4 @@ def test_no_spills_and_wide_loads(target):
         if line["kernel"].startswith("product"):
             assert line["wide_loads"] >= 3, line
         if line["kernel"].startswith("draw"):
-            assert line["wide_loads"] >= 1, line
+            assert line["paired_loads"] >= 5, line  # 512 lanes on a block of 1,024 ids

@@ -88,6 +88,7 @@ def facts(compiled: Any) -> dict[str, Any]:
     found["vgpr_count"] = int(re.search(r"\.vgpr_count:\s*(\d+)", amd)[1])
     found["mma"] = len(re.findall(r"\bv_mfma_", amd))
     found["wide_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx4", amd))
+    found["paired_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx2", amd))
     return found
 
 
