@@ -36,7 +36,8 @@ def test_ops(level):
     if not has(level):
         pytest.skip(f"this machine has no {level}")
     files = [f"tests/kernel/test_{name}.py" for name in FILES]
-    done = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files)
+    # `pythonpath=.`: the package under test is this process's, not the source tree, which may have no library.
+    done = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.", *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
