@@ -90,7 +90,7 @@ class DenseDecoder:
             norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
             linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
             weights: Any = [None if n is None else n.weight for n in norms]
-            weights += [(x.weight, x.bias) for x in linears]
+            weights += [(getattr(x, "weight", None), x.bias) for x in linears]  # None is refused as no packed weight
             weights += [k, v, left]
             made.append(DecoderLayer(*weights))
         return cls(made, norm.weight, cos_sin_cache, **options)

@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         pool = batch.kv_pool
         if self._fusible and pool is not self._fused_for:
             self._fused_for, self._fused = pool, None
-            with suppress(NotImplementedError, AttributeError):  # no library, or weights or a cache of another kind
+            with suppress(NotImplementedError):  # no library, or weights or a cache of another kind
                 self._fused = self._fuse(k_caches=pool.k, v_caches=pool.v)
         if self._fused is not None:
             places = batch.positions, batch.slot_mapping, batch.page_table, batch.kv_lens, batch.cu_seqlens_q
