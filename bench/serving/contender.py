@@ -100,7 +100,8 @@ class Process:
         except RuntimeError as error:
             raise RuntimeError(f"{name} {weights}: {error}") from None
         self.name, self.version = name, facts["version"]
-        self.weight_bytes, self.held_bytes, self.rss = facts["weight_bytes"], facts["held_bytes"], facts["rss"]
+        self.weight_bytes, self.held_bytes = facts["weight_bytes"], facts["held_bytes"]
+        self.rss, self.rss_imported = facts["rss"], facts["rss_imported"]
 
     def rate(self, work: Work, seconds: float) -> float:
         """Tokens a second, see `rate`."""
@@ -122,12 +123,18 @@ class Process:
         self._process.wait()
 
 
+def _resident() -> int:
+    match = re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    return int(match[1]) * 1024 if match else 0
+
+
 def main() -> None:
     name, folder, weights, threads = sys.argv[1:]
-    model: Contender = importlib.import_module(MODULES[name]).Model(Path(folder), weights, int(threads))
-    match = re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    module = importlib.import_module(MODULES[name])
+    imported = _resident()
+    model: Contender = module.Model(Path(folder), weights, int(threads))
     facts = {"version": model.version, "weight_bytes": model.weight_bytes, "held_bytes": model.held_bytes}
-    print(json.dumps({**facts, "rss": int(match[1]) * 1024 if match else 0}), flush=True)
+    print(json.dumps({**facts, "rss": _resident(), "rss_imported": imported}), flush=True)
     try:
         for line in sys.stdin:
             work, seconds = json.loads(line)

@@ -133,7 +133,8 @@ def _measure(
 def _facts(process: Process, weights: str) -> str:
     text = f"  {process.name} {process.version}: {process.weight_bytes / 1e9:.3f} GB of {weights} weights a step"
     if process.held_bytes:
-        text += f"; in memory {process.rss / 1e9:.2f} GB, weights and KV cache {process.held_bytes / 1e9:.2f} GB"
+        text += f"; in memory {process.rss / 1e9:.2f} GB: weights and KV cache {process.held_bytes / 1e9:.2f} GB,"
+        text += f" Python and torch before loading {process.rss_imported / 1e9:.2f} GB"
     return text
 
 
