@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels.packed_experts import _one_by_one
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers, spread
 
 TOLERANCE = {torch.bfloat16: (8e-3, 4e-2), torch.float16: (1e-3, 6e-3), torch.float32: (2e-6, 2e-5)}
@@ -83,6 +84,21 @@ def test_rows_do_not_depend_on_the_batch(rng):
     for row in integers(0, 33, (5,), rng).tolist():
         one = slice(row, row + 1)
         assert_same_bits(rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one])
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("kind", [None, "w8a8", "int4"])
+def test_the_call_has_the_bits_of_single_products(kind, rng):
+    """Unsorted ids, experts that nobody names, an inner size that the fused product does not take, a strided x."""
+    x, w1, w2, weights, ids = make(21, 6, 3, 64, 40 if kind is None else 64, torch.bfloat16, rng)
+    packed = rk.pack_experts(w1, w2, kind)
+    if packed.native is None:
+        pytest.skip("the native CPU library is not there")
+    ids[ids == 4] = 9
+    wide = torch.zeros(21, 96, dtype=x.dtype)
+    wide[:, :64] = x
+    expected = _one_by_one(x, packed, weights, ids, None)
+    assert_same_bits(rk.fused_experts_packed(wide[:, :64], packed, weights, ids.t().contiguous().t()), expected)
 
 
 def test_in_place(rng):

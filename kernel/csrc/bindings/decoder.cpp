@@ -1,41 +1,12 @@
 #include "radix_kernels/decoder.h"
 
 #include <deque>
-#include <string>
 
-#include "bindings/exchange.h"
+#include "bindings/held.h"
 #include "bindings/packed_desc.h"
 
 namespace radix::bind {
 namespace {
-
-constexpr int kMaxDims = 4;
-
-// A tensor that outlives the call it came with: the object keeps its memory, the view is a copy.
-class Held {
- public:
-  Held(Call& call, const char* name, py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {
-    if (object.is_none()) return;
-    view_ = *call.in(name, object);
-    if (view_.ndim > kMaxDims || (view_.device.type != RK_DEVICE_CPU && view_.device.type != RK_DEVICE_CUDA_HOST))
-      raise(RK_UNSUPPORTED,
-            (std::string("decoder: ") + name + " is not a host tensor of at most 4 dimensions").c_str());
-    std::copy_n(view_.shape, view_.ndim, shape_);
-    std::copy_n(view_.strides, view_.ndim, strides_);
-    view_.shape = shape_;
-    view_.strides = strides_;
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
-  // NULL for None.
-  const rk_tensor* tensor() const { return object_.is_none() ? nullptr : &view_; }
-
- private:
-  py::object object_;
-  rk_tensor view_{};
-  int64_t shape_[kMaxDims], strides_[kMaxDims];
-};
 
 // The Python object `_bind.Decoder`; radix_kernels.DenseDecoder is its public face.
 class Decoder {

@@ -17,6 +17,7 @@
 #include "radix_kernels/mla_kv.h"
 #include "radix_kernels/moe.h"
 #include "radix_kernels/norm.h"
+#include "radix_kernels/packed_experts.h"
 #include "radix_kernels/quantize.h"
 #include "radix_kernels/rope.h"
 #include "radix_kernels/sampling.h"

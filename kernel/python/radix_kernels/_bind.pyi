@@ -112,6 +112,20 @@ class Decoder:
         workspace: Any,
     ) -> None: ...
 
+class PackedExperts:
+    def __init__(self) -> None: ...
+    def add(self, w1: tuple[PackedDesc, Any], w2: tuple[PackedDesc, Any]) -> None: ...
+    def workspace_size(self, hidden_states: Any, topk_ids: Any) -> int: ...
+    def run(
+        self,
+        hidden_states: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        expert_map: Any,
+        out: Any,
+        workspace: Any,
+    ) -> None: ...
+
 class PackedDesc:
     nbytes: int
     layout: str
@@ -171,6 +185,7 @@ def fused_experts(
     expert_map: Any,
     out: Any,
     workspace: Any,
+    use_fp8_w8a8: bool,
 ) -> None: ...
 def fused_experts_workspace_size(
     tokens: int, topk: int, named_experts: int, hidden_size: int, inter_size: int

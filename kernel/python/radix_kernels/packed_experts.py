@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from . import _arrays, _checks
+from . import _arrays, _checks, _loader
 from ._arrays import Array
 from .gemm import linear_silu_and_mul
-from .linear import PackedWeight, linear, pack_weight
+from .linear import REFERENCE_LAYOUT, PackedWeight, linear, pack_weight
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,16 @@ class PackedExperts:
 
     w1: tuple[PackedWeight, ...]
     w2: tuple[PackedWeight, ...]
+    native: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        make = getattr(_loader.bind, "PackedExperts", None)
+        if make is None or not self.w1 or any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2)):
+            return
+        native = make()
+        for w1, w2 in zip(self.w1, self.w2, strict=True):
+            native.add((w1.descriptor, w1.data), (w2.descriptor, w2.data))
+        object.__setattr__(self, "native", native)
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +61,8 @@ def fused_experts_packed(
     expert_map: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """`fused_experts` over packed weights: every named expert's two products, over its tokens at once.
+    """`fused_experts` over packed weights: every named expert's two products, over its tokens at once, in one call of
+    the CPU library (without it, or on a GPU, one expert after the other in Python).
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32, topk_ids: int32
     [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map: int32, an expert's local number,
@@ -62,8 +73,6 @@ def fused_experts_packed(
     Tolerance as `fused_experts` with the weights that were packed. Errors: TypeError (dtype), ValueError (shape).
     """
     op = "fused_experts_packed"
-    import torch
-
     x, weights, ids, mapped, to = (
         _arrays.as_torch(t) for t in (hidden_states, topk_weights, topk_ids, expert_map, out)
     )
@@ -76,9 +85,26 @@ def fused_experts_packed(
     if to is not None:
         _checks.shape(op, "out", to, x.shape, "as hidden_states")
         _checks.same_dtype(op, "out", to, "hidden_states", x)
-    local = ids.reshape(-1).long()
     if mapped is not None:
         _checks.dtype(op, "expert_map", mapped, ("int32",))
+    if experts.native is not None:
+        result = _arrays.empty_like(hidden_states) if out is None else out
+        size = experts.native.workspace_size(x, ids := ids.contiguous())
+        space = _arrays.empty(hidden_states, (size,), "uint8")
+        experts.native.run(x, weights.contiguous(), ids, mapped, result, space)
+        return result
+    result = _one_by_one(x, experts, weights, ids, mapped)
+    if to is None:
+        return result
+    to.copy_(result)
+    return out
+
+
+def _one_by_one(x: Any, experts: PackedExperts, weights: Any, ids: Any, mapped: Any) -> Any:
+    import torch
+
+    local = ids.reshape(-1).long()
+    if mapped is not None:
         named = (local >= 0) & (local < mapped.shape[0])
         local = torch.where(named, mapped.long()[local.clamp(0, max(mapped.shape[0] - 1, 0))], -1)
     local = torch.where((local >= 0) & (local < len(experts.w1)), local, -1)
@@ -94,7 +120,4 @@ def fused_experts_packed(
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for column in range(ids.shape[1]):
         total += weights[:, column, None] * values[column :: ids.shape[1]]
-    if out is None:
-        return total.to(x.dtype)
-    to.copy_(total)
-    return out
+    return total.to(x.dtype)

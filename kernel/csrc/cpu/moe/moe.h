@@ -21,12 +21,15 @@ struct RouteTask {
   int32_t* ids;
 };
 
-// Strides in bytes.
+// Strides in bytes. With `places` [tokens][topk] a row stands at places[t][k] * expert_stride, -1: it adds nothing, and
+// is multiplied by weights[t][k].
 struct SumTask {
   const char* input;
   char* out;
   int64_t token_stride, expert_stride, out_stride, topk, hidden;
   DType dtype;
+  const float* weights = nullptr;
+  const int32_t* places = nullptr;
 };
 
 struct MoeKernels {

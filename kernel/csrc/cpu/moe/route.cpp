@@ -131,10 +131,30 @@ void route(const RouteTask& task, int64_t begin, int64_t end) {
   });
 }
 
+template <class T>
+void weighted_sum(const SumTask& task, int64_t token) {
+  const int32_t* place = task.places + token * task.topk;
+  const float* weight = task.weights + token * task.topk;
+  T* out = reinterpret_cast<T*>(task.out + token * task.out_stride);
+  each(task.hidden, [&](int64_t i, auto... count) {
+    Vec total = zero();
+    for (int64_t k = 0; k < task.topk; k++) {
+      if (place[k] < 0) continue;
+      const T* row = reinterpret_cast<const T*>(task.input + place[k] * task.expert_stride);
+      total = total + set1(weight[k]) * load(row + i, count...);
+    }
+    store(out + i, total, count...);
+  });
+}
+
 void sum(const SumTask& task, int64_t begin, int64_t end) {
   dispatch_float(task.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     for (int64_t token = begin; token < end; token++) {
+      if (task.places) {
+        weighted_sum<T>(task, token);
+        continue;
+      }
       const char* input = task.input + token * task.token_stride;
       T* out = reinterpret_cast<T*>(task.out + token * task.out_stride);
       each(task.hidden, [&](int64_t i, auto... count) {

@@ -1,0 +1,76 @@
+// Packed experts: checks, and the layout of the workspace.
+#include "api/packed_experts.h"
+
+#include "common/tensor.h"
+
+using namespace radix;
+
+namespace {
+
+constexpr int64_t kAlign = 64;
+
+PackedExpertsPlan plan_of(const char* op, const rk_fused_experts_packed_args& a) {
+  const Arg x(op, "hidden_states", a.hidden_states), ids(op, "topk_ids", a.topk_ids);
+  x.backend_device().dtype(kFloats).ndim(2).last_contiguous();
+  if (x->device.type != RK_DEVICE_CPU) x.reject(RK_UNSUPPORTED, "is on a GPU, this op runs on the CPU");
+  ids.same_device(x).dtype({DType::i32}).ndim(2).contiguous();
+  if (ids.size(0) != x.size(0)) ids.shape({x.size(0), -1}, "tokens of hidden_states");
+  if (a.num_experts < 1 || !a.experts) fail(RK_INVALID, "%s: there are no experts", op);
+  PackedExpertsPlan p{x.size(0), ids.size(1), x.size(1), 0, element_size(*x)};
+  for (int e = 0; e < a.num_experts; e++) {
+    const rk_packed_expert& expert = a.experts[e];
+    if (!expert.w1_desc || !expert.w2_desc) fail(RK_INVALID, "%s: a weight of expert %d is missing", op, e);
+    const rk_packed_desc &w1 = *expert.w1_desc, &w2 = *expert.w2_desc;
+    if (e == 0) p.inner = w2.k;
+    if (w1.k != p.hidden || w2.n != p.hidden || w2.k != p.inner || w1.n != 2 * p.inner)
+      fail(RK_INVALID,
+           "%s: weights of expert %d are [%lld, %lld] and [%lld, %lld], expected [%lld, %lld] and [%lld, %lld]", op, e,
+           (long long)w1.n, (long long)w1.k, (long long)w2.n, (long long)w2.k, (long long)(2 * p.inner),
+           (long long)p.hidden, (long long)p.hidden, (long long)p.inner);
+  }
+  p.fused = p.inner % 16 == 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = p.bytes;
+    p.bytes += (bytes + kAlign - 1) / kAlign * kAlign;
+    return begin;
+  };
+  const int64_t pairs = p.tokens * p.topk;
+  p.rows = take(pairs * p.hidden * p.item);
+  p.gated = take(pairs * p.inner * p.item);
+  p.gate_up = take(p.fused ? 0 : pairs * 2 * p.inner * p.item);
+  p.places = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
+  return p;
+}
+
+}  // namespace
+
+rk_status rk_fused_experts_packed(const rk_fused_experts_packed_args* args, rk_stream) {
+  return guard([&] {
+    const char* op = "fused_experts_packed";
+    const auto a = read_args(op, args);
+    const PackedExpertsPlan plan = plan_of(op, a);
+    const Arg x(op, "hidden_states", a.hidden_states), out(op, "out", a.out), workspace(op, "workspace", a.workspace);
+    const Arg weights(op, "topk_weights", a.topk_weights), ids(op, "topk_ids", a.topk_ids);
+    weights.same_device(x).dtype({DType::f32}).same_shape(ids).contiguous();
+    out.same_device(x).same_dtype(x).same_shape(x).last_contiguous().writable();
+    if (a.expert_map) {
+      const Arg map(op, "expert_map", a.expert_map);
+      map.same_device(x).dtype({DType::i32}).ndim(1).contiguous();
+    }
+    workspace.same_device(x).dtype({DType::u8}).ndim(1).contiguous().writable();
+    if (workspace.size(0) < plan.bytes + kAlign)
+      workspace.reject(RK_INVALID, "has %lld bytes, expected at least %lld", (long long)workspace.size(0),
+                       (long long)(plan.bytes + kAlign));
+    if (out.numel() == 0) return;
+    const auto begin = reinterpret_cast<uintptr_t>(data_ptr<char>(*workspace));
+    backend::fused_experts_packed(a, plan, reinterpret_cast<char*>((begin + kAlign - 1) / kAlign * kAlign));
+  });
+}
+
+rk_status rk_fused_experts_packed_workspace_size(const rk_fused_experts_packed_args* args, int64_t* bytes) {
+  return guard([&] {
+    const char* op = "fused_experts_packed_workspace_size";
+    if (!bytes) fail(RK_INVALID, "%s: bytes is required", op);
+    *bytes = plan_of(op, read_args(op, args)).bytes + kAlign;  // the caller's memory may begin anywhere
+  });
+}

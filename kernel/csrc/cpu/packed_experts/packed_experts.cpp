@@ -1,0 +1,142 @@
+// Packed experts on the CPU: rows gathered by expert, each expert's two products over all of its rows (the linear
+// family's, on all threads, so that its weights are read once), and a weighted sum over a token's rows.
+#include <vector>
+
+#include "api/packed_experts.h"
+#include "common/tensor.h"
+#include "cpu/moe/moe.h"
+#include "cpu/thread_pool.h"
+#include "radix_kernels/activation.h"
+#include "radix_kernels/library.h"
+
+namespace radix {
+namespace {
+
+constexpr int64_t kGrainElements = 16 * 1024;
+
+// Contiguous [rows, columns] in the workspace.
+class Matrix {
+ public:
+  Matrix(const rk_tensor& like, char* data, int64_t rows, int64_t columns)
+      : tensor_(like), shape_{rows, columns}, strides_{columns, 1} {
+    tensor_.data = data;
+    tensor_.byte_offset = 0;
+    tensor_.ndim = 2;
+    tensor_.shape = shape_;
+    tensor_.strides = strides_;
+  }
+  Matrix(const Matrix&) = delete;
+  Matrix& operator=(const Matrix&) = delete;
+  operator const rk_tensor*() const { return &tensor_; }
+
+ private:
+  rk_tensor tensor_;
+  int64_t shape_[2], strides_[2];
+};
+
+// The status of an entry that was called from here; its text is already a full sentence.
+void check(rk_status status) {
+  if (status != RK_OK) fail(status, "%s", std::string(rk_last_error()).c_str());
+}
+
+class Experts {
+ public:
+  Experts(const rk_fused_experts_packed_args& args, const PackedExpertsPlan& plan, char* memory)
+      : a_(args), p_(plan), memory_(memory), places_(reinterpret_cast<int32_t*>(memory + plan.places)) {}
+
+  void run() {
+    sort_by_expert();
+    gather();
+    for (int e = 0; e < a_.num_experts; e++)
+      if (begin_[e] < begin_[e + 1]) products(a_.experts[e], begin_[e], begin_[e + 1] - begin_[e]);
+    sum();
+  }
+
+ private:
+  char* row(int64_t place) const { return memory_ + p_.rows + place * p_.hidden * p_.item; }
+
+  int32_t local(int32_t id) const {
+    if (a_.expert_map) {
+      if (id < 0 || id >= a_.expert_map->shape[0]) return -1;
+      id = data_ptr<int32_t>(*a_.expert_map)[id];
+    }
+    return id >= 0 && id < a_.num_experts ? id : -1;
+  }
+
+  // places_: where a pair's row stands among the rows sorted by expert; -1: it adds nothing.
+  void sort_by_expert() {
+    const int32_t* ids = data_ptr<int32_t>(*a_.topk_ids);
+    const int64_t pairs = p_.tokens * p_.topk;
+    begin_.assign(static_cast<size_t>(a_.num_experts) + 1, 0);
+    for (int64_t i = 0; i < pairs; i++)
+      if (const int32_t e = local(ids[i]); e >= 0) begin_[e + 1]++;
+    for (int e = 0; e < a_.num_experts; e++) begin_[e + 1] += begin_[e];
+    std::vector<int32_t> next(begin_.begin(), begin_.end() - 1);
+    for (int64_t i = 0; i < pairs; i++) {
+      const int32_t e = local(ids[i]);
+      places_[i] = e >= 0 ? next[e]++ : -1;
+    }
+  }
+
+  void gather() const {
+    const Rows x(*a_.hidden_states);
+    cpu::parallel_for(p_.tokens, 1 + kGrainElements / (p_.topk * p_.hidden), [&](int64_t begin, int64_t end) noexcept {
+      for (int64_t i = begin * p_.topk; i < end * p_.topk; i++)
+        if (places_[i] >= 0) std::memcpy(row(places_[i]), x.at<char>(i / p_.topk), p_.hidden * p_.item);
+    });
+  }
+
+  // The rows of one expert become its results.
+  void products(const rk_packed_expert& expert, int64_t first, int64_t count) const {
+    const Matrix rows(*a_.hidden_states, row(first), count, p_.hidden);
+    const Matrix gated(*a_.hidden_states, memory_ + p_.gated + first * p_.inner * p_.item, count, p_.inner);
+    if (p_.fused) {
+      linear(expert.w1_desc, expert.w1, rows, gated, RK_GATE_HALVES);
+    } else {
+      const Matrix both(*a_.hidden_states, memory_ + p_.gate_up + first * 2 * p_.inner * p_.item, count, 2 * p_.inner);
+      linear(expert.w1_desc, expert.w1, rows, both, RK_GATE_NONE);
+      const rk_gated_activation_args args{sizeof args, both, gated};
+      check(rk_silu_and_mul(&args, 0));
+    }
+    linear(expert.w2_desc, expert.w2, gated, rows, RK_GATE_NONE);
+  }
+
+  static void linear(const rk_packed_desc* desc, const rk_tensor* packed, const rk_tensor* x, const rk_tensor* out,
+                     int32_t gate) {
+    rk_linear_args args{sizeof args, desc};
+    args.x = x;
+    args.packed = packed;
+    args.out = out;
+    args.gate = gate;
+    check(rk_linear(&args, 0));
+  }
+
+  void sum() const {
+    const rk_tensor& out = *a_.out;
+    const int64_t row_bytes = p_.hidden * p_.item;
+    cpu::SumTask task{memory_ + p_.rows, data_ptr<char>(out), 0, row_bytes, out.strides[0] * p_.item, p_.topk,
+                      p_.hidden,         dtype_of(out)};
+    task.weights = data_ptr<float>(*a_.topk_weights);
+    task.places = places_;
+    const auto kernel = cpu::moe_kernels().sum;
+    cpu::parallel_for(p_.tokens, 1 + kGrainElements / (p_.topk * p_.hidden),
+                      [&](int64_t begin, int64_t end) noexcept { kernel(task, begin, end); });
+  }
+
+  const rk_fused_experts_packed_args& a_;
+  const PackedExpertsPlan& p_;
+  char* const memory_;
+  int32_t* const places_;
+  std::vector<int32_t> begin_;  // first sorted row of each expert
+};
+
+}  // namespace
+
+void backend::fused_experts_packed(const rk_fused_experts_packed_args& args, const PackedExpertsPlan& plan,
+                                   char* memory) {
+  if (plan.topk > 0) return Experts(args, plan, memory).run();
+  const Rows out(*args.out);
+  for (int64_t t = 0; t < plan.tokens; t++) std::memset(out.at<char>(t), 0, plan.hidden * plan.item);
+}
+
+}  // namespace radix
