@@ -109,6 +109,9 @@ void rows(rk_dtype dtype) {
     done("rmsnorm", rk_rmsnorm(&norm, 0), {&out});
     const rk_fused_add_rmsnorm_args added = {sizeof added, 1e-6f, x, residual, weight};
     done("fused_add_rmsnorm", rk_fused_add_rmsnorm(&added, 0), {&x, &residual});
+    const Tensor bias = numbers(kF32, {n});
+    const rk_layernorm_args layer = {sizeof layer, 1e-6f, x, weight, bias, out};
+    done("layernorm", rk_layernorm(&layer, 0), {&out});
     Tensor both = numbers(dtype, {3, 2 * n}), half(dtype, {3, n});
     const rk_gated_activation_args gated = {sizeof gated, both, half};
     done("silu_and_mul", rk_silu_and_mul(&gated, 0), {&half});
@@ -175,28 +178,69 @@ void attention(rk_dtype dtype, bool scaled, int64_t dim, int64_t page) {
   }
 }
 
+// A weight [n, k] in packed storage, which is aligned to 64 bytes.
+class Packed {
+ public:
+  Packed(rk_dtype dtype, int64_t n, int64_t k)
+      : desc_{sizeof desc_, 0, dtype, n, k, 0, 0, dtype, 0}, raw_(kU8, {bytes() + 63}) {
+    tensor_ = *static_cast<const rk_tensor*>(raw_);
+    tensor_.shape = &bytes_;
+    tensor_.strides = &stride_;
+    tensor_.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(tensor_.data) + 63) / 64 * 64);
+    const Tensor w = numbers(dtype, {n, k});
+    const rk_pack_weight_args pack = {sizeof pack, &desc_, w, &tensor_, nullptr, nullptr};
+    done("pack_weight", rk_pack_weight(&pack, 0), {});
+  }
+  Packed(const Packed&) = delete;
+  Packed& operator=(const Packed&) = delete;
+
+  const rk_packed_desc* desc() const { return &desc_; }
+  operator const rk_tensor*() const { return &tensor_; }
+
+ private:
+  int64_t bytes() {
+    done("packed_weight_info", rk_packed_weight_info(&desc_, &bytes_), {});
+    return bytes_;
+  }
+
+  rk_packed_desc desc_;
+  int64_t bytes_ = 0, stride_ = 1;
+  Tensor raw_;
+  rk_tensor tensor_;
+};
+
 void dense(rk_dtype dtype) {
   for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 33, 40}, {5, 16, 7}, {70, 48, 65}}) {
-    rk_packed_desc desc = {sizeof desc, 0, dtype, n, k, 0, 0, dtype, 0};
-    int64_t bytes = 0;
-    done("packed_weight_info", rk_packed_weight_info(&desc, &bytes), {});
-    const Tensor w = numbers(dtype, {n, k}), x = numbers(dtype, {m, k}), bias = numbers(dtype, {n});
-    Tensor raw(kU8, {bytes + 63}), out(dtype, {m, n}), back(dtype, {n, k});
-    rk_tensor packed = *static_cast<const rk_tensor*>(raw);  // packed storage is aligned to 64 bytes
-    int64_t shape = bytes, stride = 1;
-    packed.shape = &shape;
-    packed.strides = &stride;
-    packed.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(packed.data) + 63) / 64 * 64);
-    const rk_pack_weight_args pack = {sizeof pack, &desc, w, &packed, nullptr, nullptr};
-    done("pack_weight", rk_pack_weight(&pack, 0), {});
-    const rk_linear_args linear = {sizeof linear, &desc, x, &packed, bias, out, nullptr, 0};
+    const Packed packed(dtype, n, k);
+    const Tensor x = numbers(dtype, {m, k}), bias = numbers(dtype, {n});
+    Tensor out(dtype, {m, n}), back(dtype, {n, k});
+    const rk_linear_args linear = {sizeof linear, packed.desc(), x, packed, bias, out, nullptr, 0};
     done("linear", rk_linear(&linear, 0), {&out});
-    const rk_unpack_weight_args unpack = {sizeof unpack, &desc, &packed, back, nullptr, nullptr};
+    const rk_unpack_weight_args unpack = {sizeof unpack, packed.desc(), packed, back, nullptr, nullptr};
     done("unpack_weight", rk_unpack_weight(&unpack, 0), {&back});
     const Tensor ids = ints({0, static_cast<int32_t>(n) - 1});
     Tensor rows(dtype, {2, k});
-    const rk_embedding_args embedding = {sizeof embedding, &desc, ids, &packed, rows};
+    const rk_embedding_args embedding = {sizeof embedding, packed.desc(), ids, packed, rows};
     done("embedding", rk_embedding(&embedding, 0), {&rows});
+  }
+}
+
+void packed_experts(rk_dtype dtype) {
+  const int64_t tokens = 5, topk = 2, hidden = 40;
+  for (int64_t inner : {16, 24}) {
+    const Packed up[] = {{dtype, 2 * inner, hidden}, {dtype, 2 * inner, hidden}};
+    const Packed down[] = {{dtype, hidden, inner}, {dtype, hidden, inner}};
+    const rk_packed_expert both[] = {{up[0].desc(), up[0], down[0].desc(), down[0]},
+                                     {up[1].desc(), up[1], down[1].desc(), down[1]}};
+    const Tensor x = numbers(dtype, {tokens, hidden}), weights = numbers(kF32, {tokens, topk});
+    const Tensor ids = ints({0, 1, 1, 0, 7, 1, -1, 9, 1, 0}, {tokens, topk});
+    Tensor out(dtype, {tokens, hidden});
+    rk_fused_experts_packed_args args = {sizeof args, 2, both, x, weights, ids, nullptr, out, nullptr};
+    int64_t bytes = 0;
+    done("fused_experts_packed_workspace_size", rk_fused_experts_packed_workspace_size(&args, &bytes), {});
+    const Tensor workspace(kU8, {bytes});
+    args.workspace = workspace;
+    done("fused_experts_packed", rk_fused_experts_packed(&args, 0), {&out});
   }
 }
 
@@ -267,6 +311,7 @@ int main() {
     attention(dtype, true, 48, 16);
     dense(dtype);
     experts(dtype);
+    packed_experts(dtype);
   }
   sampling();
   const char* level = nullptr;

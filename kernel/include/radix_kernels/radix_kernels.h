@@ -11,6 +11,7 @@
 #include "radix_kernels/fused_rope.h"
 #include "radix_kernels/gemm.h"
 #include "radix_kernels/kv_cache.h"
+#include "radix_kernels/layernorm.h"
 #include "radix_kernels/library.h"
 #include "radix_kernels/linear.h"
 #include "radix_kernels/mla.h"

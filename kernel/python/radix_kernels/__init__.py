@@ -23,7 +23,7 @@ from .kv_cache import store_kv_cache
 from .linear import PackedWeight, embedding, linear, pack_weight, unpack_weight
 from .mla import concat_mla_k, mla_decode, store_mla_kv
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
-from .norm import fused_add_rmsnorm, rmsnorm
+from .norm import fused_add_rmsnorm, layernorm, rmsnorm
 from .packed_experts import PackedExperts, fused_experts_packed, pack_experts
 from .quantize import (
     per_tensor_quant_fp8,
@@ -90,6 +90,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "get_fallback",
     "get_num_threads",
+    "layernorm",
     "linear",
     "linear_silu_and_mul",
     "m_grouped_gemm_contiguous",

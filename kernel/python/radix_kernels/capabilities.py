@@ -13,6 +13,7 @@ _FP8 = ("float8_e4m3fn",)
 OP_DTYPES: dict[str, tuple[str, ...]] = {
     "rmsnorm": _FLOATS,
     "fused_add_rmsnorm": _FLOATS,
+    "layernorm": _FLOATS,
     "apply_rope_inplace": _FLOATS,
     "fused_qk_norm_rope_store": _FLOATS,
     "silu_and_mul": _FLOATS,

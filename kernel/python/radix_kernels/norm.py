@@ -1,4 +1,5 @@
-"""RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
+"""RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467) and layer normalisation (Ba et al., 2016,
+arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -57,11 +58,52 @@ def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float =
     reference.fused_add_rmsnorm(x, r, w, eps, compute_dtype=reference.float32())
 
 
+def layernorm(
+    input: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *, out: Array | None = None
+) -> Array:
+    """`out = (input - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, the variance biased.
+
+    input: [..., H] bfloat16, float16 or float32; rows may be strided, the last dimension is contiguous. weight, bias:
+    [H], input's dtype or float32; None: 1 and 0. out: input's shape and dtype, may be input. Computed in float32,
+    rounded once. Returns out. Native on the CPU; on a GPU torch's operations run it.
+
+    A NaN or infinity in a row reaches that row only. Rows do not depend on each other.
+    Tolerance to the float64 reference: as `rmsnorm` where the result's norm is of the size of weight's and bias'.
+    Errors: TypeError (dtype), ValueError (shape, stride).
+    """
+    op = "layernorm"
+    if out is None:
+        out = _arrays.empty_like(input)
+    run = _dispatch.native(op, input)
+    if run is not None:
+        run(input, weight, bias, eps, out)
+        return out
+    from . import reference
+
+    x, w, b, o = (_arrays.as_torch(t) for t in (input, weight, bias, out))
+    _check_input(op, x)
+    for name, row in (("weight", w), ("bias", b)):
+        if row is not None:
+            _check_row(op, name, row, x)
+    _checks.shape(op, "out", o, x.shape, "as input")
+    _checks.same_dtype(op, "out", o, "input", x)
+    reference.layernorm(x, w, b, eps, out=o, compute_dtype=reference.float32())
+    return out
+
+
 def _check(op: str, x: Any, w: Any) -> None:
+    _check_input(op, x)
+    _check_row(op, "weight", w, x)
+
+
+def _check_input(op: str, x: Any) -> None:
     _checks.dtype(op, "input", x, _checks.FLOATS)
-    _checks.dtype(op, "weight", w, _checks.FLOATS)
     _checks.require(op, x.ndim >= 1, "input has 0 dimensions, expected at least 1")
     _checks.contiguous_last(op, "input", x)
-    _checks.shape(op, "weight", w, x.shape[-1:], "last dimension of input")
-    if w.dtype != x.dtype and _arrays.dtype_name(w) != "float32":
-        raise TypeError(f"{op}: weight has dtype {w.dtype}, expected {x.dtype} or float32")
+
+
+def _check_row(op: str, name: str, row: Any, x: Any) -> None:
+    _checks.dtype(op, name, row, _checks.FLOATS)
+    _checks.shape(op, name, row, x.shape[-1:], "last dimension of input")
+    if row.dtype != x.dtype and _arrays.dtype_name(row) != "float32":
+        raise TypeError(f"{op}: {name} has dtype {row.dtype}, expected {x.dtype} or float32")

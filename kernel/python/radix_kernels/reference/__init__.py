@@ -19,7 +19,7 @@ from .kv_cache import store_kv_cache
 from .linear import dequantize_weight, embedding, linear, quantize_rows, quantize_weight
 from .mla import concat_mla_k, mla_decode, pack_mla_tokens, store_mla_kv, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
-from .norm import fused_add_rmsnorm, rmsnorm
+from .norm import fused_add_rmsnorm, layernorm, rmsnorm
 from .philox import philox4x32, uniform
 from .quantize import (
     per_tensor_quant_fp8,
@@ -68,6 +68,7 @@ __all__ = [
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "kept_ids",
+    "layernorm",
     "linear",
     "linear_silu_and_mul",
     "m_grouped_gemm_contiguous",

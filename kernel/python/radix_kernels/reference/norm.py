@@ -1,4 +1,4 @@
-"""RMS normalisation."""
+"""RMS and layer normalisation."""
 
 from __future__ import annotations
 
@@ -32,3 +32,23 @@ def fused_add_rmsnorm(
     """See `radix_kernels.fused_add_rmsnorm`."""
     residual.copy_(input.to(compute_dtype) + residual.to(compute_dtype))
     rmsnorm(residual, weight, eps, out=input, compute_dtype=compute_dtype)
+
+
+def layernorm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """See `radix_kernels.layernorm`."""
+    x = input.to(compute_dtype)
+    centred = x - x.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.to(compute_dtype)
+    if bias is not None:
+        y = y + bias.to(compute_dtype)
+    return finish(y, out, input.dtype)

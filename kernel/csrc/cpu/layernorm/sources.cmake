@@ -1,0 +1,1 @@
+radix_cpu_family(layernorm BACKEND layernorm.cpp KERNELS rows.cpp)
