@@ -292,6 +292,27 @@ def test_concat(heads, nope, rope, dtype, rng):
     assert torch.equal(k.view, torch.cat((k_nope, k_rope.expand(-1, heads, -1)), -1))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_prefill_of_the_full_form(dtype, rng):
+    """A prompt before absorption, through `flash_attn_varlen`: keys of 128 + 64, values of 128."""
+    heads, lengths = 3, (5, 70, 1)
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    total = int(starts[-1])
+    q, k_nope, v = (spread((total, heads, n), dtype, rng) for n in (192, 128, 128))
+    k_rope = spread((total, 1, ROPE), dtype, rng)
+    k = guarded((total, heads, 192), dtype)
+    rk.concat_mla_k(k.view, k_nope, k_rope)
+    out = rk.flash_attn_varlen(q, k.view, v, starts, starts, softmax_scale=SCALE, max_seqlen_q=max(lengths))
+    k.check()
+    full = torch.cat((k_nope, k_rope.expand(-1, heads, -1)), -1).double()
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        n = end - begin
+        scores = torch.einsum("qhd,khd->hqk", q[begin:end].double(), full[begin:end]) * SCALE
+        scores.masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
+        expected = torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v[begin:end].double())
+        assert_close("flash_attn_varlen", out[begin:end], expected, ATTENTION[dtype])
+
+
 @pytest.mark.parametrize(("index", "change", "error"), [
     (0, lambda x: x[:, :1], ValueError),
     (0, lambda x: x.half(), TypeError),

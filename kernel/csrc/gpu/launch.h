@@ -48,8 +48,9 @@ void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(P
 #if !defined(__HIP__)
 struct LaunchShape {
   dim3 grid, threads;
-  int shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit is raised
-  int cluster = 1;       // blocks of a cluster, along x (Hopper)
+  int shared_bytes = 0;      // dynamic; above 48 KiB the kernel's limit is raised
+  int cluster = 1;           // blocks of a cluster, along x (Hopper)
+  bool cooperative = false;  // all blocks run at once, so they may wait for each other
 };
 
 // The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
@@ -63,7 +64,7 @@ void launch_dependent(const char* op, rk_device device, rk_stream stream, void (
     check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), op);
   int major = 0;
   check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (major >= 9) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -72,6 +73,10 @@ void launch_dependent(const char* op, rk_device device, rk_stream stream, void (
   if (shape.cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.cooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;

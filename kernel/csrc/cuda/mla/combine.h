@@ -1,5 +1,9 @@
-// What the kernels on wgmma leave in the workspace, and the kernel that joins it.
+// What the runs of the kernels on wgmma leave in the workspace, and how it is joined once all of them are done.
 #pragma once
+
+#include <cooperative_groups.h>
+
+#include <algorithm>
 
 #include "cuda/attention/decode_state.h"
 #include "cuda/hopper/pdl.h"
@@ -78,44 +82,48 @@ __device__ inline attention::decode::Piece sum_parts(const WideArgs& a, const Be
   return sum;
 }
 
-// Joins the parts of query blocks that several runs worked on. The blocks take turns at units: a row for each group of
-// 128 threads, or, where there are many parts, one row for all groups.
-constexpr int kCombineGroups = 4, kCombineThreads = 128 * kCombineGroups, kManyParts = 8;
-
-template <class T, int kRows>
-__global__ void __launch_bounds__(kCombineThreads) mla_combine_kernel(const __grid_constant__ WideArgs a, int runs) {
+// Joins the parts of query blocks that several runs worked on, after all blocks of the grid have left theirs. The
+// blocks take turns at units: a row for each group of 128 threads, or, where there are many parts, one row for all
+// groups. All kThreads threads; `raw`: the block's shared memory.
+template <class T, int kRows, int kThreads>
+__device__ void combine(const WideArgs& a, int runs, char* raw) {
   using attention::decode::Piece;
-  __shared__ Begun begun[kMaxRuns];
-  __shared__ int last[kMaxRuns];  // of a run's units, plus 1, counted from the first run on
-  __shared__ Piece slices[kCombineGroups][128];
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
-  if (threadIdx.x < runs) {
-    const Begun b = begun_of(a, threadIdx.x);
-    begun[threadIdx.x] = b;
-    const int rows = b.parts > kManyParts ? b.rows : (b.rows + kCombineGroups - 1) / kCombineGroups;
-    last[threadIdx.x] = b.parts > 0 ? rows : 0;
+  constexpr int kGroups = kThreads / 128, kManyParts = 8;
+  static_assert(kThreads >= kMaxRuns);
+  struct Shared {
+    Begun begun[kMaxRuns];
+    int last[kMaxRuns];  // of a run's units, plus 1, counted from the first run on
+    Piece slices[kGroups][128];
+  };
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  cooperative_groups::this_grid().sync();
+  const int i = threadIdx.x;
+  if (i < runs) {
+    const Begun b = begun_of(a, i);
+    shared.begun[i] = b;
+    const int rows = b.parts > kManyParts ? b.rows : (b.rows + kGroups - 1) / kGroups;
+    shared.last[i] = b.parts > 0 ? rows : 0;
   }
   __syncthreads();
   for (int step = 1; step < runs; step *= 2) {
-    const int i = threadIdx.x, before = i >= step && i < runs ? last[i - step] : 0;
+    const int before = i >= step && i < runs ? shared.last[i - step] : 0;
     __syncthreads();
-    if (i < runs) last[i] += before;
+    if (i < runs) shared.last[i] += before;
     __syncthreads();
   }
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 128;
+  const int group = i / 128, lane = i % 128;
   int run = 0;
-  for (int unit = blockIdx.x; unit < last[runs - 1]; unit += gridDim.x) {
-    while (unit >= last[run]) run++;
-    const Begun& b = begun[run];
+  for (int unit = blockIdx.x; unit < shared.last[runs - 1]; unit += gridDim.x) {
+    while (unit >= shared.last[run]) run++;
+    const Begun& b = shared.begun[run];
     const bool many = b.parts > kManyParts;
-    const int within = unit - (run > 0 ? last[run - 1] : 0), r = many ? within : within * kCombineGroups + group;
+    const int within = unit - (run > 0 ? shared.last[run - 1] : 0), r = many ? within : within * kGroups + group;
     Piece sum{};
-    if (r < b.rows) sum = sum_parts<kRows>(a, b, run, r, many ? group : 0, many ? kCombineGroups : 1);
+    if (r < b.rows) sum = sum_parts<kRows>(a, b, run, r, many ? group : 0, many ? kGroups : 1);
     if (many) {
-      slices[group][lane] = sum;
+      shared.slices[group][lane] = sum;
       __syncthreads();
-      for (int g = 1; g < kCombineGroups; g++) sum = attention::decode::join(sum, slices[g][lane]);
+      for (int g = 1; g < kGroups; g++) sum = attention::decode::join(sum, shared.slices[g][lane]);
       __syncthreads();
     }
     if (r >= b.rows || (many && group > 0)) continue;
@@ -128,15 +136,11 @@ __global__ void __launch_bounds__(kCombineThreads) mla_combine_kernel(const __gr
   }
 }
 
-template <class T, int kRows>
-void launch_combine(const WideArgs& a, int runs, rk_stream stream) {
-  const char* op = "mla_decode";
-  // The division of the SM's memory that the other kernel has: to change it, an SM must first run empty.
-  gpu::check_gpu(cudaFuncSetAttribute(mla_combine_kernel<T, kRows>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
-                 op);
-  hopper::launch_dependent(op, a.p.device, stream, mla_combine_kernel<T, kRows>, {dim3(2 * kMaxRuns), kCombineThreads},
-                           a, runs);
+// Blocks of a launch: one an SM, so that all of them run at once.
+inline unsigned blocks_of(const WideArgs& a) {
+  int count = 0;
+  gpu::check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, a.p.device.id), "mla_decode");
+  return std::min(kMaxRuns, count) / a.cluster * a.cluster;
 }
 
 }  // namespace radix::mla

@@ -44,8 +44,6 @@ class Producer {
  private:
   // Until half `half` of tile buffer `at` is free.
   __device__ void wait_empty(int at, int half) { hopper::barrier_wait(&shared_.empty[at][half], (use_ >> at & 1) ^ 1); }
-  // The first of a pair is needed left half first, the second the other way round.
-  __device__ static int half_of(int at, int turn) { return at ^ turn; }
   __device__ int page_of(int token) const {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
@@ -61,9 +59,8 @@ class Producer {
         next_pages = page(s, box + 32 + lane_, total, boxes);
       }
       const int at = t & 1;
-      for (int turn = 0; turn < 2; turn++) {
-        const int half = half_of(at, turn), first = half * kLeftBlocks,
-                  blocks = half ? kBlocks - kLeftBlocks : kLeftBlocks;
+      for (int half = 0; half < 2; half++) {
+        const int first = half * kLeftBlocks, blocks = half ? kBlocks - kLeftBlocks : kLeftBlocks;
         wait_empty(at, half);
         uint64_t* full = &shared_.full[at][half];
         if (lane_ == 0) hopper::barrier_arrive_expect(full, blocks * kBlockBytes);
@@ -94,36 +91,46 @@ class Producer {
     return a_.p.page_table[s.row * a_.p.table_row + page_of(token)];
   }
 
-  // Token by token: warp w has 16 of a tile's.
+  // Token by token: warp w has 16 of a tile's. Eight lanes take a line of 128 bytes, and a lane its 16 of all lines of
+  // the tokens 4 k + lane / 8.
   __device__ void gather(const Segment& s) {
-    int64_t mine = find(s, 0);
+    const int token = warp_ * 16 + lane_ / 8, piece = lane_ % 8;  // in the tile, for k = 0
+    const uint32_t tile = hopper::shared_address(shared_.tile[0]) + place_of(token, piece);
+    const uint32_t odd = place_of(token + 4, piece) - place_of(token, piece) - 512;  // the swizzle of rows 4 to 7
+    int pages[4];
+    find(pages, s, token);
     for (int t = 0; t < s.tiles; t++) {
-      const int64_t now = mine;
-      if (t + 1 < s.tiles) mine = find(s, t + 1);
-      const int at = t & 1, first = (s.first + t) * kTile + warp_ * 16;
-      const uint32_t tile = hopper::shared_address(shared_.tile[at]);
-      for (int turn = 0; turn < 2; turn++) {
-        const int half = half_of(at, turn);
+      const int at = t & 1, first = (s.first + t) * kTile + token;
+      const char* from[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const int x = first + 4 * k, in_page = x - page_of(x) * a_.p.page_size;
+        from[k] = static_cast<const char*>(a_.p.k) + piece * 16;
+        if (x < s.kv_len) from[k] += (pages[k] * a_.p.k_page + in_page * a_.p.k_token) * 2;
+      }
+      if (t + 1 < s.tiles) find(pages, s, token + (t + 1) * kTile);
+      const uint32_t to = tile + at * (kBlocks * kBlockBytes);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
         wait_empty(at, half);
-        const int begin = half * kLeftBlocks * 8, pieces = half ? (kBlocks - kLeftBlocks) * 8 : kLeftBlocks * 8;
-#pragma unroll 4
-        for (int i = lane_; i < 16 * pieces; i += 32) {
-          const int token = half ? i / ((kBlocks - kLeftBlocks) * 8) : i / (kLeftBlocks * 8);
-          const int piece = begin + i - token * pieces;
-          const char* from = static_cast<const char*>(a_.p.k) + __shfl_sync(~0u, now, token) + piece * 16;
-          copy_async(tile + place_of(warp_ * 16 + token, piece), from, first + token < s.kv_len);
-        }
+#pragma unroll
+        for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            copy_async(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
+                       first + 4 * k < s.kv_len);
         hopper::copy_async_arrive(&shared_.full[at][half]);
       }
       use_ ^= 1 << at;
     }
   }
-  // Where lane's token of a tile begins, in bytes.
-  __device__ int64_t find(const Segment& s, int t) const {
-    const int token = (s.first + t) * kTile + warp_ * 16 + lane_ % 16;
-    if (token >= s.kv_len) return 0;
-    const int column = page_of(token), page = a_.p.page_table[s.row * a_.p.table_row + column];
-    return (page * a_.p.k_page + (token - column * a_.p.page_size) * a_.p.k_token) * 2;
+  // The pages of a lane's tokens, of which `token` is the first, counted from the segment's first.
+  __device__ void find(int (&pages)[4], const Segment& s, int token) const {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int x = s.first * kTile + token + 4 * k;
+      if (x < s.kv_len) pages[k] = a_.p.page_table[s.row * a_.p.table_row + page_of(x)];
+    }
   }
 
   const WideArgs& a_;

@@ -343,6 +343,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         hopper::barrier_init(&shared.empty[at][half], 4);
       }
     hopper::barrier_init_fence();
+    if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
   const int run = blockIdx.x, runs = gridDim.x;
   hopper::pdl_wait();
@@ -356,14 +357,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     Consumer<T, 1>(a, shared).run(walk, place, run);
   }
+  __syncwarp();
+  combine<T, kRows, kThreads>(a, runs, raw);
 }
 
 template <class T>
 void launch(const WideArgs& a, rk_stream stream) {
   const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
   hopper::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
-                           {dim3(kMaxRuns), kThreads, static_cast<int>(sizeof(Shared))}, a, map);
-  launch_combine<T, kRows>(a, kMaxRuns, stream);
+                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), 1, true}, a, map);
 }
 
 }  // namespace radix::mla::slim

@@ -1,16 +1,14 @@
 // MLA decode for many query rows: bound by the tensor cores.
 //
-// A block owns 64 query rows; Q (72 KiB) stays in shared memory beside two tiles of 64 tokens. Two warpgroups compute,
-// each all 64 rows of one half of the 512 output dimensions (128 accumulators a thread). They take turns at the scores:
-// those of the even tiles are the first's, those of the odd ones the second's.
+// A block has 64 query rows and keeps Q in shared memory beside two tiles of 64 tokens. Its warpgroups:
 //
-//   own tile     S = Q K (started before), softmax, P and the maxima to the other, O_half *= , += P V_half
-//   other tile   P and the maxima from the other, O_half *= , += P V_half, then starts the scores of its own next
+//   scores    S(t) = Q K(t), softmax, P(t) and what the maxima's growth makes of sums so far to shared memory
+//   left      O(:, 0 .. 255)   *= , += P(t) V(t), 128 accumulators a thread
+//   right     O(:, 256 .. 511) the same
+//   producer  copies tiles
 //
-// P goes from thread to thread through shared memory: the lanes of both hold the same rows, and a lane's registers of P
-// are the other's operand as they are.
-//
-// The third warpgroup copies.
+// so the scores of a tile are computed while the values of the one before are added, and the tensor cores have work
+// during the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
 #pragma once
 
 #include "cuda/hopper/registers.h"
@@ -24,86 +22,122 @@ namespace radix::mla::wide {
 using attention::decode::copy_commit;
 using attention::decode::copy_wait;
 using attention::decode::exp2_approx;
-using hopper::named_arrive;
 using hopper::named_barrier;
 
-constexpr int kRows = 64, kThreads = 384, kConsumers = 256;
+constexpr int kRows = 64, kThreads = 512;
+// A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
+constexpr float kSlack = 8;
 
 struct Shared {
   char q[kBlocks * kBlockBytes];
   char tile[2][kBlocks * kBlockBytes];
-  uint4 p[4][128];
-  float2 m[2][128];
+  float2 by[2][128];                 // what a thread's rows of O are multiplied by before the tile
+  float2 last[128];                  // and at the end of a segment
   uint64_t full[2][2], empty[2][2];  // of a tile's halves
+  uint64_t given[2], ended, taken;   // P and by; last
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448);
 
-enum Barrier { kFromFirst = 1, kFromSecond, kBoth, kOwn };
+enum Barrier { kSides = 1, kScorer = 3 };
 
-// A computing warpgroup. kSide 0: scores of even tiles, left half of O; 1: odd tiles, right half.
-template <class T, int kSide>
-class Consumer {
-  static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+#define RK_MULTIPLY(types)                                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." types \
+               " {" RK_D64 "}, %64, %65, p, 1, 1, 0, 1;\n}"                                                 \
+               : RK_O64(d)                                                                                  \
+               : "l"(a), "l"(b))
 
- public:
-  __device__ Consumer(const WideArgs& a, Shared& shared)
-      : a_(a),
-        shared_(shared),
-        thread_(threadIdx.x % 128),
-        lane_(threadIdx.x % 32),
-        rank_(a.cluster > 1 ? hopper::cluster_rank() : 0),
-        scale_(a.p.scale * 1.4426950408889634f),
-        q_(hopper::swizzled_operand(shared.q)) {
-#pragma unroll
-    for (int at = 0; at < 2; at++) {
-      k_[at] = hopper::swizzled_operand(shared.tile[at]);
-      v_[at] = hopper::transposed_operand(shared.tile[at] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
-    }
+// d[64, 128] += a b: a [64, 16] K-major, b [16, 128], each row 128 bytes in the swizzle, both in shared memory.
+template <class T>
+__device__ inline void multiply_values(float (&d)[64], uint64_t a, uint64_t b) {
+  if constexpr (__is_same(T, bf16)) {
+    RK_MULTIPLY("bf16.bf16");
+  } else {
+    RK_MULTIPLY("f16.f16");
   }
+}
+#undef RK_MULTIPLY
+
+// What the computing warpgroups have in common. Of its block's 64 rows a thread has row(0) and row(1).
+struct Role {
+  const WideArgs& a;
+  Shared& shared;
+  int thread, lane, rank;
+  uint32_t use = 0;   // bit `at`: parity of a buffer's present use
+  uint32_t ends = 0;  // parity of the next end of a segment
+
+  __device__ Role(const WideArgs& args, Shared& memory)
+      : a(args),
+        shared(memory),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
+        rank(args.cluster > 1 ? hopper::cluster_rank() : 0) {}
+
+  __device__ int row(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
+  __device__ int packed_of(const Segment& s) const { return s.packed + rank * kRows; }
+  __device__ int rows_of(const Segment& s) const { return min(kRows, s.queries * a.group - packed_of(s)); }
+  __device__ char* part(const Segment& s, int run) const {
+    return part_of<kRows>(a, run * a.cluster + rank, s.first == 0);
+  }
+  __device__ char* probabilities(int at) const { return shared.tile[at] + (kBlocks - 1) * kBlockBytes; }
+  // Until half `half` of tile buffer `at` is there.
+  __device__ void wait_full(int at, int half) const {
+    hopper::barrier_wait(&shared.full[at][half], use >> at & 1);
+    if (a.box_tokens == 0) hopper::fence_async_shared();
+  }
+};
+
+template <class T>
+constexpr hopper::Operand kOperand = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+
+// The warpgroup of scores and softmax.
+template <class T>
+class Scorer : Role {
+ public:
+  __device__ Scorer(const WideArgs& args, Shared& memory)
+      : Role(args, memory), scale_(args.p.scale * 1.4426950408889634f) {}
 
   __device__ void run(Walk walk, const Place& place, int run) {
     Segment s;
     Begun begun{};
     while (walk.next(s)) {
-      const int packed = s.packed + rank_ * kRows, rows = min(kRows, s.queries * a_.group - packed);
+      const int packed = packed_of(s), rows = rows_of(s);
       load_queries(s, packed, rows);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const int position = s.kv_len - s.queries + (packed + row(r)) / a_.group;
-        limit_[r] = a_.p.causal ? min(s.kv_len, position + 1) : s.kv_len;
+        const int position = s.kv_len - s.queries + (packed + row(r)) / a.group;
+        limit_[r] = a.p.causal ? min(s.kv_len, position + 1) : s.kv_len;
         m_[r] = -INFINITY, l_[r] = 0;
       }
       // Tokens that the block's first query sees, and so all of them.
-      all_ = a_.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a_.group + 1) : s.kv_len;
-#pragma unroll
-      for (int i = 0; i < 128; i++) o_[i] = 0;
-      attend(s);
-      sum_up();
-      if (s.complete()) {
-        store(s, packed, rows);
-      } else {
-        store_part(part_of<kRows>(a_, run * a_.cluster + rank_, s.first == 0), rows);
-        if (s.first == 0) begun = begin(a_, s, place, run, kRows * a_.cluster);
+      all_ = a.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a.group + 1) : s.kv_len;
+      start(0);
+      for (int t = 0;; t++) {
+        hopper::wgmma_wait<0>();
+        hopper::wgmma_hold(s_);
+        give(t & 1, soften((s.first + t) * kTile));
+        use ^= 1 << (t & 1);
+        if (t + 1 == s.tiles) break;
+        start((t + 1) & 1);
       }
+      end(s, packed, rows, run);
+      if (s.first == 0 && !s.complete()) begun = begin(a, s, place, run, kRows * a.cluster);
     }
-    if (threadIdx.x == 0 && rank_ == 0) begun_of(a_, run) = begun;
+    if (thread == 0 && rank == 0) begun_of(a, run) = begun;
   }
 
  private:
-  // The rows of a thread.
-  __device__ int row(int r) const { return thread_ / 32 * 16 + lane_ / 4 + 8 * r; }
-
+  // The products that read the queries before are done.
   __device__ void load_queries(const Segment& s, int packed, int rows) {
-    const uint32_t to = hopper::shared_address(shared_.q);
-    for (int r = threadIdx.x / 32; r < kRows; r += kConsumers / 32) {
+    const uint32_t to = hopper::shared_address(shared.q);
+    for (int r = thread / 32; r < kRows; r += 4) {
       const bool there = r < rows;
-      const int at = there ? packed + r : 0, token = s.q_begin + at / a_.group, head = at % a_.group;
-      const T* nope = static_cast<const T*>(a_.p.q) + token * a_.p.q_token + head * a_.p.q_head;
-      const T* rope = static_cast<const T*>(a_.q_rope) + token * a_.rope_token + head * a_.rope_head;
+      const int at = there ? packed + r : 0, token = s.q_begin + at / a.group, head = at % a.group;
+      const T* nope = static_cast<const T*>(a.p.q) + token * a.p.q_token + head * a.p.q_head;
+      const T* rope = static_cast<const T*>(a.q_rope) + token * a.rope_token + head * a.rope_head;
 #pragma unroll
       for (int i = 0; i < 3; i++) {
-        const int piece = i * 32 + lane_;
+        const int piece = i * 32 + lane;
         if (piece < kBlocks * 8)
           copy_async(to + place_of(r, piece), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8, there);
       }
@@ -111,73 +145,35 @@ class Consumer {
     copy_commit();
     copy_wait<0>();
     hopper::fence_async_shared();
-    named_barrier(kBoth, kConsumers);
+    named_barrier(kScorer, 128);
   }
 
-  // Until half `half` of buffer `at` is there.
-  __device__ void wait_full(int at, int half) {
-    hopper::barrier_wait(&shared_.full[at][half], use_[at]);
-    if (a_.box_tokens == 0) hopper::fence_async_shared();
-  }
-  // This warpgroup has read its half of the buffer.
-  __device__ void release(int at) {
-    uint64_t* empty = &shared_.empty[at][kSide];
-    if (a_.cluster > 1) {
-      if (lane_ < 2) hopper::barrier_arrive_remote(empty, lane_);
-    } else if (lane_ == 0) {
-      hopper::barrier_arrive(empty);
-    }
-    use_[at] ^= 1;
-  }
-
-  // Starts S of this side's next tile.
-  __device__ void start_scores() {
+  // Starts S of the tile in buffer `at`.
+  __device__ void start(int at) {
     // Made anew each time: kept from tile to tile, the operands' 72 descriptors would be spilled.
-    uint64_t q = q_, tile = k_[kSide];
+    uint64_t q = hopper::swizzled_operand(shared.q), tile = hopper::swizzled_operand(shared.tile[0]);
     asm volatile("" : "+l"(q), "+l"(tile));
+    tile = hopper::advanced(tile, at * (kBlocks * kBlockBytes));
 #pragma unroll
-    for (int turn = 0; turn < 2; turn++) {
-      const int half = kSide ^ turn;
-      wait_full(kSide, half);
+    for (int half = 0; half < 2; half++) {
+      wait_full(at, half);
       // Behind the branches of the wait, else the compiler makes one product wait for the other.
       hopper::wgmma_fence();
 #pragma unroll
       for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          hopper::Wgmma<kType, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k),
-                                        hopper::next_k(tile + block * (kBlockBytes >> 4), k),
-                                        turn > 0 || k > 0 || block != half * kLeftBlocks);
+          hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k),
+                                              hopper::next_k(tile + block * (kBlockBytes >> 4), k), block > 0 || k > 0);
     }
     hopper::wgmma_commit();
   }
-  // Starts O += P V for this side's half of buffer `at`, whose first token is `token`.
-  __device__ void start_output(const uint32_t (&p)[16], int at, int token, int kv_len) {
-    if (at != kSide) wait_full(at, kSide);
-    if (token + kTile > kv_len) clear(at, max(0, kv_len - token));
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-      hopper::WgmmaRegisters<kType, 256>::run(o_, p + 4 * k, hopper::advanced(v_[at], 2048 * k), 1);
-    hopper::wgmma_commit();
-  }
-  // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
-  __device__ void clear(int at, int from) {
-    const uint32_t half = hopper::shared_address(shared_.tile[at]) + kSide * kLeftBlocks * kBlockBytes;
-    for (int i = from * 8 + thread_; i < kTile * 8; i += 128)
-#pragma unroll
-      for (int block = 0; block < kLeftBlocks; block++)
-        attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
-    hopper::fence_async_shared();
-    named_barrier(kOwn + kSide, 128);
-  }
 
-  // Scores in units of log2, what a row does not see -inf; the rows' largest.
-  __device__ void shape(int token, float (&top)[2]) {
-    hopper::wgmma_hold(s_);
+  // s becomes P, relative to 2^m, and joins l; returns the factors of sums so far.
+  __device__ float2 soften(int token) {
     const bool masked = token + kTile > all_;
-    const int at = token + lane_ % 4 * 2;
-    top[0] = top[1] = -INFINITY;
+    const int at = token + lane % 4 * 2;
+    float top[2] = {-INFINITY, -INFINITY}, by[2], base[2], sum[2] = {};
 #pragma unroll
     for (int i = 0; i < 32; i++) {
       s_[i] *= scale_;
@@ -188,149 +184,173 @@ class Consumer {
     for (int r = 0; r < 2; r++) {
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+      by[r] = 1;
+      if (top[r] > m_[r] + kSlack) by[r] = weight(m_[r], top[r]), m_[r] = top[r];
+      base[r] = m_[r] == -INFINITY ? 0.f : m_[r];
     }
-  }
-  // s becomes exp2(s - m); its sum joins l.
-  __device__ void soften() {
-    const float base[2] = {m_[0] == -INFINITY ? 0.f : m_[0], m_[1] == -INFINITY ? 0.f : m_[1]};
-    float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < 32; i++) {
       s_[i] = exp2_approx(s_[i] - base[i / 2 % 2]);
       sum[i / 2 % 2] += s_[i];
     }
-    l_[0] += sum[0], l_[1] += sum[1];
-  }
-  __device__ void round(uint32_t (&p)[16]) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) p[i] = pack2<T>(s_[2 * i], s_[2 * i + 1]);
-  }
-  // The rows' maximum grows to `top`; returns what that makes of sums so far.
-  __device__ float2 raise(float2 top) {
-    const float2 by = {weight(m_[0], top.x), weight(m_[1], top.y)};
-    m_[0] = top.x, m_[1] = top.y;
-    l_[0] *= by.x, l_[1] *= by.y;
-    return by;
-  }
-  __device__ void rescale(float2 by) {
-    hopper::wgmma_hold(o_);
-    if (!__any_sync(~0u, by.x != 1.f || by.y != 1.f)) return;
-#pragma unroll
-    for (int i = 0; i < 128; i += 4) o_[i] *= by.x, o_[i + 1] *= by.x, o_[i + 2] *= by.y, o_[i + 3] *= by.y;
-  }
-  __device__ void give(const uint32_t (&p)[16]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) shared_.p[i][thread_] = make_uint4(p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
-  }
-  __device__ void take(uint32_t (&p)[16]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint4 x = shared_.p[i][thread_];
-      p[4 * i] = x.x, p[4 * i + 1] = x.y, p[4 * i + 2] = x.z, p[4 * i + 3] = x.w;
-    }
+    l_[0] = l_[0] * by[0] + sum[0], l_[1] = l_[1] * by[1] + sum[1];
+    return {by[0], by[1]};
   }
 
-  // The tiles of a segment. The side's own are every other one.
-  __device__ void attend(const Segment& s) {
-    if constexpr (kSide == 1) {
-      other(s, 0);
-      if (s.tiles == 1) return;
-    }
-    start_scores();
-    for (int t = kSide;; t += 2) {
-      own(s, t);
-      if (t + 1 == s.tiles) return;
-      other(s, t + 1);
-      if (t + 2 == s.tiles) return;
-      start_scores();
-    }
-  }
-  // A tile whose scores this side has started: softmax, P for both, this half of P V.
-  __device__ void own(const Segment& s, int t) {
-    const int token = (s.first + t) * kTile;
-    uint32_t p[16];
-    float top[2];
-    hopper::wgmma_wait<0>();
-    shape(token, top);
-    const float2 all = {fmaxf(m_[0], top[0]), fmaxf(m_[1], top[1])};
-    const float2 by = raise(all);
-    soften();
-    round(p);
-    shared_.m[kSide][thread_] = all;
-    give(p);
-    named_arrive(kFromFirst + kSide, kConsumers);
-    rescale(by);
-    start_output(p, kSide, token, s.kv_len);
-    finish(kSide);
-  }
-  // One of the other side's.
-  __device__ void other(const Segment& s, int t) {
-    uint32_t p[16];
-    named_barrier(kFromFirst + 1 - kSide, kConsumers);
-    const float2 by = raise(shared_.m[1 - kSide][thread_]);
-    take(p);
-    rescale(by);
-    start_output(p, 1 - kSide, (s.first + t) * kTile, s.kv_len);
-    finish(1 - kSide);
+  // P and the factors to the two sides.
+  __device__ void give(int at, float2 by) {
+    // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r names the place of its row r.
+    const int row = thread / 32 * 16 + lane % 16;
+    const uint32_t to = hopper::shared_address(probabilities(at)) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       to + (((2 * k + lane / 16) ^ row % 8) << 4)),
+                   "r"(pack2<T>(s_[8 * k], s_[8 * k + 1])), "r"(pack2<T>(s_[8 * k + 2], s_[8 * k + 3])),
+                   "r"(pack2<T>(s_[8 * k + 4], s_[8 * k + 5])), "r"(pack2<T>(s_[8 * k + 6], s_[8 * k + 7]))
+                   : "memory");
+    shared.by[at][thread] = by;
+    hopper::fence_async_shared();
+    __syncwarp();
+    if (lane == 0) hopper::barrier_arrive(&shared.given[at]);
   }
 
-  // Until all products are done; then buffer `at` is this side's no longer.
-  __device__ void finish(int at) {
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_hold(o_);
-    release(at);
-  }
-
-  // l becomes the sum over both warpgroups' tiles.
-  __device__ void sum_up() {
+  // The sums of a segment, and the factor of its O at its end.
+  __device__ void end(const Segment& s, int packed, int rows, int run) {
+    float by[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       l_[r] += __shfl_xor_sync(~0u, l_[r], 1);
       l_[r] += __shfl_xor_sync(~0u, l_[r], 2);
+      by[r] = l_[r] == 0 ? 0.f : 1.f / l_[r];
     }
-    named_barrier(kBoth, kConsumers);  // the last maximum was read
-    shared_.m[kSide][thread_] = {l_[0], l_[1]};
-    named_barrier(kBoth, kConsumers);
-    const float2 other = shared_.m[1 - kSide][thread_];
-    l_[0] += other.x, l_[1] += other.y;
+    hopper::barrier_wait(&shared.taken, ends ^ 1);
+    shared.last[thread] = {by[0], by[1]};
+    __syncwarp();
+    if (lane == 0) hopper::barrier_arrive(&shared.ended);
+    ends ^= 1;
+    if (lane % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (row(r) >= rows) continue;
+      const attention::Params& p = a.p;
+      const int at = packed + row(r);
+      const int64_t token = s.q_begin + at / a.group, head = at % a.group;
+      if (!s.complete()) {
+        part_sums<kRows>(part(s, run), row(r)) = make_float2(m_[r], l_[r]);
+      } else if (p.lse) {
+        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[r], l_[r]);
+      }
+    }
   }
-  __device__ void store(const Segment& s, int packed, int rows) {
-    const attention::Params& p = a_.p;
+
+  float scale_;
+  int limit_[2], all_ = 0;
+  float m_[2], l_[2];
+  float s_[32];
+};
+
+// The warpgroup of 256 of O's dimensions, the left ones (kSide 0) or the right ones.
+template <class T, int kSide>
+class Side : Role {
+ public:
+  __device__ Side(const WideArgs& args, Shared& memory) : Role(args, memory) {}
+
+  __device__ void run(Walk walk, int run) {
+    Segment s;
+    while (walk.next(s)) {
+#pragma unroll
+      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] = 0;
+      for (int t = 0; t < s.tiles; t++) add(t & 1, (s.first + t) * kTile, s.kv_len);
+      hopper::barrier_wait(&shared.ended, ends);
+      const float2 by = shared.last[thread];
+      __syncwarp();
+      if (lane == 0) hopper::barrier_arrive(&shared.taken);
+      ends ^= 1;
+      s.complete() ? store(s, by) : store_part(part(s, run), rows_of(s));
+    }
+  }
+
+ private:
+  // O += P V for the tile in buffer `at`, whose first token is `token`.
+  __device__ void add(int at, int token, int kv_len) {
+    hopper::barrier_wait(&shared.given[at], use >> at & 1);
+    const float2 by = shared.by[at][thread];
+    if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
+    }
+    wait_full(at, kSide);
+    if (token + kTile > kv_len) clear(at, max(0, kv_len - token));
+    uint64_t v = hopper::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
+    uint64_t p = hopper::swizzled_operand(probabilities(0));
+    asm volatile("" : "+l"(v), "+l"(p));
+    v = hopper::advanced(v, at * (kBlocks * kBlockBytes)), p = hopper::advanced(p, at * (kBlocks * kBlockBytes));
+    hopper::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        multiply_values<T>(o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+    hopper::wgmma_hold(o_[0]);
+    hopper::wgmma_hold(o_[1]);
+    release(at);
+  }
+  // This warp has read its half of the buffer, as the scores' products have: P came after them. The right half holds P.
+  __device__ void release(int at) {
+#pragma unroll
+    for (int half = kSide; half < 2; half++) {
+      uint64_t* empty = &shared.empty[at][half];
+      if (a.cluster > 1) {
+        if (lane < 2) hopper::barrier_arrive_remote(empty, lane);
+      } else if (lane == 0) {
+        hopper::barrier_arrive(empty);
+      }
+    }
+    use ^= 1 << at;
+  }
+  // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
+  __device__ void clear(int at, int from) {
+    const uint32_t half = hopper::shared_address(shared.tile[at]) + kSide * kLeftBlocks * kBlockBytes;
+    for (int i = from * 8 + thread; i < kTile * 8; i += 128)
+#pragma unroll
+      for (int block = 0; block < kLeftBlocks; block++)
+        attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
+    hopper::fence_async_shared();
+    named_barrier(kSides + kSide, 128);
+  }
+
+  __device__ void store(const Segment& s, float2 by) {
+    const attention::Params& p = a.p;
+    const int packed = packed_of(s), rows = rows_of(s);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (row(r) >= rows) continue;
       const int at = packed + row(r);
-      const int64_t token = s.q_begin + at / a_.group, head = at % a_.group;
-      const float by = l_[r] == 0 ? 0.f : 1.f / l_[r];
-      T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + kSide * 256 + lane_ % 4 * 2;
+      const int64_t token = s.q_begin + at / a.group, head = at % a.group;
+      const float factor = r ? by.y : by.x;
+      T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + kSide * 256 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 32; i++)
-        *reinterpret_cast<uint32_t*>(out + i * 8) = pack2<T>(o_[4 * i + 2 * r] * by, o_[4 * i + 2 * r + 1] * by);
-      if (p.lse && kSide == 0 && lane_ % 4 == 0)
-        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[r], l_[r]);
+        *reinterpret_cast<uint32_t*>(out + i * 8) =
+            pack2<T>(o_[i / 16][i % 16 * 4 + 2 * r] * factor, o_[i / 16][i % 16 * 4 + 2 * r + 1] * factor);
     }
   }
   __device__ void store_part(char* part, int rows) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (row(r) >= rows) continue;
-      float* o = part_row(part, row(r)) + kSide * 256 + lane_ % 4 * 2;
+      float* o = part_row(part, row(r)) + kSide * 256 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 32; i++)
-        *reinterpret_cast<float2*>(o + i * 8) = make_float2(o_[4 * i + 2 * r], o_[4 * i + 2 * r + 1]);
-      if (kSide == 0 && lane_ % 4 == 0) part_sums<kRows>(part, row(r)) = make_float2(m_[r], l_[r]);
+        *reinterpret_cast<float2*>(o + i * 8) =
+            make_float2(o_[i / 16][i % 16 * 4 + 2 * r], o_[i / 16][i % 16 * 4 + 2 * r + 1]);
     }
   }
 
-  const WideArgs& a_;
-  Shared& shared_;
-  int thread_, lane_, rank_;
-  float scale_;
-  uint64_t q_, k_[2], v_[2];
-  uint32_t use_[2] = {};  // parity of a buffer's present use
-  int limit_[2], all_ = 0;
-  float m_[2], l_[2];
-  float o_[128], s_[32];
+  float o_[2][64];  // the first 128 of the dimensions and the others
 };
 
 template <class T>
@@ -342,9 +362,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int at = 0; at < 2; at++)
       for (int half = 0; half < 2; half++) {
         hopper::barrier_init(&shared.full[at][half], a.box_tokens > 0 ? 1 : 128);
-        hopper::barrier_init(&shared.empty[at][half], 4 * a.cluster);
+        hopper::barrier_init(&shared.empty[at][half], (4 + 4 * half) * a.cluster);
       }
+    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.given[at], 4);
+    hopper::barrier_init(&shared.ended, 4);
+    hopper::barrier_init(&shared.taken, 8);
     hopper::barrier_init_fence();
+    if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
   const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster, block_rows = kRows * a.cluster;
   hopper::pdl_wait();
@@ -352,32 +376,33 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (a.cluster > 1) hopper::cluster_sync();
   hopper::pdl_trigger();
   const Walk walk(a, block_rows, place, run);
-  if (threadIdx.x >= kConsumers) {
-    hopper::give_registers<40>();
+  if (threadIdx.x >= 384) {
+    hopper::give_registers<48>();
     Producer(a, map, shared).run(walk);
-  } else {
-    hopper::take_registers<232>();
-    if (threadIdx.x < 128) {
-      Consumer<T, 0>(a, shared).run(walk, place, run);
-    } else {
-      Consumer<T, 1>(a, shared).run(walk, place, run);
-    }
-  }
-  // No block of a cluster ends while the other may still signal it.
-  if (a.cluster > 1) {
     __syncwarp();
-    hopper::cluster_sync();
+    hopper::take_registers<128>();
+  } else if (threadIdx.x >= 256) {
+    hopper::take_registers<128>();
+    Scorer<T>(a, shared).run(walk, place, run);
+  } else {
+    hopper::take_registers<168>();
+    if (threadIdx.x < 128) {
+      Side<T, 0>(a, shared).run(walk, run);
+    } else {
+      Side<T, 1>(a, shared).run(walk, run);
+    }
+    hopper::give_registers<128>();
   }
+  // Nobody signals another block from here on, and none has ended before.
+  combine<T, kRows, kThreads>(a, runs, raw);
 }
 
 template <class T>
 void launch(const WideArgs& a, rk_stream stream) {
   const char* op = "mla_decode";
-  const int runs = kMaxRuns / a.cluster;
   const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
   hopper::launch_dependent(op, a.p.device, stream, mla_wide_kernel<T>,
-                           {dim3(runs * a.cluster), kThreads, static_cast<int>(sizeof(Shared)), a.cluster}, a, map);
-  launch_combine<T, kRows>(a, runs, stream);
+                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
 }
 
 }  // namespace radix::mla::wide
