@@ -90,13 +90,11 @@ struct Plan {
 };
 
 // Query rows of a tile: as many as the kernel takes, fewer where the threads would not have enough of them.
-int64_t rows_of_tile(const AttentionTask& t, int64_t batch, bool amx) {
-  if (!amx) return kMaxTaskRows / 2;
+int64_t rows_of_tile(const AttentionTask& t, int64_t batch, int64_t rows) {
   int64_t tokens = 0;
   for (int64_t b = 0; b < batch; b++)
     if (const int64_t n = t.cu_seqlens_q[b + 1] - t.cu_seqlens_q[b]; n > 1) tokens += n;
-  int64_t rows = kMaxTileRows;
-  while (rows > 32 && tokens * t.heads / rows < 3 * num_threads()) rows /= 2;
+  while (rows >= 64 && tokens * t.heads / rows < 3 * num_threads()) rows /= 2;
   return rows;
 }
 
@@ -174,7 +172,7 @@ void run(const AttentionTask& task, int64_t batch) {
   const AttentionKernels& kernels = attention_kernels();
   const bool amx = kernels.prefill_tile && task.dtype == DType::bf16;
   const auto tile = amx ? kernels.prefill_tile : kernels.tile;
-  const int64_t rows = rows_of_tile(task, batch, amx);
+  const int64_t rows = rows_of_tile(task, batch, amx ? kMaxTileRows : kMaxLaneRows);
   for (int64_t b = 0; b < batch; b++)
     if (task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b] > 1) add_tiles(task, b, rows, plan.tiles);
   plan_decode(task, batch, plan);

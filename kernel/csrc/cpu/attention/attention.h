@@ -10,9 +10,10 @@ namespace radix::cpu {
 // KV is cut at multiples of this many tokens, whatever the batch, so that a row's sums have one order.
 constexpr int kSplitTokens = 512;
 constexpr int kMaxHeadDim = 256;
-// Query rows (tokens x heads of one KV head) that a task works on at once.
+// Query heads of one KV head that a task works on at once.
 constexpr int kMaxTaskRows = 32;
-// The same for the AMX kernel.
+// Query rows (tokens x heads of one KV head) of a prefill tile: by FMA, by AMX.
+constexpr int kMaxLaneRows = 192;
 constexpr int kMaxTileRows = 512;
 
 // A [.., heads, head_dim] tensor by byte strides.
@@ -78,7 +79,7 @@ struct DecodeRow {
 };
 
 struct AttentionKernels {
-  void (*tile)(const AttentionTask& task, const AttentionTile& tile);          // at most kMaxTaskRows rows
+  void (*tile)(const AttentionTask& task, const AttentionTile& tile);          // at most kMaxLaneRows rows
   void (*prefill_tile)(const AttentionTask& task, const AttentionTile& tile);  // bf16, kMaxTileRows rows; or NULL
   void (*decode_part)(const AttentionTask& task, const DecodeItem& item);
   void (*decode_combine)(const AttentionTask& task, const DecodeRow& row);

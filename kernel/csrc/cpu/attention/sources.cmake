@@ -1,3 +1,3 @@
 radix_cpu_family(attention
   BACKEND attention.cpp                                            # compiled once
-  KERNELS flash.cpp prefill_tiles.cpp decode.cpp merge_state.cpp)  # compiled once per ISA level
+  KERNELS prefill.cpp prefill_tiles.cpp decode.cpp merge_state.cpp)  # compiled once per ISA level

@@ -15,7 +15,7 @@
 
 #if RK_HAS_TILES
 
-#include "cpu/simd.h"
+#include "cpu/attention/transpose.h"
 
 namespace radix::cpu::RK_ISA {
 
@@ -110,28 +110,10 @@ void tile_dot() {
 
 // A 16 x 16 matrix of words, in place. x: 64-byte aligned.
 inline void transpose16(uint32_t* x) {
-  __m512i in[16], quad[4][4];  // quad[q][j]: in 128-bit lane l, column 4 l + j of rows 4 q .. 4 q + 3
-  for (int i = 0; i < 16; i++) in[i] = _mm512_load_si512(x + i * 16);
-  for (int q = 0; q < 4; q++) {
-    const __m512i low01 = _mm512_unpacklo_epi32(in[4 * q], in[4 * q + 1]);
-    const __m512i high01 = _mm512_unpackhi_epi32(in[4 * q], in[4 * q + 1]);
-    const __m512i low23 = _mm512_unpacklo_epi32(in[4 * q + 2], in[4 * q + 3]);
-    const __m512i high23 = _mm512_unpackhi_epi32(in[4 * q + 2], in[4 * q + 3]);
-    quad[q][0] = _mm512_unpacklo_epi64(low01, low23);
-    quad[q][1] = _mm512_unpackhi_epi64(low01, low23);
-    quad[q][2] = _mm512_unpacklo_epi64(high01, high23);
-    quad[q][3] = _mm512_unpackhi_epi64(high01, high23);
-  }
-  for (int j = 0; j < 4; j++) {
-    const __m512i a = _mm512_shuffle_i32x4(quad[0][j], quad[1][j], 0x44);
-    const __m512i b = _mm512_shuffle_i32x4(quad[0][j], quad[1][j], 0xee);
-    const __m512i c = _mm512_shuffle_i32x4(quad[2][j], quad[3][j], 0x44);
-    const __m512i d = _mm512_shuffle_i32x4(quad[2][j], quad[3][j], 0xee);
-    _mm512_store_si512(x + j * 16, _mm512_shuffle_i32x4(a, c, 0x88));
-    _mm512_store_si512(x + (4 + j) * 16, _mm512_shuffle_i32x4(a, c, 0xdd));
-    _mm512_store_si512(x + (8 + j) * 16, _mm512_shuffle_i32x4(b, d, 0x88));
-    _mm512_store_si512(x + (12 + j) * 16, _mm512_shuffle_i32x4(b, d, 0xdd));
-  }
+  __m512i rows[16];
+  for (int i = 0; i < 16; i++) rows[i] = _mm512_load_si512(x + i * 16);
+  transpose16(rows);
+  for (int i = 0; i < 16; i++) _mm512_store_si512(x + i * 16, rows[i]);
 }
 
 // Words of two bf16, a's in the low half. Rounds ties away from zero; for values of at least 0, and NaN.
