@@ -79,13 +79,10 @@ def by_ops(
     model: Model, layers: list[rk.DecoderLayer], hidden: torch.Tensor, places: dict[str, Any], activation: str = "silu"
 ) -> torch.Tensor:
     """The definition."""
-    residual: torch.Tensor | None = None
+    residual = hidden
     attention = {name: places[name] for name in ("page_table", "kv_lens", "cu_seqlens_q")}
     for layer in layers:
-        if residual is None:
-            hidden, residual = rk.rmsnorm(hidden, layer.input_norm, EPS), hidden.clone()
-        else:
-            rk.fused_add_rmsnorm(hidden, residual, layer.input_norm, EPS)
+        hidden = rk.rmsnorm(residual, layer.input_norm, EPS)
         parts = rk.linear(hidden, *layer.qkv).split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1)
         q, k, v = (part.unflatten(-1, (-1, DIM)) for part in parts)
         where = model.table, places["positions"], layer.k_cache, layer.v_cache, places["slot_mapping"]
@@ -93,16 +90,14 @@ def by_ops(
         window = (layer.window_left, -1)
         caches = layer.k_cache, layer.v_cache
         out = rk.flash_attn_with_kvcache(q, *caches, **attention, softmax_scale=SCALE, window_size=window)
-        hidden = rk.linear(out.flatten(1), *layer.o)
-        rk.fused_add_rmsnorm(hidden, residual, layer.post_norm, EPS)
+        residual = rk.linear(out.flatten(1), *layer.o, residual=residual)
+        hidden = rk.rmsnorm(residual, layer.post_norm, EPS)
         if activation == "silu" and layer.gate_up[1] is None:
             inner = rk.linear_silu_and_mul(hidden, layer.gate_up[0])
         else:
             inner = ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up))
-        hidden = rk.linear(inner, *layer.down)
-    assert residual is not None
-    rk.fused_add_rmsnorm(hidden, residual, model.norm, EPS)
-    return hidden
+        residual = rk.linear(inner, *layer.down, residual=residual)
+    return rk.rmsnorm(residual, model.norm, EPS)
 
 
 def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: str = "silu") -> None:

@@ -105,19 +105,21 @@ class Decoder {
         gated_(*a_.hidden, memory + p_.gated, {p_.tokens, p_.inner}),
         space_(bytes_like(*a_.hidden), memory + p_.attention, {p_.attention_bytes}) {}
 
+  // The embeddings are the first residual.
   void run() {
+    std::memcpy(residual_.data(), data_ptr<char>(*a_.hidden), p_.tokens * p_.hidden * p_.item);
     for (int i = 0; i < a_.num_layers; i++) {
       const rk_decoder_layer& layer = a_.layers[i];
-      i == 0 ? first_norm(layer.input_norm) : add_norm(layer.input_norm);
+      norm(layer.input_norm);
       linear(layer.qkv, a_.hidden, qkv_);
       rope_and_store(layer);
       attend(layer);
-      linear(layer.o, flat_, a_.hidden);
-      add_norm(layer.post_norm);
+      add(layer.o, flat_);
+      norm(layer.post_norm);
       gate_and_up(layer.gate_up);
-      linear(layer.down, gated_, a_.hidden);
+      add(layer.down, gated_);
     }
-    add_norm(a_.norm);
+    norm(a_.norm);
   }
 
  private:
@@ -129,23 +131,23 @@ class Decoder {
     return t;
   }
 
-  // The embeddings are the first residual.
-  void first_norm(const rk_tensor* weight) {
-    std::memcpy(residual_.data(), data_ptr<char>(*a_.hidden), p_.tokens * p_.hidden * p_.item);
+  void norm(const rk_tensor* weight) {
     check_status(rk_rmsnorm, rk_rmsnorm_args{sizeof(rk_rmsnorm_args), a_.eps, residual_, weight, a_.hidden});
   }
 
-  void add_norm(const rk_tensor* weight) {
-    using Args = rk_fused_add_rmsnorm_args;
-    check_status(rk_fused_add_rmsnorm, Args{sizeof(Args), a_.eps, a_.hidden, residual_, weight});
+  // residual += x W^T + bias
+  void add(const rk_decoder_linear& weight, const rk_tensor* x) {
+    linear(weight, x, residual_, RK_GATE_NONE, residual_);
   }
 
-  void linear(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out, int32_t gate = RK_GATE_NONE) {
+  void linear(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out, int32_t gate = RK_GATE_NONE,
+              const rk_tensor* residual = nullptr) {
     rk_linear_args args{sizeof args};
     args.desc = weight.desc;
     args.x = x;
     args.packed = weight.packed;
     args.bias = weight.bias;
+    args.residual = residual;
     args.out = out;
     args.gate = gate;
     check_status(rk_linear, args);

@@ -38,10 +38,10 @@ class DecoderLayer:
 class DenseDecoder:
     """The layers and the last norm of a Llama, Mistral, Qwen2 or Qwen3 model on the CPU.
 
-    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear`, `fused_add_rmsnorm`,
-    `linear` with the gated activation (`silu`, `gelu` or `gelu_tanh`; `linear_silu_and_mul` where there is no bias) and
-    `linear` for every layer, then the norm: the same kernels with the same bits, without Python between them. Keeps
-    all arrays; one call at a time.
+    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear` with the residual,
+    `rmsnorm`, `linear` with the gated activation (`silu`, `gelu`, `gelu_tanh`; `linear_silu_and_mul` where there is no
+    bias) and `linear` with the residual for every layer, then the norm: the same kernels with the same bits, without
+    Python between them. Keeps all arrays; one call at a time.
     Errors: NotImplementedError without the CPU library, with a weight that it has not packed or another type of cache.
     """
 

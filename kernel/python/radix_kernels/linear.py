@@ -203,8 +203,8 @@ def linear(
     of 8 and rows begin at multiples of 16 bytes: a row's bits depend neither on the other rows nor
     on their number within 1 .. 16 and 17 .. 64. With a PackedWeight they fetch its first bytes
     while the kernel ahead still runs. Everything else on GPUs, and an unpacked weight on the CPU,
-    is torch's, which promises no such thing: cuBLAS may round partial sums to x's dtype, a residual
-    is added to the rounded product, and strides of 2**31 and more are refused (RuntimeError).
+    is torch's, which promises no such thing: cuBLAS may round partial sums to x's dtype, beside a bias
+    a residual is added to the rounded product, and strides of 2**31 and more are refused (RuntimeError).
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
@@ -231,6 +231,8 @@ def linear(
     if name == "float32" != _arrays.dtype_name(x) and tx.device.type != "cpu":
         result = _wide_linear(tx, tw, tb, tr)
         return result if to is None else to.copy_(result)
+    if tr is not None and tb is None and tx.device.type != "cpu":
+        return _add_product(tr, tx, tw, to)
     to_dtype = getattr(torch, name)
     result = reference.linear(tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb))
     return result if out is None else out
@@ -402,6 +404,15 @@ def _wide_linear(x: Any, w: Any, bias: Any, residual: Any) -> Any:
         if term is not None:
             result += term
     return result
+
+
+def _add_product(residual: Any, x: Any, w: Any, out: Any) -> Any:
+    """residual + x @ w.T by torch's GEMM, which adds before it rounds; out may be residual."""
+    import torch
+
+    rows, to = residual.reshape(-1, residual.shape[-1]), None if out is None else out.reshape(-1, out.shape[-1])
+    result = torch.addmm(rows, x.reshape(-1, x.shape[-1]), w.t(), out=to).view(residual.shape)
+    return result if out is None or result.data_ptr() == out.data_ptr() else out.copy_(result)
 
 
 def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:

@@ -34,8 +34,8 @@ class Attention(nn.Module):
         window = config.layer_windows[layer_id]
         self._spec = AttentionSpec(layer_id, qkv.num_heads, qkv.num_kv_heads, dim, dim**-0.5, window)
 
-    def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size]; stores the tokens' keys and values."""
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """residual + attention of hidden, both [T, hidden_size]; stores the tokens' keys and values."""
         spec, pool = self._spec, batch.kv_pool
         parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
         # Themselves unless the cache has another type.
@@ -45,4 +45,4 @@ class Attention(nn.Module):
         places = self._rotary, batch.positions, *caches, batch.slot_mapping
         ops.fused_qk_norm_rope_store(q, k, v, q_weight, k_weight, *places, eps=self._eps)
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
-        return self.o_proj(out.flatten(1).to(hidden.dtype))
+        return self.o_proj(out.flatten(1).to(hidden.dtype), residual)

@@ -42,5 +42,5 @@ class VocabParallel(Layer):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
-        parts = self._communicator.gather(ops.linear(hidden, self.weight, out_dtype=torch.float32))
+        parts = self._communicator.gather(self._method.apply(self, hidden, out_dtype=torch.float32))
         return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]

@@ -78,7 +78,7 @@ class QKVLinear(_Linear):
 
 
 class RowParallelLinear(ReplicatedLinear):
-    """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias, once."""
+    """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias and the residual, once."""
 
     def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(ctx, in_features // ctx.communicator.world_size, out_features, bias=bias)
@@ -91,6 +91,8 @@ class RowParallelLinear(ReplicatedLinear):
         first = self._communicator.rank * width
         param.copy_(source[:, first : first + width])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bias = self.bias if self._communicator.rank == 0 else None
-        return self._communicator.all_reduce(self.method.apply(self, x, bias))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The product, added to residual [T, out_features], whose memory may be taken for the result."""
+        first = self._communicator.rank == 0
+        added = {"bias": self.bias, "residual": residual} if first else {}
+        return self._communicator.all_reduce(self.method.apply(self, x, **added))

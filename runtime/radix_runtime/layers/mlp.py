@@ -5,7 +5,6 @@ from torch import nn
 
 from .. import ops
 from ..model_config import ModelConfig
-from ..quantization.dense import DenseMethod
 from .base import BuildContext
 from .linear import ColumnParallelLinear, RowParallelLinear
 
@@ -21,11 +20,10 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = ColumnParallelLinear(ctx, hidden, parts, bias=config.mlp_bias)
         self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
         self._activation = gated_activations[config.hidden_act]
-        # Where few rows meet a GPU this is one kernel, which rounds once.
-        fusible = config.hidden_act == "silu" and not config.mlp_bias
-        self._fused = fusible and isinstance(self.gate_up_proj.method, DenseMethod)
+        self._fused = config.hidden_act == "silu" and not config.mlp_bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._fused:
-            return self.down_proj(ops.linear_silu_and_mul(x, self.gate_up_proj.weight))
-        return self.down_proj(self._activation(self.gate_up_proj(x)))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + the MLP of x."""
+        both = self.gate_up_proj
+        gated = both.method.apply_silu_and_mul(both, x) if self._fused else self._activation(both(x))
+        return self.down_proj(gated, residual)

@@ -16,8 +16,3 @@ class RMSNorm(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size]; the result is a new tensor."""
         return ops.rmsnorm(x, self.weight, self.eps)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """In place: residual += x, x = norm(residual). Returns x."""
-        ops.fused_add_rmsnorm(x, residual, self.weight, self.eps)
-        return x

@@ -28,17 +28,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(ctx, config)
 
-    def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream is `hidden + residual`; only the norms add the two."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(hidden, batch)
-        hidden = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp(hidden), residual
+    def forward(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Both halves add to the residual stream in their last product, before it is rounded."""
+        residual = self.self_attn(self.input_layernorm(residual), residual, batch)
+        return self.mlp(self.post_attention_layernorm(residual), residual)
 
 
 class Decoder(nn.Module):
@@ -69,11 +62,9 @@ class Decoder(nn.Module):
         if self._fused is not None:
             places = batch.positions, batch.slot_mapping, batch.page_table, batch.kv_lens, batch.cu_seqlens_q
             return self._fused(hidden, *places, max_seqlen_q=batch.max_query_len)
-        residual: torch.Tensor | None = None
         for layer in self.layers:
-            hidden, residual = layer(hidden, residual, batch)
-        assert residual is not None
-        return self.norm.add(hidden, residual)
+            hidden = layer(hidden, batch)
+        return self.norm(hidden)
 
 
 class LlamaForCausalLM(CausalLM):

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import ops
+
 
 class LinearMethod(ABC):
     """Owns a layer's parameters other than the bias; the layer slices checkpoints for its rank and merges parts."""
@@ -15,8 +17,13 @@ class LinearMethod(ABC):
         """Registers the parameters (of this rank's sizes, on the meta device) on `layer`."""
 
     @abstractmethod
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, in_features] -> [T, out_features]."""
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
+        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; residual, added before the
+        result is rounded, whose memory may become the result."""
+
+    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of the two halves of the outputs, which a kernel may do in one pass, rounding once."""
+        return ops.silu_and_mul(self.apply(layer, x))
 
     @abstractmethod
     def finalize(self, layer: Any, name: str) -> None:

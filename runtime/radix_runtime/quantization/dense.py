@@ -17,8 +17,11 @@ class DenseMethod(LinearMethod):
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
 
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return ops.linear(x, layer.weight, bias)
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
+        return ops.linear(x, layer.weight, bias, out=ends.get("residual"), **ends)
+
+    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        return ops.linear_silu_and_mul(x, layer.weight)
 
     def finalize(self, layer: Any, name: str) -> None:
         if name == "weight" and layer.weight.device.type == "cpu":
