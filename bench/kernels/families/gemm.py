@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 import radix_kernels as rk
 
-from ..harness import Case
+from .. import peers
+from ..harness import Case, Contender
 
 FP8 = torch.float8_e4m3fn
 # Weight rows and columns: QKV, O, gate and up (fused), down of llama3-8b and qwen3-0.6b; the latter's LM head.
@@ -91,15 +92,18 @@ def _scaled(device: torch.device, m: int, n: int, k: int) -> Case:
     def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16)
 
-    contenders = {"radix": ours, "torch rowwise": rows, "cuBLASLt tensor": tensor}
+    contenders: dict[str, Contender] = {"radix": ours, "torch rowwise": rows, "cuBLASLt tensor": tensor}
+    if vllm := peers.load("vllm._custom_ops"):
+        contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(a, b, sa, sb, torch.bfloat16)
     size = n * k + m * k + 2 * m * n
     return Case("fp8_scaled_mm", f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
 
 
 def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        sa, sb = (torch.rand(rows, k // 128, device=device) + 0.5 for rows in (m, n // 128))
-        return _fp8(device, m, k), _fp8(device, n, k).t(), sa, sb.t()
+        # Scales of a group of k beside each other, as the tensor copy engine of the peer wants them.
+        sa, sb = torch.rand(k // 128, m, device=device) + 0.5, torch.rand(n // 128, k // 128, device=device) + 0.5
+        return _fp8(device, m, k), _fp8(device, n, k).t(), sa.t(), sb.t()
 
     def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return rk.fp8_blockwise_scaled_mm(a, b, sa, sb, static_weight=True)
@@ -107,6 +111,9 @@ def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
     def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16)
 
-    contenders = {"radix": ours, "cuBLASLt tensor": tensor}
+    contenders: dict[str, Contender] = {"radix": ours, "cuBLASLt tensor": tensor}
+    if deep_gemm := peers.load("vllm.third_party.deep_gemm"):
+        out = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+        contenders["DeepGEMM"] = lambda a, b, sa, sb: deep_gemm.fp8_gemm_nt((a, sa), (b.t(), sb.t()), out)
     size = n * k + m * k + 2 * m * n
     return Case("fp8_blockwise_scaled_mm", f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")

@@ -1,5 +1,5 @@
-// Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element; rows that need a second pass
-// find themselves in L1 or L2.
+// Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element. A block keeps its row in
+// registers; longer rows are read a second time, from L1 or L2.
 #include "api/quantize.h"
 #include "gpu/float8.h"
 #include "gpu/launch.h"
@@ -11,7 +11,8 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kManyThreads = 1024;
+constexpr int kRowPacks = 2;         // of a thread, where a row stays in registers
 constexpr float kSmallest = 1e-10f;  // stands for the largest value of a group of zeros
 
 template <class F>
@@ -27,10 +28,34 @@ __device__ inline float largest_of(const float (&v)[N]) {
   return largest;
 }
 
+// The largest of a group's values, which `lanes` neighbouring lanes hold. Every lane of the warp calls it.
+template <int N>
+__device__ inline float largest_of_group(const float (&v)[N], int lanes) {
+  float largest = largest_of(v);
+  for (int mask = lanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+  return largest;
+}
+
+// v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
+// once.
+template <int N>
+__device__ inline void divide(float (&v)[N], float scale) {
+  const float inverse = 1.f / scale;
+  if (inverse > 0x1p-100f && inverse < 0x1p100f) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      const float quotient = v[j] * inverse;
+      v[j] = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = v[j] / scale;
+  }
+}
+
 template <class F, int N>
 __device__ inline void store_quantized(uint8_t* out, float (&v)[N], float scale) {
-#pragma unroll
-  for (int j = 0; j < N; j++) v[j] = v[j] / scale;
+  divide(v, scale);
   store_pack<N>(out, to_float8<F>(v));
 }
 
@@ -56,7 +81,7 @@ struct Gated {
 #pragma unroll
     for (int j = 0; j < N; j++) {
       const float g = to_float(gate.at[j]);
-      v[j] = g / (1.f + expf(-g)) * to_float(up.at[j]);
+      v[j] = __fdividef(g, 1.f + expf(-g)) * to_float(up.at[j]);
     }
   }
 };
@@ -90,31 +115,45 @@ __global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result r
     const int64_t column = (group * kLanes + lane) * N;
     float v[N] = {};
     if (inside) source.load(row, column, v);
-    float largest = largest_of(v);
-#pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
-    const float scale = scale_of<F>(largest);
+    const float scale = scale_of<F>(largest_of_group(v, kLanes));
     if (!inside) continue;
     store_quantized<F>(result.out.at<uint8_t>(row) + column, v, scale);
     if (lane == 0) *result.scales.at(row, group) = scale;
   }
 }
 
-// A block a row.
-template <class F, class Source>
-__global__ void __launch_bounds__(kThreads) row_kernel(Source source, Result result) {
+// A block a row, kPacks packs a thread; 0: any number, read twice.
+template <int kBlock, int kPacks, class F, class Source>
+__global__ void __launch_bounds__(kBlock) row_kernel(Source source, Result result) {
   constexpr int N = Source::N;
   wait_for_previous();
   for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
-    float v[N], largest = 0;
-    for (int64_t i = int64_t{threadIdx.x} * N; i < result.width; i += kThreads * N) {
-      source.load(row, i, v);
-      largest = fmaxf(largest, largest_of(v));
-    }
-    const float scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
-    for (int64_t i = int64_t{threadIdx.x} * N; i < result.width; i += kThreads * N) {
-      source.load(row, i, v);
-      store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);
+    uint8_t* out = result.out.at<uint8_t>(row);
+    const int64_t first = int64_t{threadIdx.x} * N;
+    float largest = 0, scale;
+    if constexpr (kPacks > 0) {
+      float v[kPacks][N];
+#pragma unroll
+      for (int p = 0; p < kPacks; p++)
+        if (first + p * kBlock * N < result.width) {
+          source.load(row, first + p * kBlock * N, v[p]);
+          largest = fmaxf(largest, largest_of(v[p]));
+        }
+      scale = scale_of<F>(block_reduce<kBlock>(largest, Max()));
+#pragma unroll
+      for (int p = 0; p < kPacks; p++)
+        if (first + p * kBlock * N < result.width) store_quantized<F>(out + first + p * kBlock * N, v[p], scale);
+    } else {
+      float v[N];
+      for (int64_t i = first; i < result.width; i += kBlock * N) {
+        source.load(row, i, v);
+        largest = fmaxf(largest, largest_of(v));
+      }
+      scale = scale_of<F>(block_reduce<kBlock>(largest, Max()));
+      for (int64_t i = first; i < result.width; i += kBlock * N) {
+        source.load(row, i, v);
+        store_quantized<F>(out + i, v, scale);
+      }
     }
     if (threadIdx.x == 0) *result.scales.at(row, 0) = scale;
   }
@@ -167,9 +206,62 @@ __device__ inline void normed(const T* x, const W* weight, float factor, float (
   for (int j = 0; j < N; j++) v[j] = to_float(pack.at[j]) * factor * to_float(w[j]);
 }
 
-// A block a row. kLanes lanes share a group; 0: the row is one.
-template <int kLanes, class F, class T, class W>
-__global__ void __launch_bounds__(kThreads) norm_kernel(NormTask task, Result result) {
+// A block a row, in registers. `lanes` neighbouring lanes share a group; 0: the row is one.
+template <int kBlock, class F, class T, class W>
+__global__ void __launch_bounds__(kBlock) norm_kernel(NormTask task, Result result, int lanes) {
+  constexpr int N = kPackSize<T>;
+  const W* weight = static_cast<const W*>(task.weight);
+  wait_for_previous();
+  for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
+    const T* input = task.input.at<T>(row);
+    float v[kRowPacks][N] = {}, squares = 0;
+    W w[kRowPacks][N] = {};
+    const auto column = [&](int p) { return (p * kBlock + static_cast<int>(threadIdx.x)) * N; };
+#pragma unroll
+    for (int p = 0; p < kRowPacks; p++) {
+      if (column(p) >= result.width) continue;
+      auto pack = load_pack<N>(input + column(p));
+      load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight + column(p), w[p]);
+      if (task.add) {
+        T* residual = task.residual.at<T>(row) + column(p);
+        const auto other = load_pack<N>(residual);
+#pragma unroll
+        for (int j = 0; j < N; j++) from_float(to_float(other.at[j]) + to_float(pack.at[j]), pack.at[j]);
+        store_pack<N>(residual, pack);
+      }
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        v[p][j] = to_float(pack.at[j]);
+        squares += v[p][j] * v[p][j];
+      }
+    }
+    const float mean = block_reduce<kBlock>(squares, Sum()) / static_cast<float>(result.width);
+    const float factor = 1.f / sqrtf(mean + task.eps);
+    float largest = 0;
+#pragma unroll
+    for (int p = 0; p < kRowPacks; p++) {
+#pragma unroll
+      for (int j = 0; j < N; j++) v[p][j] = v[p][j] * factor * to_float(w[p][j]);
+      largest = fmaxf(largest, largest_of(v[p]));
+    }
+    float scale = 0;
+    if (lanes == 0) {
+      scale = scale_of<F>(block_reduce<kBlock>(largest, Max()));
+      if (threadIdx.x == 0) *result.scales.at(row, 0) = scale;
+    }
+#pragma unroll
+    for (int p = 0; p < kRowPacks; p++) {
+      if (lanes > 0) scale = scale_of<F>(largest_of_group(v[p], lanes));
+      if (column(p) >= result.width) continue;
+      store_quantized<F>(result.out.at<uint8_t>(row) + column(p), v[p], scale);
+      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, column(p) / (lanes * N)) = scale;
+    }
+  }
+}
+
+// The same of rows too long for that: read once for the norm, once for its result, where that is one group twice.
+template <class F, class T, class W>
+__global__ void __launch_bounds__(kThreads) long_norm_kernel(NormTask task, Result result, int lanes) {
   constexpr int N = kPackSize<T>;
   const W* weight = static_cast<const W*>(task.weight);
   const int64_t n = result.width;
@@ -190,34 +282,26 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormTask task, Result re
     }
     const float mean = block_reduce<kThreads>(squares, Sum()) / static_cast<float>(n);
     const float factor = 1.f / sqrtf(mean + task.eps);
-    uint8_t* out = result.out.at<uint8_t>(row);
-    float v[N];
-    if constexpr (kLanes > 0) {
-      for (int64_t first = 0; first < n; first += kThreads * N) {
-        const int64_t i = first + threadIdx.x * N;
-#pragma unroll
-        for (int j = 0; j < N; j++) v[j] = 0;
-        if (i < n) normed(x + i, weight + i, factor, v);
-        float largest = largest_of(v);
-#pragma unroll
-        for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
-        const float scale = scale_of<F>(largest);
-        if (i >= n) continue;
-        store_quantized<F>(out + i, v, scale);
-        if (threadIdx.x % kLanes == 0) *result.scales.at(row, i / (kLanes * N)) = scale;
-      }
-    } else {
+    float v[N], scale = 0;
+    if (lanes == 0) {
       float largest = 0;
       for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
         normed(x + i, weight + i, factor, v);
         largest = fmaxf(largest, largest_of(v));
       }
-      const float scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
-      for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-        normed(x + i, weight + i, factor, v);
-        store_quantized<F>(out + i, v, scale);
-      }
+      scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
       if (threadIdx.x == 0) *result.scales.at(row, 0) = scale;
+    }
+    // Whole blocks go round together: the shuffles need every lane.
+    for (int64_t first = 0; first < n; first += kThreads * N) {
+      const int64_t i = first + threadIdx.x * N;
+#pragma unroll
+      for (int j = 0; j < N; j++) v[j] = 0;
+      if (i < n) normed(x + i, weight + i, factor, v);
+      if (lanes > 0) scale = scale_of<F>(largest_of_group(v, lanes));
+      if (i >= n) continue;
+      store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);
+      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, i / (lanes * N)) = scale;
     }
   }
 }
@@ -242,9 +326,16 @@ void quantize_rows(const rk_per_token_quant_fp8_args& args, const Source& source
   const char* op = "per_token_quant_fp8";
   const rk_device device = args.input->device;
   const Result result = result_of(*args.out, *args.scales);
-  if (args.group_size == 0)
-    return launch_dependent(op, device, stream, row_kernel<F, Source>, blocks_for(result.out.count, 1), kThreads,
-                            source, result);
+  if (args.group_size == 0) {
+    constexpr int kPart = Source::N * kRowPacks;
+    const unsigned rows = blocks_for(result.out.count, 1);
+    if (result.width <= kThreads * kPart)
+      return launch_dependent(op, device, stream, row_kernel<kThreads, kRowPacks, F, Source>, rows, kThreads, source,
+                              result);
+    const auto kernel = result.width <= kManyThreads * kPart ? row_kernel<kManyThreads, kRowPacks, F, Source>
+                                                             : row_kernel<kManyThreads, 0, F, Source>;
+    return launch_dependent(op, device, stream, kernel, rows, kManyThreads, source, result);
+  }
   constexpr int kLanes = 128 / Source::N;
   const auto kernel = args.group_size == 128 ? group_kernel<kLanes, F, Source> : group_kernel<kLanes / 2, F, Source>;
   const int64_t groups = result.out.count * (result.width / args.group_size);
@@ -298,12 +389,19 @@ void rmsnorm_quant_fp8(const rk_rmsnorm_quant_fp8_args& args, rk_stream stream) 
     const Result result = result_of(*args.out, *args.scales);
     const auto run = [&](auto w) {
       using W = typename decltype(w)::type;
-      constexpr int kLanes = 128 / kPackSize<T>;
-      const auto kernel = args.group_size == 128  ? norm_kernel<kLanes, F, T, W>
-                          : args.group_size == 64 ? norm_kernel<kLanes / 2, F, T, W>
-                                                  : norm_kernel<0, F, T, W>;
-      launch_dependent("rmsnorm_quant_fp8", args.input->device, stream, kernel, blocks_for(result.out.count, 1),
-                       kThreads, task, result);
+      const char* op = "rmsnorm_quant_fp8";
+      constexpr int kPart = kPackSize<T> * kRowPacks;
+      const rk_device device = args.input->device;
+      const unsigned rows = blocks_for(result.out.count, 1);
+      const int lanes = static_cast<int>(args.group_size) / kPackSize<T>;
+      if (result.width <= kThreads * kPart) {
+        launch_dependent(op, device, stream, norm_kernel<kThreads, F, T, W>, rows, kThreads, task, result, lanes);
+      } else if (result.width <= kManyThreads * kPart) {
+        launch_dependent(op, device, stream, norm_kernel<kManyThreads, F, T, W>, rows, kManyThreads, task, result,
+                         lanes);
+      } else {
+        launch_dependent(op, device, stream, long_norm_kernel<F, T, W>, rows, kThreads, task, result, lanes);
+      }
     };
     dtype_of(*args.weight) == DType::f32 ? run(Type<float>{}) : run(t);
   });
