@@ -57,10 +57,11 @@ def _quantize(warp: int) -> set[str]:
         groups = [size // pack for size in (64, 128)]
         for source in ("Plain", "Gated"):
             names |= {f"group_kernel<{lanes}, {fp8}, {source}<{dtype}> >" for lanes in groups}
-            names.add(f"row_kernel<{fp8}, {source}<{dtype}> >")
+            names |= {f"row_kernel<{row}, {fp8}, {source}<{dtype}> >" for row in ("256, 2", "1024, 2", "1024, 0")}
         names |= {f"{kind}<{fp8}, Plain<{dtype}> >" for kind in ("largest_kernel", "tensor_kernel")}
         for weight in {dtype, "float"}:
-            names |= {f"norm_kernel<{lanes}, {fp8}, {dtype}, {weight}>" for lanes in (0, *groups)}
+            names |= {f"norm_kernel<{threads}, {fp8}, {dtype}, {weight}>" for threads in (256, 1024)}
+            names.add(f"long_norm_kernel<{fp8}, {dtype}, {weight}>")
     return names
 
 
