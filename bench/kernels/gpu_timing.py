@@ -32,17 +32,27 @@ SLOPES_A_ROUND = 3
 
 
 def measure(case: Case, sets: Sequence[Inputs], compute_bound: bool, arm_seconds: float) -> Row:
-    """All contenders of a case, by the method that the fastest one asks for."""
-    probes = {name: _probe(fn, sets) for name, fn in case.contenders.items()}
+    """All contenders of a case, by the method that the fastest one asks for. A peer that fails is said and left out."""
+    probes = {}
+    for name, fn in case.contenders.items():
+        try:
+            probes[name] = _probe(fn, sets)
+        except Exception as error:  # whatever a peer raises
+            if name == "radix":
+                raise
+            print(
+                f"no peer {name} for {case.op} {case.shape}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            )
+    contenders = {name: case.contenders[name] for name in probes}
     fastest = min(probes.values()) * 1e6
     if fastest < SHORT_US:
-        arms = {name: _slope_arm(fn, sets) for name, fn in case.contenders.items()}
+        arms = {name: _slope_arm(fn, sets) for name, fn in contenders.items()}
         row = Row(case, _alternate(arms, ROUNDS))
         row.floor = {"empty": _empty_us(), "read": _read_us(int(case.bytes))}
         return row
     long = fastest > LONG_US or compute_bound
     seconds = arm_seconds if long else ROUND_SECONDS
-    arms = {name: _graph_arm(fn, sets, seconds) for name, fn in case.contenders.items()}
+    arms = {name: _graph_arm(fn, sets, seconds) for name, fn in contenders.items()}
     return Row(case, _alternate(arms, LONG_ROUNDS if long else ROUNDS, watch=long))
 
 
