@@ -1,4 +1,4 @@
-"""Writes a GGUF file with random weights of a Qwen3 shape and no vocabulary: what llama.cpp needs to be timed.
+"""Writes a GGUF file with random weights of a Qwen3 or Llama shape and no vocabulary: what llama.cpp needs to be timed.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -32,8 +32,8 @@ class _Tensor(NamedTuple):
 
 
 def write(path: Path, folder: Path, weights: str) -> int:
-    """A model of the shape in `folder`/config.json with all matrices as `weights` (bf16, int8: Q8_0, int4: Q4_0).
-    Returns the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
+    """A model (qwen3 or llama) of the shape in `folder`/config.json with all matrices as `weights` (bf16, int8: Q8_0,
+    int4: Q4_0). Returns the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
     config = json.loads((folder / "config.json").read_text())
     tensors = list(_tensors(config, weights))
     with path.with_suffix(".new").open("wb") as file:
@@ -71,8 +71,9 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
         "rope.freq_base": float(config["rope_theta"]),
         "vocab_size": config["vocab_size"],
     }
-    general = {"general.architecture": "qwen3", "general.name": "random", "tokenizer.ggml.model": "none"}
-    return {**general, **{f"qwen3.{name}": value for name, value in own.items()}}
+    kind = config["model_type"]
+    general = {"general.architecture": kind, "general.name": "random", "tokenizer.ggml.model": "none"}
+    return {**general, **{f"{kind}.{name}": value for name, value in own.items()}}
 
 
 def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
@@ -89,7 +90,9 @@ def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    norms = {"attn_norm": hidden, "ffn_norm": hidden, "attn_q_norm": head, "attn_k_norm": head}
+    norms = {"attn_norm": hidden, "ffn_norm": hidden}
+    if config["model_type"] == "qwen3":
+        norms |= {"attn_q_norm": head, "attn_k_norm": head}
     for layer in range(config["num_hidden_layers"]):
         for name, shape in matrices.items():
             yield _Tensor(f"blk.{layer}.{name}.weight", shape, weights)

@@ -187,11 +187,24 @@ def test_large_scores_do_not_overflow(rng):
     run(case, {}, rng, tolerance=(2e-3, 2e-2))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_scores_that_grow(dtype, rng):
+    """The maximum moves all along a row: what was summed before is scaled down, time and again."""
+    case = make_case([(300, 300), (40, 330)], rng, dtype=dtype)
+    case.q[..., 0] = 8
+    for row, keys in enumerate(case.keys):
+        keys[..., 0] = (torch.arange(len(keys)) / 8)[:, None].to(dtype)
+        for token, key in enumerate(keys):
+            case.k_cache[case.page_table[row, token // 16], token % 16] = key
+    run(case, {}, rng)
+
+
 def test_rows_do_not_depend_on_the_batch(rng):
     if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"][:4] != "cpu:":
         pytest.skip("the reference is torch's einsum, which promises nothing about bits")
-    rows = [(1, 600), (7, 90), (1, 33), (30, 31)]
+    rows = [(1, 600), (7, 90), (1, 33), (30, 31), (280, 290)]
     case = make_case(rows, rng, dtype=torch.bfloat16)
+    case.q *= 8
     whole = rk.flash_attn_with_kvcache(*case.args)
     for row, (n, _) in enumerate(rows):
         begin = int(case.cu_seqlens_q[row])
@@ -203,8 +216,18 @@ def test_rows_do_not_depend_on_the_batch(rng):
             case.kv_lens[row : row + 1],
             torch.tensor([0, n], dtype=torch.int32),
         )
-        expected = whole[begin : begin + n]
-        assert_same_bits(alone, expected)
+        assert_same_bits(alone, whole[begin : begin + n])
+        if n < 3:
+            continue
+        part = rk.flash_attn_with_kvcache(  # the last two thirds of its tokens, as another chunk of the prompt
+            case.q[begin + n // 3 : begin + n],
+            case.k_cache,
+            case.v_cache,
+            case.page_table[row : row + 1],
+            case.kv_lens[row : row + 1],
+            torch.tensor([0, n - n // 3], dtype=torch.int32),
+        )
+        assert_same_bits(part, whole[begin + n // 3 : begin + n])
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="torch before 2.0")
