@@ -21,7 +21,8 @@ namespace {
 constexpr int W = Vec::width;
 constexpr int kLanes = 32;  // query rows that are worked on together
 constexpr int kLaneVecs = kLanes / W;
-constexpr int64_t kBlock = 256;  // tokens
+constexpr int64_t kBlock = 256;  // tokens that are loaded at once
+constexpr int64_t kChunk = 64;   // tokens whose scores are in flight: they stay in L1
 
 // 2^x to about 2e-6, 0 below -150.
 inline Vec exp2(Vec x) {
@@ -41,7 +42,7 @@ struct State {
   alignas(64) bf16 q[kMaxTileRows * kMaxHeadDim];   // [16 rows][32 dims] tiles of words: [dim pair][row]
   alignas(64) bf16 k[kBlock * kMaxHeadDim];         // [16 tokens][32 dims]
   alignas(64) bf16 v[kBlock * kMaxHeadDim];         // [16 dims][32 tokens]
-  alignas(64) float s[2][kBlock * kLanes];          // [token][query], of the present and the next 32 queries
+  alignas(64) float s[2][kChunk * kLanes];          // [token][query], of the present and the next chunk
   alignas(64) uint32_t p[2][kBlock / 2 * kLanes];   // tiles of words: [token pair][query]; of the present and the last
   alignas(64) float o[kMaxTileRows * kMaxHeadDim];  // [32 queries] of [dim][query]
   alignas(64) float m[kMaxTileRows], l[kMaxTileRows];
@@ -113,18 +114,45 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     }
     find_block(base + kBlock, end);
     Part last{}, part = visible_part(0, base, tokens);
-    Products(*this, part, last).finish();
+    Products(*this, first_chunk(part), s_, last, 0, 0).finish();
     for (int64_t g = 0; g < groups_; g++) {
       prefetch_share(g);
       const Part next = visible_part(g + 1, base, tokens);
-      softmax(part, base, Products(*this, next, last));
+      run_group(part, base, next, last);
       last = part;
       part = next;
     }
-    Products(*this, part, last).finish();
+    Products(*this, part, s_, last, 0, dim_).finish();
   }
 
-  float* score_row(int64_t g, int64_t t) const { return st_.s[g % 2] + t * kLanes; }
+  // Under each chunk of a group run the scores of the chunk after it and a share of the values of the group before it.
+  void run_group(const Part& part, int64_t base, const Part& next, const Part& last) {
+    const int64_t count = chunks(part), columns = (dim_ + 2 * kTile - 1) / (2 * kTile);
+    Part chunk = first_chunk(part);
+    for (int64_t c = 0; c < greater(count, 1); c++) {
+      const Part ahead = c + 1 < count ? chunk_from(part, chunk.end) : first_chunk(next);
+      const int64_t d = columns * c / greater(count, 1) * 2 * kTile,
+                    end = columns * (c + 1) / greater(count, 1) * 2 * kTile;
+      Products products(*this, ahead, other_s(), last, d, lesser(end, dim_));
+      if (count > 0) {
+        softmax(chunk, part.begin, base, products);
+      } else {
+        products.finish();
+      }
+      s_ = other_s();
+      chunk = ahead;
+    }
+  }
+
+  // Chunks are cut at fixed positions.
+  static int64_t chunks(const Part& part) {
+    return part.begin < part.end ? (part.end - 1) / kChunk - part.begin / kChunk + 1 : 0;
+  }
+  static Part chunk_from(const Part& part, int64_t begin) {
+    return {part.group, begin, lesser(part.end, begin / kChunk * kChunk + kChunk), part.masked};
+  }
+  static Part first_chunk(const Part& part) { return chunk_from(part, part.begin); }
+  float* other_s() const { return s_ == st_.s[0] ? st_.s[1] : st_.s[0]; }
 
   template <class K>
   void load_keys(int64_t tokens, int64_t padded) {
@@ -164,17 +192,17 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     return reinterpret_cast<uint32_t*>(st_.v) + (d / kTile * (kBlock / 32) + t / 32) * kTileWords;
   }
 
-  // The products that AMX does while the exponentials of a group keep the vector units busy: the scores of the group
-  // after it, then the values of the group before it. A step is at most four tile products; accumulators stay in tiles
+  // The products that AMX does while the exponentials of a chunk keep the vector units busy: the scores of a chunk,
+  // then the values of a group for dims [d, d_end). A step is at most four tile products; accumulators stay in tiles
   // from one step to the next.
   class Products {
    public:
-    Products(const PrefillTile& tile, const Part& scores, const Part& values)
-        : tile_(tile), scores_(scores), values_(values), t_(scores.begin) {
+    Products(const PrefillTile& tile, const Part& scores, float* s, const Part& values, int64_t d, int64_t d_end)
+        : tile_(tile), scores_(scores), values_(values), s_(s), t_(scores.begin), d_(d), d_end_(d_end) {
       if (scores_.begin >= scores_.end) begin_values();
     }
     int64_t steps() const {
-      const int64_t columns = (tile_.dim_ + 2 * kTile - 1) / (2 * kTile);
+      const int64_t columns = (d_end_ - d_ + 2 * kTile - 1) / (2 * kTile);
       return ((scores_.end - scores_.begin) * tile_.k_tiles_ + (values_.end - values_.begin) * columns) / (2 * kTile);
     }
     void step() {
@@ -211,7 +239,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
       tile_dot<2, 5, 6>();
       tile_dot<3, 5, 7>();
       if (++c_ < tile_.k_tiles_) return;
-      move_sums<2>(tile_.score_row(scores_.group, t_), [](auto tile, float* at) { tile_store<tile.value>(at, kRow); });
+      move_sums<2>(s_ + (t_ - scores_.begin) * kLanes, [](auto tile, float* at) { tile_store<tile.value>(at, kRow); });
       c_ = 0;
       t_ += 2 * kTile;
       if (t_ == scores_.end) begin_values();
@@ -262,27 +290,36 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     static constexpr int kRow = kLanes * 4;
     const PrefillTile& tile_;
     const Part scores_, values_;
+    float* const s_;
     bool scores_left_ = true;
-    int64_t t_, c_ = 0, d_ = 0;
+    int64_t t_, c_ = 0, d_;
+    const int64_t d_end_;
   };
+
+  float* score_row(const Part& chunk, int64_t t) const { return s_ + (t - chunk.begin) * kLanes; }
 
   // Scores times unit() are exponents of 2: they are left as the product made them where a positive scale is all.
   bool direct() const { return task_.options.softcap == 0 && task_.options.softmax_scale > 0; }
   float unit() const { return direct() ? task_.options.softmax_scale * kLog2E : kLog2E; }
 
-  void softmax(const Part& part, int64_t base, Products products) {
-    Vec top[kLaneVecs];
-    for (Vec& x : top) x = set1(kNegInf);
-    if (part.masked || !direct() || task_.k_scale.data) {
-      limit_scores(part, base, top);
-    } else {
-      for (int64_t t = part.begin; t < part.end; t++)
-        for (int i = 0; i < kLaneVecs; i++) top[i] = max(top[i], load(score_row(part.group, t) + i * W));
-    }
+  // part: a chunk; its group's tokens of the block begin at `begin`.
+  void softmax(const Part& part, int64_t begin, int64_t base, Products& products) {
+    Vec top[2][kLaneVecs];
+    for (auto& chain : top)
+      for (Vec& x : chain) x = set1(kNegInf);
+    if (part.masked || !direct() || task_.k_scale.data) limit_scores(part, base);
+    for (int64_t t = part.begin; t < part.end; t += 2)
+      for (int i = 0; i < kLaneVecs; i++) {
+        top[0][i] = max(top[0][i], load(score_row(part, t) + i * W));
+        top[1][i] = max(top[1][i], load(score_row(part, t + 1) + i * W));
+      }
     Vec shift[kLaneVecs], factor[kLaneVecs];
-    for (Vec& x : top) x = x * set1(unit());
+    for (int i = 0; i < kLaneVecs; i++) top[0][i] = max(top[0][i], top[1][i]) * set1(unit());
     float* m = st_.m + part.group * kLanes;
-    if (raise_maximum<kLaneVecs>(m, top, shift, factor, [](Vec x) { return exp2(x); })) rescale(part.group, factor);
+    if (raise_maximum<kLaneVecs>(m, top[0], shift, factor, [](Vec x) { return exp2(x); })) {
+      rescale(part.group, factor);
+      rescale_probabilities(part.group, begin, part.begin, factor);
+    }
     if (task_.v_scale.data) {
       exponentials<true>(part, shift, factor, products);
     } else {
@@ -306,7 +343,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     for (int64_t t = part.begin; t < part.end; t += 2) {
       for (due += steps; due >= pairs; due -= pairs, left--) products.step();
       for (int i = 0; i < kLaneVecs; i++) {
-        const float* s = score_row(part.group, t) + i * W;
+        const float* s = score_row(part, t) + i * W;
         Vec even = exp2(fma(load(s), scale, down[i])), odd = exp2(fma(load(s + kLanes), scale, down[i]));
         even_sum[i] = even_sum[i] + even;
         odd_sum[i] = odd_sum[i] + odd;
@@ -325,19 +362,18 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   }
 
   // Scales of INT8 keys, a scale that is not positive, soft cap, mask.
-  void limit_scores(const Part& part, int64_t base, Vec* top) {
+  void limit_scores(const Part& part, int64_t base) {
     const LaneRanges range = lane_ranges(part.group, base);
     const float softcap = task_.options.softcap;
     const Vec cap = set1(softcap), scale = set1(task_.options.softmax_scale);
     for (int64_t t = part.begin; t < part.end; t++) {
       const Vec at = set1(static_cast<float>(t)), key_scale = set1(k_scale_[t]);
       for (int i = 0; i < kLaneVecs; i++) {
-        float* s = score_row(part.group, t) + i * W;
+        float* s = score_row(part, t) + i * W;
         Vec x = load(s) * key_scale;
         if (!direct()) x = softcap > 0 ? cap * tanh(x * scale / cap) : x * scale;
         x = masked(x, at, range.from + i * W, range.to + i * W);
         store(s, x);
-        top[i] = max(top[i], x);
       }
     }
   }
@@ -346,6 +382,17 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     float* o = group_o(g);
     for (int64_t d = 0; d < dim_; d++)
       for (int i = 0; i < kLaneVecs; i++) store(o + d * kLanes + i * W, load(o + d * kLanes + i * W) * factor[i]);
+  }
+
+  // Of the tokens [begin, end) of the block, whose values are not summed yet.
+  void rescale_probabilities(int64_t g, int64_t begin, int64_t end, const Vec* factor) {
+    for (int64_t t = begin; t < end; t += 2)
+      for (int i = 0; i < kLaneVecs; i++) {
+        uint32_t* pairs = probability_tile(g, t, i * W / kTile) + t % 32 / 2 * kTile + i * W % kTile;
+        Vec even, odd;
+        load_pairs(pairs, even, odd);
+        store_pairs(pairs, even * factor[i], odd * factor[i]);
+      }
   }
 
   void finish() {
@@ -370,6 +417,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
 
   State& st_;
   const int64_t k_tiles_;
+  float* s_ = st_.s[0];  // scores of the present chunk
 };
 
 }  // namespace

@@ -124,6 +124,13 @@ inline void store_pairs(uint32_t* out, Vec a, Vec b) {
   _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
 }
 
+// The inverse, exact.
+inline void load_pairs(const uint32_t* in, Vec& a, Vec& b) {
+  const __m512i words = _mm512_loadu_si512(in);
+  a.v = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  b.v = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
 // Row a and row b of 16 bf16 as words, a's in the low half.
 inline void interleave16(uint32_t* out, const bf16* a, const bf16* b) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
@@ -147,6 +154,15 @@ inline void store_pairs(uint32_t* out, Vec a, Vec b) {
   store(high, b);
   for (int i = 0; i < Vec::width; i++)
     out[i] = (bits_of(low[i]) + 0x8000u) >> 16 | ((bits_of(high[i]) + 0x8000u) & 0xffff0000u);
+}
+inline void load_pairs(const uint32_t* in, Vec& a, Vec& b) {
+  float low[Vec::width], high[Vec::width];
+  for (int i = 0; i < Vec::width; i++) {
+    low[i] = float_of(in[i] << 16);
+    high[i] = float_of(in[i] & 0xffff0000u);
+  }
+  a = load(low);
+  b = load(high);
 }
 inline void interleave16(uint32_t* out, const bf16* a, const bf16* b) {
   for (int i = 0; i < 16; i++) out[i] = a[i].bits | uint32_t{b[i].bits} << 16;
