@@ -1,0 +1,50 @@
+"""Mixture of experts over packed weights on the CPU: a layer of Qwen3-30B-A3B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+import radix_kernels as rk
+
+from ..harness import Case
+
+EXPERTS, TOPK, HIDDEN, INTER = 128, 8, 2048, 768
+TOKENS = (1, 4, 32, 256)
+KINDS = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {"group": 64}}
+
+
+def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    if device.type != "cpu":
+        return
+    shapes = (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
+    w1, w2 = (torch.randn(s, dtype=dtype) * s[2] ** -0.5 for s in shapes)
+    for kind, options in KINDS.items():
+        experts = rk.pack_experts(w1, w2, kind, **options)
+        for tokens in TOKENS:
+            yield _case(kind, experts, w1, w2, tokens)
+
+
+def _case(kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tensor, tokens: int) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        ids = torch.stack([torch.randperm(EXPERTS)[:TOPK] for _ in range(tokens)]).int()
+        return torch.randn(tokens, HIDDEN, dtype=w1.dtype), torch.rand(tokens, TOPK), ids
+
+    def by_torch(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for expert in ids.unique().tolist():
+            rows, column = (ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[rows], w1[expert]).chunk(2, -1)
+            result = F.linear(F.silu(gate) * up, w2[expert])
+            out.index_add_(0, rows, result * weights[rows, column, None].to(x.dtype))
+        return out
+
+    named = EXPERTS * (1 - (1 - TOPK / EXPERTS) ** tokens)  # experts that some token names, on average
+    pairs = tokens * TOPK
+    return Case(
+        f"fused_experts_packed {kind}", f"{tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", w1.dtype,
+        named * experts.nbytes / EXPERTS, 6 * pairs * HIDDEN * INTER, make,
+        {"radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids), "torch": by_torch}, "read",
+    )  # fmt: skip
