@@ -1,4 +1,4 @@
-"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT] [--peers] [--json F]`.
+"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT...] [--peers] [--json F]`.
 
 Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured machine limit that
 bounds the op, and how many times faster than each peer we are. On a GPU also how it was timed, what an empty kernel and
@@ -37,7 +37,7 @@ def main() -> None:
     rows = []
     for name in names:
         for case in FAMILIES[name](device, dtype):
-            if args.shapes and args.shapes not in case.shape:
+            if args.shapes and not any(text in case.shape for text in args.shapes):
                 continue
             memory, arithmetic = _least_seconds(case, limits)
             rows.append(measure(case, device, compute_bound=arithmetic > memory, arm_seconds=args.arm_seconds))
@@ -51,7 +51,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("family", nargs="+", choices=[*FAMILIES, "all"])
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shapes", help="only shapes that contain this text")
+    parser.add_argument("--shapes", nargs="+", help="only shapes that contain one of these texts")
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
     parser.add_argument("--peers", action="store_true", help="compare with flashinfer and others, where installed")
     parser.add_argument("--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row")
