@@ -44,7 +44,7 @@ def _case(kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tens
     named = EXPERTS * (1 - (1 - TOPK / EXPERTS) ** tokens)  # experts that some token names, on average
     pairs = tokens * TOPK
     return Case(
-        f"fused_experts_packed {kind}", f"{tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", w1.dtype,
+        "fused_experts_packed", f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", w1.dtype,
         named * experts.nbytes / EXPERTS, 6 * pairs * HIDDEN * INTER, make,
         {"radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids), "torch": by_torch}, "read",
     )  # fmt: skip
