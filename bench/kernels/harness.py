@@ -17,6 +17,7 @@ import torch
 
 ROUNDS = 7
 ROUND_SECONDS = 0.08
+SETTLE_SECONDS = 0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
 ROTATED_BYTES = 256 << 20
 MAX_SETS = {"cpu": 64, "cuda": 200}
 NOT_SLOWER = 0.98  # ratio of medians at which a peer does not beat us
@@ -81,6 +82,7 @@ def measure(case: Case, device: torch.device, *, compute_bound: bool = False, ar
     samples: dict[str, list[float]] = {name: [] for name in case.contenders}
     for _ in range(ROUNDS):
         for name, fn in case.contenders.items():
+            time.sleep(SETTLE_SECONDS)
             samples[name].append(_loop(fn, sets))
     return Row(case, {name: Timing.of(s, "loop") for name, s in samples.items()})
 
