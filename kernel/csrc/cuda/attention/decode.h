@@ -19,7 +19,6 @@
 
 namespace radix::attention::decode {
 
-constexpr int kStepTokens = 16;  // of one mma
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
@@ -30,9 +29,10 @@ struct Args {
   int first_row = 0, rows = 0;  // of the batch, in this launch
   int group = 0;                // query heads of a KV head
   int groups = 0;
-  int chunk_log2 = 8;   // tokens of a chunk
-  int levels = 0;       // of the tree of the longest possible row
-  int page_shift = -1;  // log2 of the page size, or -1
+  int chunk_log2 = 8;                                         // tokens of a chunk
+  int levels = 0;                                             // of the tree of the longest possible row
+  int page_shift = -1;                                        // log2 of the page size, or -1
+  uint32_t k_page = 0, k_token = 0, v_page = 0, v_token = 0;  // strides in pieces of 16 bytes
   char* nodes = nullptr;
 };
 

@@ -1,10 +1,10 @@
 // The paged decode kernel: bound by bytes, so everything serves to keep copies in flight.
 //
-// A warp works alone on steps of 16 tokens, with a ring of kUnits units (K or V of a step) of its own that stays full
-// across chunks and rows: no barrier in the loop. A unit is 16 rows of head_dim values, in a swizzle by 16 bytes. What
-// counts is how the copies (cp.async, 16 bytes a lane) are dealt out: eight neighbouring lanes must take one line of
-// 128 bytes, else the SM's path to L2, not memory, sets the rate. So K and V go through ldmatrix, and no lane copies
-// for itself. The tensor core takes 16 query rows at once: the heads of a KV head times the query tokens.
+// A warp works alone on steps of 16 tokens (FP8: 32), with a ring of kUnits units (K or V of a step) of its own that
+// stays full across chunks and rows: no barrier in the loop. A unit is as many rows of head_dim values, in a swizzle by
+// 16 bytes. What counts is how the copies (cp.async, 16 bytes a lane) are dealt out: eight neighbouring lanes must take
+// one line of 128 bytes, else the SM's path to L2, not memory, sets the rate. So K and V go through ldmatrix, and no
+// lane copies for itself. The tensor core takes 16 query rows at once: the heads of a KV head times the query tokens.
 //
 // At the end of a chunk the warps join their results through shared memory.
 #pragma once
@@ -29,7 +29,9 @@ struct Config {
   static constexpr int kVec = 16 / sizeof(KV);
   static constexpr int kRowBytes = kDim * sizeof(KV), kRowPieces = kRowBytes / 16;
   static constexpr int kOut = kDim / 8;  // 16 x 8 tiles of O
-  static constexpr int kUnitBytes = kStepTokens * kRowBytes;
+  // Of a step: FP8 has instructions to spare nowhere, and a step's softmax costs the same for twice the tokens.
+  static constexpr int kTokens = kFp8 && kTiles * kDim <= 128 ? 32 : 16, kGroups = kTokens / 8;
+  static constexpr int kUnitBytes = kTokens * kRowBytes;
   static constexpr int kUnits = 163840 / (kWarps * kUnitBytes) < 10 ? 163840 / (kWarps * kUnitBytes) : 10;
   static constexpr int kRingBytes = kWarps * kUnits * kUnitBytes;
   static constexpr int kJoinRow = kDim + (kFp8 ? 16 : 8);  // floats; padded against bank conflicts
@@ -38,7 +40,11 @@ struct Config {
   static constexpr int kSteps = kDim / 16;  // products of 16 dimensions
   static constexpr bool kSharedQueries = kTiles * kDim > 128;
   static constexpr int kQueryBytes = kSharedQueries ? kTiles * kSteps * 512 : 0;
-  static constexpr int kSharedBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
+  using L = Layout<kDim, kRows, kThreads>;
+  static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
+  // The top of the tree's stack, where there is space; FP8 is slower with it.
+  static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= 232448 - 1024 ? L::kNodeBytes : 0;
+  static constexpr int kSharedBytes = kOtherBytes + kNodeBytes;
   // A product with FP8 is made in f16, which holds every e4m3 exactly and Q after scaling.
   template <bool kF16, class T>
   struct Select {
@@ -49,7 +55,6 @@ struct Config {
     using type = f16;
   };
   using Mma = typename Select<kFp8, Q>::type;
-  using L = Layout<kDim, kRows, kThreads>;
   static_assert(kSharedBytes <= 232448);
 };
 
@@ -87,11 +92,11 @@ class Loader {
     if (x_ < x_end_) {
       const uint32_t unit = ring_ + slot_ * C::kUnitBytes;
       if constexpr (kValues) {
-        copy(unit, v_, a_.p.v_page, a_.p.v_token);
+        copy(unit, v_, a_.v_page, a_.v_token);
         step_ += C::kWarps;
         settle();
       } else {
-        copy(unit, k_, a_.p.k_page, a_.p.k_token);
+        copy(unit, k_, a_.k_page, a_.k_token);
       }
     }
     slot_ = slot_ + 1 == C::kUnits ? 0 : slot_ + 1;
@@ -102,16 +107,16 @@ class Loader {
   __device__ void enter_chunk() {
     const Chunk c = locate(plan_, x_, row_);
     begin_ = c.begin, end_ = c.end;
-    const int first = c.begin / kStepTokens;
+    const int first = c.begin / C::kTokens;
     step_ = first + (warp_ - first & C::kWarps - 1);
   }
   // Moves on to a chunk in which this warp has a step, and reads the page ids of that step.
   __device__ void settle() {
-    while (step_ * kStepTokens >= end_) {
+    while (step_ * C::kTokens >= end_) {
       if (++x_ >= x_end_) return;
       enter_chunk();
     }
-    const int token = step_ * kStepTokens + threadIdx.x % kStepTokens;
+    const int token = step_ * C::kTokens + threadIdx.x % C::kTokens;
     const bool valid = token >= begin_ && token < end_;
     valid_ = __ballot_sync(~0u, valid);
     const int page = a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
@@ -120,18 +125,28 @@ class Loader {
     if (valid) page_ = a_.p.page_table[(a_.first_row + row_) * a_.p.table_row + page];
   }
   // Each copy of the warp takes 512 bytes: some rows, each as a whole.
-  __device__ void copy(uint32_t unit, const char* from, int64_t per_page, int64_t per_token) {
+  __device__ void copy(uint32_t unit, const char* from, uint32_t per_page, uint32_t per_token) {
     constexpr int kRowsAtOnce = 32 / C::kRowPieces;
     const int lane = threadIdx.x % 32, piece = lane % C::kRowPieces;
-    const int64_t mine = (page_ * per_page + in_page_ * per_token) * sizeof(typename C::KV);
+    const uint32_t mine = page_ * per_page + in_page_ * per_token;
+    from += piece * 16;
+    const auto each = [&](const auto& copy_row) {
 #pragma unroll
-    for (int i = 0; i < kStepTokens / kRowsAtOnce; i++) {
-      const int token = i * kRowsAtOnce + lane / C::kRowPieces;
-      copy_async(unit + place_of<C>(token, piece), from + __shfl_sync(~0u, mine, token) + piece * 16,
-                 (valid_ >> token & 1) && piece * C::kVec < a_.p.head_dim);
+      for (int i = 0; i < C::kTokens / kRowsAtOnce; i++) {
+        const int token = i * kRowsAtOnce + lane / C::kRowPieces;
+        copy_row(unit + place_of<C>(token, piece), from + uint64_t{__shfl_sync(~0u, mine, token)} * 16, token);
+      }
+    };
+    if (valid_ == kAll && a_.p.head_dim == C::kDim) {
+      each([](uint32_t to, const char* row, int) { copy_async(to, row); });
+    } else {
+      const bool inside = piece * C::kVec < a_.p.head_dim;
+      each([&](uint32_t to, const char* row, int token) { copy_async(to, row, inside && (valid_ >> token & 1)); });
     }
   }
 
+  // Lanes beyond a step's tokens repeat them.
+  static constexpr uint32_t kAll = ~0u;
   const Args& a_;
   const Plan& plan_;
   const char *k_, *v_;
@@ -211,7 +226,7 @@ class Queries {
 };
 
 template <class C>
-using Scores = float[C::kTiles][2][4];
+using Scores = float[C::kTiles][C::kGroups][4];
 template <class C>
 using RunningOf = Running<C::kTiles, C::kOut>;
 
@@ -222,11 +237,11 @@ __device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t u
 #pragma unroll
   for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) s[t][i][0] = s[t][i][1] = s[t][i][2] = s[t][i][3] = 0.f;
+    for (int i = 0; i < C::kGroups; i++) s[t][i][0] = s[t][i][1] = s[t][i][2] = s[t][i][3] = 0.f;
 #pragma unroll
   for (int b = 0; b < C::kRowPieces / 4; b++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < C::kGroups; i++) {
       uint32_t k[4];  // of 4 pieces
       load_matrices(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
 #pragma unroll
@@ -245,35 +260,39 @@ __device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t u
 
 template <class C>
 __device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_t unit) {
-  uint32_t p[C::kTiles][4];
 #pragma unroll
-  for (int t = 0; t < C::kTiles; t++)
+  for (int h = 0; h < C::kGroups / 2; h++) {  // 16 tokens of a product
+    uint32_t p[C::kTiles][4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      p[t][2 * i] = pack2<typename C::Mma>(s[t][i][0], s[t][i][1]);
-      p[t][2 * i + 1] = pack2<typename C::Mma>(s[t][i][2], s[t][i][3]);
-    }
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int b = 0; b < C::kRowPieces / 2; b++) {
-    uint32_t v[4];  // of two pieces, tokens 0 .. 7 and 8 .. 15 of each
-    load_transposed(v, unit + place_of<C>(lane % 16, b * 2 + lane / 16));
-    if constexpr (C::kFp8) {
+    for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        // A lane has two dimensions of two tokens: paired by dimension, the even ones make a tile and the odd ones.
-        const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
+        const float(&x)[4] = s[t][2 * h + i];
+        p[t][2 * i] = pack2<typename C::Mma>(x[0], x[1]);
+        p[t][2 * i + 1] = pack2<typename C::Mma>(x[2], x[3]);
+      }
+    const int token = h * 16 + threadIdx.x % 16, piece = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int b = 0; b < C::kRowPieces / 2; b++) {
+      uint32_t v[4];  // of two pieces, tokens 0 .. 7 and 8 .. 15 of each
+      load_transposed(v, unit + place_of<C>(token, b * 2 + piece));
+      if constexpr (C::kFp8) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          // A lane has two dimensions of two tokens: paired by dimension, the even ones make a tile and the odd ones.
+          const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
+#pragma unroll
+          for (int t = 0; t < C::kTiles; t++) {
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen<false>(low), widen<false>(high));
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+          }
+        }
+      } else {
 #pragma unroll
         for (int t = 0; t < C::kTiles; t++) {
-          mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen<false>(low), widen<false>(high));
-          mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+          mma<typename C::Mma>(run.o[t][2 * b], p[t], v[0], v[1]);
+          mma<typename C::Mma>(run.o[t][2 * b + 1], p[t], v[2], v[3]);
         }
-      }
-    } else {
-#pragma unroll
-      for (int t = 0; t < C::kTiles; t++) {
-        mma<typename C::Mma>(run.o[t][2 * b], p[t], v[0], v[1]);
-        mma<typename C::Mma>(run.o[t][2 * b + 1], p[t], v[2], v[3]);
       }
     }
   }
@@ -368,7 +387,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   int slot = 0, row = plan.row_of(x);
   Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_top + kPlanBytes)));
   QueryBlock block{};
-  Tree<L> tree;
+  Tree<L> tree(C::kNodeBytes > 0 ? shared + C::kOtherBytes : nullptr);
   bool fresh = true;
 #pragma unroll 1
   for (; x < x_end; x++) {
@@ -381,7 +400,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     }
     RunningOf<C> run;
     run.reset();
-    const int first_step = c.begin / kStepTokens, kv_len = plan.hi[row];
+    const int first_step = c.begin / C::kTokens, kv_len = plan.hi[row];
     // The unit just used makes place for the one kUnits later.
     const auto advance = [&](auto values) {
       __syncwarp();  // all have read it
@@ -389,8 +408,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
       slot = slot + 1 == C::kUnits ? 0 : slot + 1;
     };
 #pragma unroll 1
-    for (int step = first_step + (warp - first_step & C::kWarps - 1); step * kStepTokens < c.end; step += C::kWarps) {
-      const int token = step * kStepTokens, last = token + kStepTokens - 1;
+    for (int step = first_step + (warp - first_step & C::kWarps - 1); step * C::kTokens < c.end; step += C::kWarps) {
+      const int token = step * C::kTokens, last = token + C::kTokens - 1;
       Scores<C> s;
       copy_wait<C::kUnits - 1>();
       __syncwarp();  // every lane's copies are there
@@ -409,6 +428,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     join_warps<C>(run, state, buffer, top, block.rows);
     if (tree.push(state, c.index, c.count)) finish<typename C::Q, L>(a, block, kv_head, state);
     fresh = c.index + 1 == c.count;
+    if (fresh || x + 1 == x_end) tree.flush();
   }
 }
 

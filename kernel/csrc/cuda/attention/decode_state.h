@@ -77,10 +77,13 @@ __device__ inline bool live(int i, int rows) {
   return L::owns(i) && L::row(i) < rows;
 }
 
-// The joined chunks [first, now) of a row, as the nodes of the tree that lie within: a stack in the workspace.
+// The joined chunks [first, now) of a row, as the nodes of the tree that lie within: a stack in the workspace, whose
+// top waits in shared memory (which may be null).
 template <class L>
 class Tree {
  public:
+  __device__ explicit Tree(char* top = nullptr) : top_(top) {}
+
   // nodes: this block's space. rows: in use.
   __device__ void begin(char* nodes, int levels, int first, int rows) {
     // The row that the block enters in the middle keeps its nodes; every other one begins at 0.
@@ -97,19 +100,33 @@ class Tree {
       index -= width;
 #pragma unroll
       for (int i = 0; i < L::kPieces; i++)
-        if (live<L>(i, rows_)) state[i] = join(L::load(base_ + depth_ * L::kNodeBytes, i), state[i]);
+        if (live<L>(i, rows_)) state[i] = join(L::load(waits_ ? top_ : base_ + depth_ * L::kNodeBytes, i), state[i]);
+      waits_ = false;
     }
     if (done) return true;
+    flush();
+    waits_ = top_ != nullptr;
 #pragma unroll
     for (int i = 0; i < L::kPieces; i++)
-      if (live<L>(i, rows_)) L::store(base_ + depth_ * L::kNodeBytes, i, state[i]);
+      if (live<L>(i, rows_)) L::store(waits_ ? top_ : base_ + depth_ * L::kNodeBytes, i, state[i]);
     depth_++;
     return false;
   }
 
+  // The top goes to the workspace: needed where the block leaves the row.
+  __device__ void flush() {
+    if (!waits_) return;
+#pragma unroll
+    for (int i = 0; i < L::kPieces; i++)
+      if (live<L>(i, rows_)) L::store(base_ + (depth_ - 1) * L::kNodeBytes, i, L::load(top_, i));
+    waits_ = false;
+  }
+
  private:
   char* base_;
+  char* top_;
   int first_, rows_, depth_;
+  bool waits_ = false;
 };
 
 // The query rows of one block of one row of the batch, for one KV head.
