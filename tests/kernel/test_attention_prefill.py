@@ -58,6 +58,33 @@ def test_options(options, dtype, rng):
     run(make_case(ROWS, rng, dim=128, dtype=dtype), options, rng)
 
 
+RAMPS = {
+    "up": lambda at: 0.1 * at,
+    "down": lambda at: -0.1 * at,
+    "down by little": lambda at: -at // 128 * 2.0,
+    "far below 0": lambda at: 0 * at - 150.0,
+}
+
+
+@pytest.mark.parametrize("ramp", RAMPS.values(), ids=RAMPS)
+@pytest.mark.parametrize("dim", [128, 192])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_maxima_that_move(ramp, dim, dtype, rng):
+    """Kernels go through keys from the last to the first and move a row's maximum only when it grew by much."""
+    case = make_case([(129, 600), (90, 90)], rng, dim=dim, v_dim=128, dtype=dtype)
+    case.q[..., 0] = dim**0.5  # so that the ramp is added to the scores
+    for keys in case.keys:
+        keys[..., 0] = ramp(torch.arange(keys.shape[0]))[:, None].to(dtype)
+    expected, expected_lse = oracle(case)
+    lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
+    got, lse = rk.flash_attn_varlen(
+        case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lens.cumsum(0).to(torch.int32),
+        return_softmax_lse=True, max_seqlen_q=129,
+    )  # fmt: skip
+    assert_close("flash_attn_varlen", got, expected, ATTENTION[dtype])
+    assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 128, 256])
 @pytest.mark.parametrize("hnd", [False, True])
 def test_page_sizes(page_size, hnd, rng):

@@ -12,15 +12,14 @@ using namespace hopper;
 
 // kDim: columns of queries and keys, kVDim: of values, the head dimensions rounded up to rows of 128 bytes. kConsumers:
 // warpgroups of 64 rows. kCluster: blocks that work on neighbouring tiles of one head; each copies its share of the
-// keys and values to all of them. kQueryRegisters: queries are read from shared memory once a tile. kStages: blocks of
-// keys, and of values, in shared memory.
-template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, bool kQueryRegisters_,
-          int kStages_ = 2>
+// keys and values to all of them. kHeld: columns of the queries that are read from shared memory once a tile. kStages:
+// blocks of keys, and of values, in shared memory.
+template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, int kHeld_, int kStages_ = 2>
 struct Config {
   using T = T_;
   static constexpr int kDim = kDim_, kVDim = kVDim_, kBlockN = kBlockN_, kConsumers = kConsumers_;
-  static constexpr int kCluster = kCluster_, kStages = kStages_, kTurnedStages = 2;
-  static constexpr bool kQueryRegisters = kQueryRegisters_, kFp8 = std::is_same_v<T, e4m3>;
+  static constexpr int kCluster = kCluster_, kStages = kStages_, kTurnedStages = 2, kHeld = kHeld_;
+  static constexpr bool kFp8 = std::is_same_v<T, e4m3>;
   static constexpr Operand kType = kFp8 ? Operand::e4m3 : std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRowElements = 128 / sizeof(T);  // of 128 bytes
@@ -34,6 +33,8 @@ struct Config {
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   // FP8 probabilities are 2^8 times as large: their largest is 256 of e4m3's 448, and fewer small ones become 0.
   static constexpr float kProbabilityLog2 = kFp8 ? 8 : 0;
+  // A maximum may be outgrown by 2^kSlackLog2 before the output is rescaled: 2^8.8 is 445.7.
+  static constexpr float kSlackLog2 = kFp8 ? 0.8f : 8;
 };
 
 // What the copy engine writes to the second product's operand: values as they are, or FP8 ones on their way to it.

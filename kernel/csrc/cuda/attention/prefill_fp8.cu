@@ -4,7 +4,7 @@
 namespace radix::attention::prefill {
 
 void launch_fp8(const Args& a, rk_stream stream) {
-  launch_alone_or_paired<e4m3, 128, 128, 160, true, 3>(a, stream);
+  launch_alone_or_paired<e4m3, 128, 128, 160, 128, 3>(a, stream);
 }
 
 }  // namespace radix::attention::prefill

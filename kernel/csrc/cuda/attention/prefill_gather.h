@@ -13,18 +13,27 @@ __device__ inline void copy_async(uint32_t shared, const void* from, bool there)
                : "memory");
 }
 
-// kGatherers warps, each a share of a block's rows. Page ids are read two blocks ahead; a thread's copies of a block
-// arrive at its barrier by themselves, so that only free places hold the gathering up.
+// kGatherers warps, each a share of a block's rows. Where a row begins is found by one lane for all that copy it, page
+// ids are read a block ahead, and a copy takes three instructions: a warp alone on its scheduler has nothing else to do
+// between them. A thread's copies of a block arrive at its barrier by themselves, so that only free places hold the
+// gathering up.
 template <class C, class Shared>
 class Gatherer {
   using T = typename C::T;
   static constexpr int kRows = C::kBlockN / C::kGatherers;  // of a warp
   static constexpr int kPlaces = (kRows + 31) / 32;
-  static constexpr int kPiece = 16 / sizeof(T);  // elements of a copy
+  static constexpr int kBatch = 4;  // copies of a lane whose addresses are found together
+  static_assert(kRows % 4 == 0);
 
-  // The pages of this warp's rows lane, lane + 32, ... of a block.
+  // The pages of the rows that this lane owns.
   struct Pages {
     int at[kPlaces];
+  };
+  // Keys or values as they lie in memory; steps in elements.
+  struct Source {
+    const void* data;
+    int dim;
+    int64_t page, token, head;
   };
 
  public:
@@ -32,69 +41,101 @@ class Gatherer {
       : a_(a), shared_(shared), first_(threadIdx.x / 32 * C::kGatherers / 4 * kRows), lane_(threadIdx.x % 32) {}
 
   __device__ void gather(const Tile& t) {
-    if (t.n_begin == t.n_end) return;
-    const Params& p = a_.p;
+    begin_ = t.n_begin, kv_len_ = t.kv_len, kv_head_ = t.kv_head;
+    table_ = a_.p.page_table + t.row * a_.p.table_row;
     int n = t.n_end - 1;
-    Pages values = look_up(t, n), keys = look_up(t, n - 1);
-    copy(p.k, p.head_dim, p.k_page, p.k_token, p.k_head, t, n, values, shared_.k, shared_.k_full, shared_.k_empty,
-         k_at_);
-    for (; n >= t.n_begin; n--) {
-      const Pages ahead = look_up(t, n - 2);
-      if (n > t.n_begin)
-        copy(p.k, p.head_dim, p.k_page, p.k_token, p.k_head, t, n - 1, keys, shared_.k, shared_.k_full, shared_.k_empty,
-             k_at_);
-      copy(p.v, p.v_dim, p.v_page, p.v_token, p.v_head, t, n, values, shared_.v, shared_.v_full, shared_.v_empty,
-           v_at_);
-      values = keys, keys = ahead;
+    if (n < begin_) return;
+    const Params& p = a_.p;
+    Pages pages = look_up(n);
+    for (; n >= begin_; n--) {
+      const Pages ahead = look_up(n - 1);
+      copy({p.k, p.head_dim, p.k_page, p.k_token, p.k_head}, n, pages, shared_.k, shared_.k_full, shared_.k_empty,
+           k_at_);
+      copy({p.v, p.v_dim, p.v_page, p.v_token, p.v_head}, n, pages, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
+      pages = ahead;
     }
   }
 
  private:
-  __device__ Pages look_up(const Tile& t, int n) const {
+  template <int kBytes>
+  static constexpr int kChunks = kBytes / C::kBlockN / 16;  // 16-byte pieces of a row
+  // Rows that one copy of the warp brings of the values, and so the order in which lanes own rows: lanes that copy the
+  // same row sit side by side, and each such segment owns every kOwn-th row.
+  static constexpr int kOwn = 32 / kChunks<C::kValueBytes>, kSegment = 32 / kOwn;
+
+  __device__ int row_of(int place) const { return 32 * place + lane_ % kSegment * kOwn + lane_ / kSegment; }
+  // What the owner of row `at` + this lane's segment has, for copies of kAtOnce rows.
+  template <int kAtOnce>
+  __device__ static uint32_t of_row(uint32_t mine, int at) {
+    static_assert(kAtOnce == kOwn || kAtOnce == 1);
+    if constexpr (kAtOnce == kOwn) return __shfl_sync(~0u, mine, at % 32 / kOwn, kSegment);
+    return __shfl_sync(~0u, mine, at % kOwn * kSegment + at % 32 / kOwn);
+  }
+
+  __device__ Pages look_up(int n) const {
     Pages pages{};
 #pragma unroll
     for (int i = 0; i < kPlaces; i++) {
-      const int row = 32 * i + lane_, token = n * C::kBlockN + first_ + row;
-      if (n < t.n_begin || row >= kRows || token >= t.kv_len) continue;
-      pages.at[i] = a_.p.page_table[t.row * a_.p.table_row + page_of(token)];
+      const int token = n * C::kBlockN + first_ + row_of(i);
+      if (n >= begin_ && row_of(i) < kRows && token < kv_len_) pages.at[i] = table_[page_of(token)];
     }
     return pages;
   }
   __device__ int page_of(int token) const {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
+  __device__ int slot_of(int token) const {
+    return a_.page_shift >= 0 ? token & (a_.p.page_size - 1) : token % a_.p.page_size;
+  }
 
-  // A lane copies its 16 bytes of one row, of the row kAtOnce further on, and so on.
   template <int kBytes>
-  __device__ void copy(const void* data, int dim, int64_t page_step, int64_t token_step, int64_t head_step,
-                       const Tile& t, int n, const Pages& pages, char (&stages)[C::kStages][kBytes], uint64_t* full,
-                       uint64_t* empty, hopper::Ring<C::kStages>& ring) {
-    constexpr int kChunks = kBytes / C::kBlockN / 16, kAtOnce = 32 / kChunks;  // 16-byte pieces of a row; rows
-    hopper::barrier_wait(&empty[ring.index], ring.parity ^ 1);
-    const int chunk = lane_ % kChunks, token = n * C::kBlockN + first_;
-    const bool inside = chunk * kPiece < dim && lane_ < kAtOnce * kChunks;
-    const T* from = static_cast<const T*>(data) + t.kv_head * head_step + chunk * kPiece;
-    const uint32_t to = hopper::shared_address(stages[ring.index]) + (chunk / 8 * C::kBlockN + first_) * 128;
+  __device__ void copy(const Source& source, int n, const Pages& pages, char (&stages)[C::kStages][kBytes],
+                       uint64_t* full, uint64_t* empty, hopper::Ring<C::kStages>& ring) {
+    const int token = n * C::kBlockN + first_, chunk = lane_ % kChunks<kBytes>;
+    uint32_t begins[kPlaces];  // of this lane's rows, in units of 16 bytes
 #pragma unroll
-    for (int i = 0; i < kPlaces; i++) {
-#pragma unroll 4
-      for (int in = 0; in < 32 && 32 * i + in < kRows; in += kAtOnce) {
-        const int row = 32 * i + in + lane_ / kChunks % kAtOnce, at = token + row;
-        const int64_t page = __shfl_sync(~0u, pages.at[i], row % 32);
-        const int slot = a_.page_shift >= 0 ? at & (a_.p.page_size - 1) : at % a_.p.page_size;
-        const bool there = inside && at < t.kv_len;
-        if (lane_ < kAtOnce * kChunks)
-          copy_async(to + row * 128 + ((chunk ^ first_ + row) % 8 << 4),
-                     there ? from + page * page_step + slot * token_step : data, there);
-      }
+    for (int i = 0; i < kPlaces; i++)
+      begins[i] = (pages.at[i] * source.page + slot_of(token + row_of(i)) * source.token) / (16 / int{sizeof(T)});
+    const char* data = static_cast<const char*>(source.data) + kv_head_ * source.head * int{sizeof(T)} + chunk * 16;
+    const int valid = chunk * (16 / int{sizeof(T)}) < source.dim ? kv_len_ - token : 0;
+    hopper::barrier_wait(&empty[ring.index], ring.parity ^ 1);
+    if (__all_sync(~0u, valid >= kRows)) {
+      copy_rows<kBytes, false>(data, begins, valid, hopper::shared_address(stages[ring.index]));
+    } else {
+      copy_rows<kBytes, true>(data, begins, valid, hopper::shared_address(stages[ring.index]));
     }
     hopper::copy_async_arrive(&full[ring.index]);
     ring.next();
   }
 
+  // A lane copies its 16 bytes of one row, of the row kAtOnce further on, and so on; zeros from row `valid` on.
+  template <int kBytes, bool kMask>
+  __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], int valid, uint32_t block) {
+    constexpr int kAtOnce = 32 / kChunks<kBytes>;
+    static_assert(32 % (kBatch * kAtOnce) == 0 && kRows % (kBatch * kAtOnce) == 0);
+    const int chunk = lane_ % kChunks<kBytes>, row = lane_ / kChunks<kBytes>;
+    if (kMask) valid -= row;
+    // Rows of 128 bytes; the pieces of row r stand at places ^ r % 8.
+    const uint32_t to = block + (chunk / 8 * C::kBlockN + first_ + row) * 128 + ((chunk ^ first_ + row) % 8 << 4);
+#pragma unroll
+    for (int at = 0; at < kRows; at += kBatch * kAtOnce) {
+      const char* from[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; j++)
+        from[j] = data + uint64_t{of_row<kAtOnce>(begins[at / 32], at + j * kAtOnce)} * 16;
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) {
+        const int r = at + j * kAtOnce;
+        if (row < kAtOnce) copy_async((to ^ r % 8 << 4) + r * 128, from[j], !kMask || r < valid);
+      }
+    }
+  }
+
   const Args& a_;
   Shared& shared_;
   int first_, lane_;  // row of a block
+  int begin_, kv_len_, kv_head_;
+  const int32_t* table_;
   hopper::Ring<C::kStages> k_at_, v_at_;
 };
 

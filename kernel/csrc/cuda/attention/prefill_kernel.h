@@ -8,6 +8,9 @@
 // Scores, probabilities and the output stay in registers; probabilities are the A operand of the second product, values
 // are read along their columns. Consumers take turns in starting their products, so that one's softmax runs under the
 // other's products.
+//
+// What names the warpgroup or counts blocks is voted on (__any_sync): so the compiler knows that it is one value for
+// the warp, and builds the products' descriptors in uniform registers.
 #pragma once
 
 #include "cuda/attention/prefill_producer.h"
@@ -22,8 +25,8 @@ class Consumer {
   using T = typename C::T;
 
  public:
-  __device__ Consumer(const Args& a, Shared<C>& shared)
-      : a_(a), shared_(shared), group_(threadIdx.x / 128 - 1), lane_(threadIdx.x % 32) {
+  __device__ Consumer(const Args& a, Shared<C>& shared) : a_(a), shared_(shared), lane_(threadIdx.x % 32) {
+    for (int i = 1; i < C::kConsumers; i++) group_ += __any_sync(~0u, threadIdx.x / 128 > i);
     row_ = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ / 4;
   }
 
@@ -31,7 +34,7 @@ class Consumer {
     if (group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
     for (int i = 0;; i++) {
       barrier_wait(&shared_.q_full, i & 1);
-      const Tile t = shared_.tiles[i & 1];
+      Tile t = shared_.tiles[i & 1];
       if (t.row < 0) return;
       attend(t);
     }
@@ -40,13 +43,14 @@ class Consumer {
  private:
   static constexpr int kTurn = 1, kOwn = kTurn + C::kConsumers;  // named barriers
 
-  __device__ void attend(const Tile& t) {
+  __device__ void attend(Tile& t) {
     Softmax softmax;
     float o[C::kVDim / 2];
 #pragma unroll
     for (int i = 0; i < C::kVDim / 2; i++) o[i] = 0;
     place(t);
     read_scales(t.kv_head);
+    skip(t);
     if (t.n_begin < t.n_end) {
       multiply(t, o, softmax);
     } else {
@@ -55,22 +59,19 @@ class Consumer {
     store(t, o, softmax);
   }
 
-  // Where this thread's two rows stand: query token, head, and the keys they see.
+  // The tokens of the tile whose heads are this thread's two rows, and the keys that all rows of the tile see.
   __device__ void place(const Tile& t) {
-    const int group = a_.p.group();
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int row = row_ + 8 * r, token = row / group;
-      head_[r] = row - token * group;
-      token_[r] = t.first + token;
-      if (token >= a_.tokens_per_tile || token_[r] >= t.q_len) token_[r] = -1;
-      const int position = t.kv_len - t.q_len + t.first + token;
-      end_[r] = a_.p.causal ? min(t.kv_len, position + 1) : t.kv_len;
-      begin_[r] = a_.p.window_left >= 0 ? position - a_.p.window_left : 0;
-    }
-    const int first = t.kv_len - t.q_len + t.first, last = first + a_.tokens_per_tile - 1;
-    all_end_ = a_.p.causal ? min(t.kv_len, first + 1) : t.kv_len;
-    all_begin_ = a_.p.window_left >= 0 ? last - a_.p.window_left : 0;
+    for (int r = 0; r < 2; r++) token_[r] = (row_ + 8 * r) / a_.p.group();
+    all_end_ = end_of(t, 0);
+    all_begin_ = begin_of(t, a_.tokens_per_tile - 1);
+  }
+  // Keys that a token of the tile sees: from begin_of to before end_of.
+  __device__ int end_of(const Tile& t, int token) const {
+    return a_.p.causal ? min(t.kv_len, t.kv_len - t.q_len + t.first + token + 1) : t.kv_len;
+  }
+  __device__ int begin_of(const Tile& t, int token) const {
+    return a_.p.window_left >= 0 ? t.kv_len - t.q_len + t.first + token - a_.p.window_left : 0;
   }
 
   // From scores as they come out of the product to those of the softmax, and from values to outputs.
@@ -84,22 +85,36 @@ class Consumer {
     }
   }
 
+  // Passes by the blocks that only the other tile of the pair sees.
+  __device__ void skip(Tile& t) {
+    const int end = t.first < t.q_len ? end_of(t, a_.tokens_per_tile - 1) : 0;
+    for (; __any_sync(~0u, t.n_end > t.n_begin && (t.n_end - 1) * C::kBlockN >= end); t.n_end--) {
+      wait_keys();
+      release_block(shared_.k_empty, k_at_);
+      wait_values();
+      release_values();
+    }
+  }
+
+  // The last token of the tile with a row in this warpgroup.
+  __device__ int last_token() const { return min(a_.tokens_per_tile - 1, (64 * group_ + 63) / a_.p.group()); }
+
   __device__ void multiply(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
     float s[C::kBlockN / 2];
     uint32_t p[C::kBlockN * sizeof(T) / 8];
-    uint32_t q[C::kQueryRegisters ? C::kDim * sizeof(T) / 8 : 1];
-    if constexpr (C::kQueryRegisters) {
-      load_queries(q);
-      release(&shared_.q_empty);
-    }
+    uint32_t q[kHeldSteps > 0 ? 4 * kHeldSteps : 1];
+    load_queries(q);
+    if (kHeldSteps == kSteps) release(&shared_.q_empty);
     int n = t.n_end - 1;
     wait_keys();
-    start_scores(s, q);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    release_block(shared_.k_empty, k_at_);
-    adjust(t, n, s);
-    softmax.step(s, scale_, C::kProbabilityLog2);
+    if (kHalves && __any_sync(~0u, n * C::kBlockN + C::kBlockN / 2 >= end_of(t, last_token()))) {
+      first_block(t, n, reinterpret_cast<float(&)[kHalves ? C::kBlockN / 4 : C::kBlockN / 2]>(s), q, softmax);
+#pragma unroll
+      for (int i = C::kBlockN / 4; i < C::kBlockN / 2; i++) s[i] = 0;
+    } else {
+      first_block(t, n, s, q, softmax);
+    }
+    k_at_.next();
     if constexpr (!C::kFp8)
       if (a_.box_tokens && (n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
     for (;; n--) {
@@ -120,9 +135,9 @@ class Consumer {
       wgmma_hold(s);
       release_block(shared_.k_empty, k_at_);
       adjust(t, n - 1, s);
-      softmax.step(s, scale_, C::kProbabilityLog2);
+      softmax.step(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
     }
-    if constexpr (!C::kQueryRegisters) release(&shared_.q_empty);
+    if (kHeldSteps < kSteps) release(&shared_.q_empty);
     wait_values();
     start_output(o, p);
     wgmma_wait<0>();
@@ -130,17 +145,32 @@ class Consumer {
     release_values();
   }
 
+  // The probabilities of the first block, or of its first half where this warpgroup sees no more.
+  template <int kScores>
+  __device__ void first_block(const Tile& t, int n, float (&s)[kScores], const uint32_t* q, Softmax& softmax) {
+    start_scores(s, q);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    arrive(&shared_.k_empty[k_at_.index]);
+    adjust(t, n, s);
+    softmax.step(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
+  }
+
   __device__ void release(uint64_t* empty) {
     if (lane_ == 0) barrier_arrive(empty);
   }
   template <class Ring>
   __device__ void release_block(uint64_t* empty, Ring& ring) {
-    if constexpr (C::kCluster > 1) {
-      if (lane_ < C::kCluster) barrier_arrive_remote(&empty[ring.index], lane_);
-    } else {
-      release(&empty[ring.index]);
-    }
+    arrive(&empty[ring.index]);
     ring.next();
+  }
+  // Of a block that the cluster shares.
+  __device__ void arrive(uint64_t* empty) {
+    if constexpr (C::kCluster > 1) {
+      if (lane_ < C::kCluster) barrier_arrive_remote(empty, lane_);
+    } else {
+      release(empty);
+    }
   }
 
   __device__ void wait_keys() {
@@ -172,7 +202,7 @@ class Consumer {
   __device__ void load_queries(uint32_t* q) {
     const int row = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ % 16;
 #pragma unroll
-    for (int step = 0; step < kSteps; step++) {
+    for (int step = 0; step < kHeldSteps; step++) {
       const int chunk = step % 4 * 2 + lane_ / 16;
       const uint32_t at =
           shared_address(shared_.q) + step / 4 * C::kBlockM * 128 + row * 128 + ((chunk ^ row % 8) << 4);
@@ -183,18 +213,20 @@ class Consumer {
     }
   }
 
-  __device__ void start_scores(float (&s)[C::kBlockN / 2], const uint32_t* q) {
+  // Of the first 2 * kScores keys of the block.
+  template <int kScores>
+  __device__ void start_scores(float (&s)[kScores], const uint32_t* q) {
     const uint64_t queries = swizzled_operand(shared_.q + group_ * 64 * 128);
     const uint64_t keys = swizzled_operand(shared_.k[k_at_.index]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; step++) {
       const uint64_t b = advanced(keys, step / 4 * C::kBlockN * 128 + step % 4 * 32);
-      if constexpr (C::kQueryRegisters) {
-        WgmmaRegisters<C::kType, C::kBlockN, false>::run(s, q + 4 * step, b, step > 0);
+      if (step < kHeldSteps) {
+        WgmmaRegisters<C::kType, 2 * kScores, false>::run(s, q + 4 * step, b, step > 0);
       } else {
         const uint64_t a = advanced(queries, step / 4 * C::kBlockM * 128 + step % 4 * 32);
-        Wgmma<C::kType, C::kBlockN>::run(s, a, b, step > 0);
+        Wgmma<C::kType, 2 * kScores>::run(s, a, b, step > 0);
       }
     }
     wgmma_commit();
@@ -218,18 +250,20 @@ class Consumer {
   }
 
   // Soft cap and mask.
-  __device__ void adjust(const Tile& t, int n, float (&s)[C::kBlockN / 2]) {
+  template <int kScores>
+  __device__ void adjust(const Tile& t, int n, float (&s)[kScores]) {
     if (a_.cap_out > 0) {
 #pragma unroll
-      for (int i = 0; i < C::kBlockN / 2; i++) s[i] = a_.cap_out * tanh_fast(s[i] * cap_in_);
+      for (int i = 0; i < kScores; i++) s[i] = a_.cap_out * tanh_fast(s[i] * cap_in_);
     }
     const int base = n * C::kBlockN;
     if (base + C::kBlockN <= all_end_ && base >= all_begin_) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int end = end_[r] - base - lane_ % 4 * 2, begin = begin_[r] - base - lane_ % 4 * 2;
+      const int first = base + lane_ % 4 * 2;  // key of s[2 * r]
+      const int end = end_of(t, token_[r]) - first, begin = begin_of(t, token_[r]) - first;
 #pragma unroll
-      for (int i = 0; i < C::kBlockN / 2; i += 4) {
+      for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
         for (int e = 0; e < 2; e++)
           if (2 * i + e >= end || 2 * i + e < begin) s[i + 2 * r + e] = -INFINITY;
@@ -276,8 +310,8 @@ class Consumer {
       float sum = softmax.sum[r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int head = t.kv_head * a_.p.group() + head_[r];
-      const bool there = token_[r] >= 0;
+      const int head = t.kv_head * a_.p.group() + row_ + 8 * r - token_[r] * a_.p.group();
+      const bool there = token_[r] < a_.tokens_per_tile && t.first + token_[r] < t.q_len;
       float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * scale_ - C::kProbabilityLog2, factor = 1;
       if (a_.p.sinks && there) {
         const float sink = a_.p.sinks[head] * 1.4426950408889634f, larger = fmaxf(base, sink);
@@ -289,7 +323,7 @@ class Consumer {
       if constexpr (C::kFp8) inverse *= v_scale_;
 #pragma unroll
       for (int i = 0; i < C::kVDim / 2; i += 4) o[i + 2 * r] *= inverse, o[i + 2 * r + 1] *= inverse;
-      const int64_t token = t.q_begin + token_[r];
+      const int64_t token = t.q_begin + t.first + token_[r];
       if (a_.p.lse && there && lane_ % 4 == 0)
         a_.p.lse[token * a_.p.lse_token + head * a_.p.lse_head] =
             sum > 0 ? (base + log2f(sum)) * 0.6931471805599453f : -INFINITY;
@@ -347,14 +381,16 @@ class Consumer {
     (upper ? low : high) = other;
   }
 
-  static constexpr int kSteps = C::kDim * sizeof(T) / 32;  // of the first product
+  static constexpr int kSteps = C::kDim * sizeof(T) / 32;       // of the first product
+  static constexpr int kHeldSteps = C::kHeld * sizeof(T) / 32;  // of them with queries in registers
+  static constexpr bool kHalves = C::kBlockN >= 128;            // halves of a block have products of their own
 
   const Args& a_;
   Shared<C>& shared_;
-  int group_, lane_, row_;
+  int group_ = 0, lane_, row_;
   float scale_, cap_in_, v_scale_;
-  int token_[2], head_[2], begin_[2], end_[2];
-  int all_begin_, all_end_;  // what every row of the tile sees
+  int token_[2];             // of this thread's rows, within the tile
+  int all_begin_, all_end_;  // keys that every row of the tile sees
   Ring<C::kStages> k_at_;
   Ring<C::kFp8 ? C::kTurnedStages : C::kStages> v_at_;
 };

@@ -28,7 +28,7 @@ class Producer {
   __device__ void run() {
     if (C::kFp8 && threadIdx.x / 32 % 2) return turn();
     Gatherer<C, Shared<C>> gatherer(a_, shared_);
-    Schedule schedule(a_, sizeof(typename C::T));
+    Schedule schedule(a_, sizeof(typename C::T), blockIdx.x / C::kCluster, gridDim.x / C::kCluster);
     for (int i = 0;; i++) {
       const Tile& t = shared_.tiles[i & 1];
       threadIdx.x < 32 ? deal(schedule, i) : barrier_wait(&shared_.q_full, i & 1);
@@ -63,20 +63,12 @@ class Producer {
 
   // The first warp: the block's i-th tile.
   __device__ void deal(Schedule& schedule, int i) {
-    const int at = place(i);
-    Tile t{};
-    t.row = -1;
-    if (at < schedule.total()) t = schedule.template tile<C::kBlockN>(at);
-    if (C::kCluster > 1) t.first += cluster_rank() * a_.tokens_per_tile;
+    Tile t = schedule.template next<C::kBlockN>();
+    // The later tile of a pair, which sees more keys, goes to one block and the other in turn.
+    if (C::kCluster > 1) t.first += (rank_ ^ (i & 1)) * a_.tokens_per_tile;
     barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
     if (lane_ == 0) send_queries(t, i & 1);
     __syncwarp();
-  }
-
-  // Tiles are dealt there and back, so that no block has the longer one each time.
-  __device__ static int place(int i) {
-    const int block = blockIdx.x / C::kCluster, blocks = gridDim.x / C::kCluster;
-    return i * blocks + (i % 2 ? blocks - 1 - block : block);
   }
 
   __device__ void send_queries(const Tile& t, int slot) {

@@ -6,6 +6,8 @@
 // in sections, one after the other.
 #pragma once
 
+#include <climits>
+
 #include "cuda/attention/prefill.h"
 
 namespace radix::attention::prefill {
@@ -15,7 +17,8 @@ constexpr int64_t kSectionBytes = 32 << 20;  // keys and values of the rows, for
 // Used by all lanes of one warp together; tiles are asked for in growing order.
 class Schedule {
  public:
-  __device__ Schedule(const Args& args, int element_bytes) : a_(args), lane_(threadIdx.x % 32) {
+  __device__ Schedule(const Args& args, int element_bytes, int block, int blocks)
+      : a_(args), lane_(threadIdx.x % 32), block_(block), blocks_(blocks) {
     int tiles = 0;
     int64_t keys = 0;
     for (int row = lane_; row < a_.p.batch; row += 32) {
@@ -29,21 +32,29 @@ class Schedule {
     }
     tiles_ = tiles;
     const int64_t head_bytes = max(keys, int64_t{1}) * (a_.p.head_dim + a_.p.v_dim) * element_bytes;
-    section_ = static_cast<int>(min(int64_t{a_.p.kv_heads}, max(int64_t{1}, kSectionBytes / head_bytes)));
+    choose_section(static_cast<int>(min(int64_t{a_.p.kv_heads}, max(int64_t{1}, kSectionBytes / head_bytes))));
   }
 
-  __device__ int total() const { return tiles_ * a_.p.kv_heads; }
-
-  // The tile at place `at` < total().
+  // The next tile of this block or cluster; its row is -1 where there are no more. Rounds go there and back over the
+  // blocks, so that none has the longer tile each time.
   template <int kBlockN>
-  __device__ Tile tile(int at) {
-    const int in_section = tiles_ * section_, section = at / in_section;
+  __device__ Tile next() {
+    Tile t{};
+    t.row = -1;
+    if (tiles_ == 0) return t;
+    const int rounds = rounds_of(section_);
+    int section, heads, rest;
+    do {
+      section = round_ / rounds;
+      if (section * section_ >= a_.p.kv_heads) return t;
+      heads = min(section_, a_.p.kv_heads - section * section_);
+      rest = (round_ - section * rounds) * blocks_ + (round_ % 2 ? blocks_ - 1 - block_ : block_);
+      round_++;
+    } while (rest >= tiles_ * heads);
     if (section != at_section_) at_section_ = section, level_ = 0, before_ = 0, count_ = -1;
-    const int heads = min(section_, a_.p.kv_heads - section * section_);
-    const int rest = at - section * in_section, place = rest / heads;
+    const int place = rest / heads;
     if (count_ < 0) count_ = rows_with(level_);
     while (place >= before_ + count_) before_ += count_, count_ = rows_with(++level_);
-    Tile t;
     t.row = find(place - before_);
     t.kv_head = section * section_ + rest % heads;
     t.q_begin = a_.p.cu_q[t.row];
@@ -61,6 +72,24 @@ class Schedule {
   }
 
  private:
+  // Each section begins with a round of its own: none deals the shortest tiles of one with the longest of the next. Of
+  // the sizes that fit in L2 the one with the fewest rounds, the largest of those; all heads together where sections
+  // take a sixteenth more rounds.
+  __device__ void choose_section(int most) {
+    const int all = a_.p.kv_heads;
+    int best = rounds_of(all) + rounds_of(all) / 16;
+    section_ = all;
+    for (int base = 1; base <= most; base += 32) {
+      const int size = base + lane_;
+      const int rounds = size <= most ? all / size * rounds_of(size) + rounds_of(all % size) : INT_MAX;
+      const int least = __reduce_min_sync(~0u, rounds);
+      if (least > best) continue;
+      best = least;
+      section_ = base + 31 - __clz(__ballot_sync(~0u, rounds == least));
+    }
+  }
+  __device__ int rounds_of(int heads) const { return (tiles_ * heads + blocks_ - 1) / blocks_; }
+
   __device__ int kv_len(int row) const {
     return a_.p.cu_k ? a_.p.cu_k[row + 1] - a_.p.cu_k[row] : max(a_.p.kv_lens[row], 0);
   }
@@ -85,7 +114,7 @@ class Schedule {
   }
 
   const Args& a_;
-  int lane_;
+  int lane_, block_, blocks_, round_ = 0;
   int tiles_ = 0;    // of one head
   int section_ = 1;  // heads of a section
   int at_section_ = -1, level_ = 0, before_ = 0, count_ = -1;

@@ -1,6 +1,7 @@
 // The softmax of prefill, and the rounding of its results.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <type_traits>
 
@@ -44,24 +45,36 @@ __device__ inline uint32_t pack(float low, float high) {
 
 // The online softmax of a thread's two rows; a row is spread over the four threads of a quad.
 struct Softmax {
-  float top[2] = {-INFINITY, -INFINITY};  // largest score so far
+  float top[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
   float sum[2] = {0, 0};                  // of this thread's probabilities
   float shrink[2];                        // what the last step made of earlier ones
 
-  // s becomes exp2((s - top) * scale + raise).
+  // Of this thread's scores of row r. Floats that are not negative compare like integers, of which one instruction
+  // takes three; the order of negative ones is the reverse.
   template <int R>
-  __device__ void step(float (&s)[R], float scale, float raise) {
+  __device__ static float largest(const float (&s)[R], int r) {
+    int most[2] = {INT_MIN, INT_MIN};
+#pragma unroll
+    for (int i = 0; i < R; i += 4)
+      most[i / 4 % 2] = __vimax3_s32(most[i / 4 % 2], __float_as_int(s[i + 2 * r]), __float_as_int(s[i + 2 * r + 1]));
+    if (max(most[0], most[1]) >= 0) return __int_as_float(max(most[0], most[1]));
+    unsigned least = UINT_MAX;
+#pragma unroll
+    for (int i = 0; i < R; i += 4)
+      least = __vimin3_u32(least, __float_as_uint(s[i + 2 * r]), __float_as_uint(s[i + 2 * r + 1]));
+    return __uint_as_float(least);
+  }
+
+  // s becomes exp2((s - top) * scale + raise). The maximum stays where it would grow by no more than `slack`, so
+  // probabilities come out up to 2^(raise + slack).
+  template <int R>
+  __device__ void step(float (&s)[R], float scale, float raise, float slack) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float most[2] = {s[2 * r], s[2 * r + 1]};
-#pragma unroll
-      for (int i = 4; i < R; i += 4) {
-        most[0] = fmaxf(most[0], s[i + 2 * r]);
-        most[1] = fmaxf(most[1], s[i + 2 * r + 1]);
-      }
-      float t = fmaxf(top[r], fmaxf(most[0], most[1]));
+      float t = fmaxf(top[r], largest(s, r));
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
+      if ((t - top[r]) * scale <= slack) t = top[r];
       const float base = t == -INFINITY ? 0.f : t * scale - raise;
       shrink[r] = t == top[r] ? 1.f : exp2_fast((top[r] - t) * scale);  // exactly 1 where the maximum stays
       top[r] = t;
