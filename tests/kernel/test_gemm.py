@@ -18,9 +18,14 @@ COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
 # The tensor cores keep about 14 bits of a sum of 128 FP8 products.
 FP8 = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
 
+# Sums that the tensor cores keep over all of K: what is cut off grows with K.
+FAST = {1024: FP8, 16384: {torch.float16: (5e-3, 2e-2), torch.bfloat16: (6e-3, 2e-2)}}
+
 TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64]
 SHAPES = [(1, 8), (8, 64), (24, 72), (100, 200), (264, 1032), (1000, 512)]
 LARGE = [(6144, 1024), (1024, 4096), (34000, 256), (4096, 4096)]
+# From 96 MiB on: k shared or not.
+HUGE = [(12288, 4096), (24576, 2048)]
 
 
 def on_gpu(request) -> bool:
@@ -94,6 +99,19 @@ def test_linear_of_large_weights(shape, tokens, rng, request):
     n, k = shape
     x, w = spread((tokens, k), torch.bfloat16, rng), spread((n, k), torch.bfloat16, rng)
     assert_close("linear", rk.linear(x, rk.pack_weight(w)), oracle_linear(x, w), ROUNDED[x.dtype])
+
+
+@pytest.mark.parametrize("shape", HUGE, ids=str)
+@pytest.mark.parametrize("tokens", [1, 17, 64])
+def test_linear_of_huge_weights(shape, tokens, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU reads every weight alike")
+    n, k = shape
+    x, w = spread((tokens, k), torch.bfloat16, rng), spread((n, k), torch.bfloat16, rng)
+    packed = rk.pack_weight(w)
+    got = rk.linear(x, packed)
+    assert_close("linear on Hopper", got, oracle_linear(x, w), ROUNDED[torch.bfloat16])
+    assert_same_bits(rk.linear(x, packed), got)
 
 
 def test_linear_residual_in_place(rng):
@@ -228,6 +246,27 @@ def test_fp8_of_every_tile(tokens, n, k, rng, request):
     got = rk.fp8_blockwise_scaled_mm(a, b, ba, bb)
     assert_close("fp8_blockwise_scaled_mm", got, blockwise(a, b, ba, bb), FP8[torch.bfloat16])
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:-3], b, ba[:-3], bb), got[:-3])
+
+
+# On 132 multiprocessors: tiles of 64, 96, 128, 192, 224 and 256 rows; odd numbers of tiles of tokens.
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "n", "k"),
+    [(1, 48, 272), (129, 48, 272), (300, 1152, 1024), (257, 6144, 256), (140, 8448, 256), (140, 12672, 384),
+     (140, 14784, 640), (260, 16896, 512), (150, 256, 16384)],
+)  # fmt: skip
+def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
+    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng).t()
+    sa, sb, bias = scales((tokens, 1), rng), scales((1, n), rng), spread((n,), dtype, rng)
+    out = guarded((tokens, n), dtype, gap=8)
+    assert rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, out=out.view) is out.view
+    out.check()
+    bound = next(bound for most, bound in FAST.items() if k <= most)
+    assert_close("fp8_scaled_mm, fast_accum", out.view, scaled(a, b, sa, sb, bias), bound[dtype])
+    assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, static_weight=True), out.view)
+    if on_gpu(request) and tokens > 131:
+        fewer = rk.fp8_scaled_mm(a[:-3], b, sa[:-3], sb, dtype, bias, fast_accum=True)
+        assert_same_bits(fewer, out.view[:-3])
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40, 70, 257])

@@ -19,11 +19,12 @@ void bind_gemm(py::module_& m) {
     call.run(rk_linear_dense, args);
   });
   m.def("fp8_scaled_mm", [](py::handle mat_a, py::handle mat_b, py::handle scales_a, py::handle scales_b,
-                            py::handle bias, int gate, bool static_weight, py::handle out) {
+                            py::handle bias, int gate, bool static_weight, bool fast_accum, py::handle out) {
     Call call("fp8_scaled_mm");
     rk_fp8_scaled_mm_args args{sizeof args};
     args.gate = gate;
     args.static_weight = static_weight;
+    args.fast_accum = fast_accum;
     args.mat_a = call.in("mat_a", mat_a);
     args.mat_b = call.in("mat_b", mat_b);
     args.scales_a = call.in("scales_a", scales_a);

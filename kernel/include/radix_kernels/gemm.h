@@ -37,11 +37,13 @@ RK_API rk_status rk_linear_dense(const rk_linear_dense_args* args, rk_stream str
 
 /* out [m, n] = (mat_a * scales_a) [m, k] * (mat_b * scales_b) [k, n] + bias [n]: float8_e4m3fn operands, bf16 or fp16
  * out. mat_b is column-major (the transposed view of a weight [n, k]); scales fp32, scales_a [m] or [1], scales_b [n]
- * or [1] (a trailing or leading dimension of 1 is fine); bias out's dtype or fp32. k and n are multiples of 16. */
+ * or [1] (a trailing or leading dimension of 1 is fine); bias out's dtype or fp32. k and n are multiples of 16.
+ * fast_accum: not 0 allows sums that keep about 14 bits over all of k, not only over 128 of it. */
 typedef struct rk_fp8_scaled_mm_args {
   uint32_t struct_size;
   int32_t gate; /* as in rk_linear_dense; the scales are those of the weight's rows */
   int32_t static_weight;
+  int32_t fast_accum;
   const rk_tensor* mat_a;
   const rk_tensor* mat_b;
   const rk_tensor* scales_a;

@@ -118,13 +118,7 @@ class PackedExperts:
     def add(self, w1: tuple[PackedDesc, Any], w2: tuple[PackedDesc, Any]) -> None: ...
     def workspace_size(self, hidden_states: Any, topk_ids: Any) -> int: ...
     def run(
-        self,
-        hidden_states: Any,
-        topk_weights: Any,
-        topk_ids: Any,
-        expert_map: Any,
-        out: Any,
-        workspace: Any,
+        self, hidden_states: Any, topk_weights: Any, topk_ids: Any, expert_map: Any, out: Any, workspace: Any
     ) -> None: ...
 
 class PackedDesc:
@@ -140,7 +134,15 @@ def embedding_packed(ids: Any, data: Any, desc: PackedDesc, out: Any) -> None: .
 # Row-major weights on Hopper; gate: 0 none, 1 halves, 2 interleaved.
 def linear_dense(x: Any, weight: Any, bias: Any, residual: Any, gate: int, static_weight: bool, out: Any) -> None: ...
 def fp8_scaled_mm(
-    mat_a: Any, mat_b: Any, scales_a: Any, scales_b: Any, bias: Any, gate: int, static_weight: bool, out: Any
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    fast_accum: bool,
+    out: Any,
 ) -> None: ...
 def fp8_blockwise_scaled_mm(
     mat_a: Any, mat_b: Any, scales_a: Any, scales_b: Any, static_weight: bool, out: Any
@@ -191,6 +193,13 @@ def fused_experts(
 def fused_experts_workspace_size(
     tokens: int, topk: int, named_experts: int, hidden_size: int, inter_size: int
 ) -> int: ...
+def m_grouped_gemm_contiguous(
+    x: Any, weight: Any, groups: Any, expected_m: int, x_scale: Any, weight_scale: Any, out: Any, workspace: Any
+) -> None: ...
+def m_grouped_gemm_masked(
+    x: Any, weight: Any, groups: Any, expected_m: int, x_scale: Any, weight_scale: Any, out: Any, workspace: Any
+) -> None: ...
+def m_grouped_gemm_workspace_size(fp8: bool, rows: int, groups: int, k: int) -> int: ...
 def apply_penalties_inplace(
     logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
 ) -> None: ...

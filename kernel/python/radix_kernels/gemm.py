@@ -61,6 +61,7 @@ def fp8_scaled_mm(
     bias: Array | None = None,
     *,
     static_weight: bool = False,
+    fast_accum: bool = False,
     out: Array | None = None,
 ) -> Array:
     """`out = (mat_a * scales_a) @ (mat_b * scales_b) + bias` of float8_e4m3fn operands.
@@ -71,16 +72,17 @@ def fp8_scaled_mm(
     K and N are multiples of 16; rows of mat_a, columns of mat_b and rows of out begin at multiples of 16 bytes.
     static_weight: True promises that no kernel in flight still writes mat_b, whose first bytes may then be fetched
     while the kernel ahead still runs.
-    On Hopper products are exact, sums over 128 of K (above 64 rows: 512) keep about 14 bits in the tensor cores and go
-    on in float32, rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128
-    and above.
+    fast_accum: True allows sums that the tensor cores keep to about 14 bits over all of K, which is faster above 128
+    rows on Hopper; what they lose grows with K (docs/numerics.md).
+    On Hopper products are exact, sums over 128 of K keep about 14 bits in the tensor cores and go on in float32,
+    rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above.
     Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after sgl_kernel's function.
     """
     op = "fp8_scaled_mm"
     out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
     run = _dispatch.native(op, mat_a)
     if run is not None:
-        run(mat_a, mat_b, scales_a, scales_b, bias, 0, static_weight, out)
+        run(mat_a, mat_b, scales_a, scales_b, bias, 0, static_weight, fast_accum, out)
         return out
     from . import reference
 

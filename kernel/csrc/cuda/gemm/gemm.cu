@@ -71,7 +71,7 @@ void run(const Problem& q) {
   const bool small = int64_t{q.n} * q.k * q.element_size() <= kSkinnyBytes && q.n >= kSkinnyRows;
   if (!fp8 && small && q.m <= kSkinnyTokens) return bf ? skinny_bf16(q) : skinny_f16(q);
   if (q.m <= kNarrowTokens) return fp8 ? narrow_fp8(q) : bf ? narrow_bf16(q) : narrow_f16(q);
-  wide_fp8(q);
+  q.out_type == DType::bf16 ? wide_fp8_bf16(q) : wide_fp8_f16(q);
 }
 
 }  // namespace
@@ -96,6 +96,7 @@ void linear_dense(const rk_linear_dense_args& args, rk_stream stream) {
 void fp8_scaled_mm(const rk_fp8_scaled_mm_args& args, rk_stream stream) {
   Problem q = describe("fp8_scaled_mm", stream, *args.mat_a, *args.mat_b, 1, *args.out);
   q.static_weight = args.static_weight != 0;
+  q.fast = args.fast_accum != 0;
   q.epilogue.gate = static_cast<Gate>(args.gate);
   q.epilogue.scale_x = scales_of(*args.scales_a, &q.epilogue.scale_x_step);
   q.epilogue.scale_w = scales_of(*args.scales_b, &q.epilogue.scale_w_step);

@@ -16,6 +16,7 @@ struct Problem {
   int m, n, k, batch;
   DType type, out_type;  // of the operands: bf16, f16 or f8e4m3; of the result: bf16, f16 or (up to 64 tokens) f32
   bool static_weight;
+  bool fast;                       // the tensor cores may add over all of k
   const float *block_x, *block_w;  // scales of blocks, or null; steps in elements
   int64_t block_x_step, block_x_unit, block_w_step;
   Epilogue epilogue;
@@ -33,6 +34,8 @@ void skinny_f16(const Problem& problem);
 void narrow_bf16(const Problem& problem);
 void narrow_f16(const Problem& problem);
 void narrow_fp8(const Problem& problem);
-void wide_fp8(const Problem& problem);
+// By the type of the result.
+void wide_fp8_bf16(const Problem& problem);
+void wide_fp8_f16(const Problem& problem);
 
 }  // namespace radix::gemm

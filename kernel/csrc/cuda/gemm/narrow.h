@@ -61,17 +61,25 @@ void launch_narrow(const Problem& q, const NarrowShape& s) {
                            token_map(q, Tile::kTokens), p);
 }
 
-// Weights whose k is shared: blocks of half a multiprocessor with up to 64 rows, two beside each other where a round is
-// not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
+// From so many bytes on a weight is read by blocks that take a whole multiprocessor, with twice the bytes on their way:
+// what the next kernel could fetch beside them is little against that.
+constexpr int64_t kNarrowLarge = 96 << 20;
+
+// Weights whose k is shared: blocks with up to 64 rows, of half a multiprocessor, two beside each other where a round
+// is not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
 // multiprocessor, so that x is read seldom.
 template <hopper::Operand kType, class Out, int kTokens, bool kBlockScaled>
 void narrow(const Problem& q) {
   const int sms = multiprocessors(q.device), share = narrow_share(q, sms);
+  const bool large = int64_t{q.n} * q.k * q.element_size() >= kNarrowLarge;
   const NarrowShape small = narrow_tiles(q, sms, share, 64);
   if (share > 1 || q.n <= 64 * sms) {
-    launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, true>>(q, small);
+    large ? launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, false>>(q, small)
+          : launch_narrow<kType, Out, NarrowTile<1, 1, kTokens, kBlockScaled, true>>(q, small);
   } else if constexpr (kTokens <= 32) {
-    launch_narrow<kType, Out, NarrowTile<2, 1, kTokens, kBlockScaled, true>>(q, narrow_tiles(q, sms, 1, 128));
+    const NarrowShape shape = narrow_tiles(q, sms, 1, 128);
+    large ? launch_narrow<kType, Out, NarrowTile<2, 1, kTokens, kBlockScaled, false>>(q, shape)
+          : launch_narrow<kType, Out, NarrowTile<2, 1, kTokens, kBlockScaled, true>>(q, shape);
   } else {
     launch_narrow<kType, Out, NarrowTile<2, 2, kTokens, kBlockScaled, false>>(q, narrow_tiles(q, sms, 1, 256));
   }

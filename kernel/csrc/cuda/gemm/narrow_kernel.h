@@ -52,7 +52,7 @@ struct NarrowTile {
   static constexpr int kColumns = 64 * kGroups, kColumnStep = kColumns + 4;  // of a token in `parts`; 4: banks
   static constexpr int kPartFloats = kTokens * kColumnStep;
   static constexpr int kFit = ((kHalf ? 111 : 224) * 1024 - kPartFloats * 4) / (kStageBytes + kScales * 4);
-  static constexpr int kStages = kFit < 12 ? kFit : 12;
+  static constexpr int kStages = kFit < 20 ? kFit : 20;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kSharedBytes = kStages * (kStageBytes + kScales * 4) + kPartFloats * 4 + 1024;  // 1024: to align
   static_assert(kStages >= 2 && kStages * kStageBytes >= kBlocks * kPartFloats * 4);
@@ -88,6 +88,7 @@ class NarrowProducer {
     if (!p_.static_weight) pdl_wait();
     for (int i = 0; i < early; i++) load_weight(i, first_tile, chunks.first + i);
     if (p_.static_weight) pdl_wait();
+    for (int tile = first_tile; tile < p_.tiles; tile += step) fetch_ends(tile);
     Ring<Tile::kStages> ring;
     for (int i = 0; i < early; i++, ring.next()) load_x(i, first_tile, chunks.first + i);
     for (int tile = first_tile; tile < p_.tiles; tile += step)
@@ -100,6 +101,18 @@ class NarrowProducer {
 
  private:
   static constexpr int kChunk = 128 / kElementBytes;
+
+  // Scales and bias of a tile's rows to L2, long before its end asks for them.
+  __device__ void fetch_ends(int tile) const {
+    const Epilogue& e = p_.epilogue;
+    const int first = p_.first_column(tile), columns = p_.gated ? p_.rows / 2 : p_.rows;
+    for (int i = lane_ * 32; i < columns; i += 32 * 32)
+      for (int up = 0; up <= (p_.gated ? 1 : 0); up++) {
+        const int row = p_.weight_row(min(first + i, p_.n - 1), up);
+        if (e.scale_w) hopper::prefetch_l2(e.scale_w + row * e.scale_w_step);
+        if (e.bias) hopper::prefetch_l2(e.bias + row * (e.bias_float ? 4 : 2));
+      }
+  }
 
   __device__ void load_weight(int stage, int tile, int chunk) const {
     if (lane_ != 0) return;

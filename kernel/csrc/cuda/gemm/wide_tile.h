@@ -1,4 +1,4 @@
-// Tiles of the wide kernel: their sizes, their order, and what a launch passes.
+// Tiles of the wide kernel: their kinds, their sizes, their order, and what a launch passes.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,29 @@
 
 namespace radix::gemm {
 
+// How long the tensor cores add, which keep about 14 bits of a sum, before it goes on in float32 registers.
+enum class Sums {
+  fast,   // over all of k
+  exact,  // over 128 of k
+  blocks  // over 128 of k, whose sum is then scaled
+};
+
+// What the two blocks of a cluster have in common.
+enum class Share {
+  tokens,  // neighbours along n: each loads half of the tokens, for both
+  weight,  // neighbours along m: each loads half of the weight's rows, for both
+  k        // the tile: each multiplies half of k, and they exchange half of their sums
+};
+
 constexpr int kWideTokens = 128;  // of a tile
 constexpr int kWideThreads = 384;
 constexpr int kWideCluster = 2;
-constexpr int kWideBox = 32;   // columns of the result that one TMA store moves
-constexpr int kWideBand = 16;  // tiles along m that share the weight in L2, and whose x stays there
+constexpr int kWideBox = 32;              // columns of the result that one TMA store moves
+constexpr int kWideBand = 16;             // tiles along m that share the weight in L2, and whose x stays there
+constexpr int kWideSharedBytes = 232448;  // what a block may have
 
 struct WideParams {
-  int m, n, m_tiles, n_tiles, chunks;  // n: weight rows; n_tiles: a multiple of the cluster where it shares tokens
+  int m, n, m_tiles, n_tiles, chunks;  // n: weight rows; m_tiles, n_tiles: multiples of the cluster along it
   int tiles;                           // of the clusters, of all matrices of the batch
   bool static_weight;                  // may be read before the kernel ahead has ended
   bool gated;                          // the weight's map interleaves 8 gate rows and 8 up rows (not block-scaled)
@@ -29,27 +44,61 @@ struct WideParams {
 template <int kColumns>
 struct WideTile {
   static constexpr int kTokenBytes = kWideTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
-  static constexpr int kStages = kColumns <= 64 ? 8 : kColumns <= 96 ? 7 : kColumns <= 128 ? 6 : 5;
-  // Results leave so many columns at a time: large tiles leave no room for more beside their stages.
-  static constexpr int kRound = kColumns == 128 || kColumns == 192 ? 64 : kColumns;
+  static constexpr int kStages = kColumns <= 64    ? 8
+                                 : kColumns <= 96  ? 7
+                                 : kColumns <= 128 ? 6
+                                 : kColumns <= 192 ? 5
+                                                   : 4;
+  // Results leave so many columns at a time, where stages leave room through two buffers in turn.
+  static constexpr int kRound = kColumns % 64 == 0 ? 64 : kColumns % 96 == 0 ? 96 : 32;
+  static constexpr int kRounds = kColumns / kRound;
   static constexpr int kOutBytes = 64 * kRound * 2;  // of a warpgroup: 64 rows
   // Per stage with scales of blocks: 128 tokens' and those of up to two blocks of rows; else scale and bias of columns.
   static constexpr int kScales = kWideTokens + 4, kScaleBytes = std::max(kStages * kScales * 4, kColumns * 8);
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kOutBytes + kScaleBytes + 1024;
+  static constexpr int kBarrierBytes = (2 * kStages + 2) * 8;
+  static constexpr int kFixedBytes = kStages * kStageBytes + kScaleBytes + kBarrierBytes;
+  static constexpr int kBuffers = kFixedBytes + 4 * kOutBytes <= kWideSharedBytes ? 2 : 1;
+  static constexpr int kSharedBytes = kFixedBytes + 2 * kBuffers * kOutBytes;
+  static_assert(kSharedBytes <= kWideSharedBytes);
+};
+
+// Where a block's parts of shared memory are.
+template <int kColumns>
+struct WideShared {
+  using Tile = WideTile<kColumns>;
+  char* stages;   // [kStages][128 tokens, kColumns weight rows][128 bytes]
+  char* results;  // [2 warpgroups][kBuffers][kOutBytes]
+  char* scales;   // [kStages][kScales] of blocks, or [kColumns] scale and bias
+  uint64_t *full, *empty, *columns_full, *columns_empty;
+
+  __device__ explicit WideShared(char* begin) : stages(begin) {
+    results = stages + Tile::kStages * Tile::kStageBytes;
+    scales = results + 2 * Tile::kBuffers * Tile::kOutBytes;
+    full = reinterpret_cast<uint64_t*>(scales + Tile::kScaleBytes);
+    empty = full + Tile::kStages;
+    columns_full = empty + Tile::kStages;
+    columns_empty = columns_full + 1;
+  }
+  __device__ char* tokens(int stage) const { return stages + stage * Tile::kStageBytes; }
+  __device__ char* weight(int stage) const { return tokens(stage) + Tile::kTokenBytes; }
+  __device__ float* block_scales(int stage) const { return reinterpret_cast<float*>(scales) + stage * Tile::kScales; }
+  __device__ float2* columns() const { return reinterpret_cast<float2*>(scales); }
 };
 
 struct WidePlace {
   int m_tile, n_tile, batch;
 };
-// Bands of kWideBand tiles along m; within a band m first. Blocks that share k have one tile, others two along n.
-template <bool kShareK>
+// Bands of kWideBand tiles along m; within a band m first.
+template <Share kShare>
 __device__ inline WidePlace wide_place(const WideParams& p, int tile, int rank) {
-  const int width = kShareK ? 1 : kWideCluster, pairs = p.n_tiles / width;
-  const int matrix = p.m_tiles * pairs, batch = tile / matrix;
+  constexpr int kAlongN = kShare == Share::tokens ? kWideCluster : 1, kAlongM = kShare == Share::weight ? 2 : 1;
+  const int wide = p.n_tiles / kAlongN, high = p.m_tiles / kAlongM, band = kWideBand / kAlongM;
+  const int matrix = wide * high, batch = tile / matrix;
   tile -= batch * matrix;
-  const int band = tile / (kWideBand * pairs), first = band * kWideBand, rows = min(kWideBand, p.m_tiles - first);
-  tile -= first * pairs;
-  return {first + tile % rows, tile / rows * width + (kShareK ? 0 : rank), batch};
+  const int first = tile / (band * wide) * band, rows = min(band, high - first);
+  tile -= first * wide;
+  return {(first + tile % rows) * kAlongM + (kShare == Share::weight ? rank : 0),
+          tile / rows * kAlongN + (kShare == Share::tokens ? rank : 0), batch};
 }
 
 }  // namespace radix::gemm

@@ -38,6 +38,9 @@ __device__ inline uint32_t remote_address(const void* shared, int rank) {
 __device__ inline void barrier_arrive_remote(const uint64_t* barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
 }
+__device__ inline void barrier_arrive_remote_at(uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
 __device__ inline float4 load_remote(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -57,6 +57,11 @@ __device__ inline void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// The 128 bytes around an address in device memory.
+__device__ inline void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // How long L2 keeps what is copied.
 enum class L2Keep : uint64_t {
   first_out = 0x12f0000000000000,

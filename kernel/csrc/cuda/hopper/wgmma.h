@@ -14,6 +14,14 @@ __device__ inline uint64_t swizzled_operand(const void* p) {
   constexpr uint64_t kAtomStep = 1024 >> 4, kSwizzle128 = 1;
   return (shared_address(p) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAtomStep << 32 | kSwizzle128 << 62;
 }
+// The same in two words, of which only the lower one names the place: places may be added to it in units of 16 bytes.
+__device__ inline uint32_t operand_low(const void* p) {
+  return static_cast<uint32_t>(swizzled_operand(p));
+}
+__device__ inline uint64_t operand_at(uint32_t low) {
+  constexpr uint64_t kHigh = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;
+  return kHigh | low;
+}
 // The operand 32 bytes further along K.
 __device__ inline uint64_t next_k(uint64_t operand, int steps = 1) {
   return operand + steps * (32 >> 4);
@@ -52,10 +60,12 @@ enum class Operand { bf16, f16, e4m3 };
 #define RK_D48 RK_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define RK_D64 RK_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RK_D72 RK_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define RK_D80 RK_D64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define RK_D88 RK_D80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define RK_D96 RK_D64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define RK_D112 RK_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define RK_D128 RK_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define RK_O4(d) RK_OUT4(d, 0)
@@ -66,10 +76,12 @@ enum class Operand { bf16, f16, e4m3 };
 #define RK_O48(d) RK_O40(d), RK_OUT4(d, 40), RK_OUT4(d, 44)
 #define RK_O64(d) RK_O32(d), RK_OUT4(d, 32), RK_OUT4(d, 36), RK_OUT4(d, 40), RK_OUT4(d, 44), RK_OUT4(d, 48), RK_OUT4(d, 52), \
   RK_OUT4(d, 56), RK_OUT4(d, 60)
+#define RK_O72(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68)
 #define RK_O80(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76)
 #define RK_O88(d) RK_O80(d), RK_OUT4(d, 80), RK_OUT4(d, 84)
 #define RK_O96(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76), RK_OUT4(d, 80), RK_OUT4(d, 84), \
   RK_OUT4(d, 88), RK_OUT4(d, 92)
+#define RK_O112(d) RK_O96(d), RK_OUT4(d, 96), RK_OUT4(d, 100), RK_OUT4(d, 104), RK_OUT4(d, 108)
 #define RK_O128(d) RK_O96(d), RK_OUT4(d, 96), RK_OUT4(d, 100), RK_OUT4(d, 104), RK_OUT4(d, 108), RK_OUT4(d, 112), RK_OUT4(d, 116), \
   RK_OUT4(d, 120), RK_OUT4(d, 124)
 // clang-format on
@@ -104,9 +116,11 @@ RK_WGMMA(64, 32, 32, 33, 34)
 RK_WGMMA(80, 40, 40, 41, 42)
 RK_WGMMA(96, 48, 48, 49, 50)
 RK_WGMMA(128, 64, 64, 65, 66)
+RK_WGMMA(144, 72, 72, 73, 74)
 RK_WGMMA(160, 80, 80, 81, 82)
 RK_WGMMA(176, 88, 88, 89, 90)
 RK_WGMMA(192, 96, 96, 97, 98)
+RK_WGMMA(224, 112, 112, 113, 114)
 RK_WGMMA(256, 128, 128, 129, 130)
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN

@@ -1,0 +1,106 @@
+// Choice of the wide kernel's tile: the one that takes the least time, by a model of it.
+#pragma once
+
+#include "cuda/gemm/launch.h"
+#include "cuda/gemm/maps.h"
+#include "cuda/gemm/wide_kernel.h"
+
+namespace radix::gemm {
+
+inline int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
+
+// Tiles of a cluster side by side.
+constexpr int wide_along_m(Share share) {
+  return share == Share::weight ? kWideCluster : 1;
+}
+constexpr int wide_along_n(Share share) {
+  return share == Share::tokens ? kWideCluster : 1;
+}
+
+inline int wide_tiles(const Problem& q, int m, int columns, Share share) {
+  return q.batch * ceil_div(m, kWideTokens * wide_along_m(share)) * ceil_div(q.n, columns * wide_along_n(share));
+}
+
+// Cycles for m tokens in tiles of so many weight rows. 128 elements of k move 256 + 3 a row times 128 bytes from and to
+// shared memory, 128 a cycle; tensor cores take 4 cycles a row, no more for up to 256. Beginning and end of a tile are
+// fitted to timings of an H200.
+inline int64_t wide_cycles(const Problem& q, int m, int columns, Share share) {
+  const int rounds = ceil_div(wide_tiles(q, m, columns, share), multiprocessors(q.device) / kWideCluster);
+  const int chunks = ceil_div(ceil_div(q.k, 128), share == Share::k ? 2 : 1);
+  return int64_t{rounds} * (chunks * (256 + 3 * columns) + 1500 + 10 * columns + (share == Share::k ? 1000 : 0));
+}
+
+template <class Out, int kColumns, Sums kSums, Share kShare>
+void launch_wide(const Problem& q) {
+  using Tile = WideTile<kColumns>;
+  constexpr int kAlongM = wide_along_m(kShare), kAlongN = wide_along_n(kShare);
+  WideParams p = {};
+  p.m = q.m;
+  p.n = q.n;
+  p.m_tiles = ceil_div(q.m, kWideTokens * kAlongM) * kAlongM;
+  p.n_tiles = ceil_div(q.n, kColumns * kAlongN) * kAlongN;
+  p.chunks = ceil_div(q.k, 128);
+  p.tiles = wide_tiles(q, q.m, kColumns, kShare);
+  p.static_weight = q.static_weight;
+  p.gated = q.gated();
+  p.up_offset = q.epilogue.gate == Gate::halves ? q.n / 2 : 1;
+  p.row_step = q.epilogue.gate == Gate::interleaved ? 2 : 1;
+  p.block_x = q.block_x;
+  p.block_w = q.block_w;
+  p.block_x_step = q.block_x_step;
+  p.block_x_unit = q.block_x_unit;
+  p.block_w_step = q.block_w_step;
+  p.epilogue = q.epilogue;
+  const int clusters = multiprocessors(q.device) / kWideCluster;
+  hopper::LaunchShape shape;
+  shape.grid = dim3((kShare == Share::k ? p.tiles : std::min(clusters, p.tiles)) * kWideCluster);
+  shape.threads = kWideThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  shape.cluster = kWideCluster;
+  hopper::launch_dependent(q.op, q.device, q.stream, wide_kernel<Out, kColumns, kSums, kShare>, shape,
+                           token_map(q, kWideTokens / kAlongN), weight_map(q, kColumns / kAlongM),
+                           result_map(q, kWideBox), p);
+}
+
+struct WideChoice {
+  int columns;
+  Share share;
+  void (*launch)(const Problem&);
+
+  int64_t cycles(const Problem& q, int m) const { return wide_cycles(q, m, columns, share); }
+  // Gated, half of the columns that leave at a time must be whole boxes.
+  bool takes(const Problem& q) const { return !q.gated() || columns % (2 * kWideBox) == 0; }
+};
+
+template <class Out, Sums kSums, Share kShare, int... columns>
+const WideChoice& fastest(const Problem& q, int m) {
+  static constexpr WideChoice kChoices[] = {{columns, kShare, launch_wide<Out, columns, kSums, kShare>}...};
+  const WideChoice* best = nullptr;
+  for (const WideChoice& c : kChoices)
+    if (c.takes(q) && (!best || c.cycles(q, m) < best->cycles(q, m))) best = &c;
+  return *best;
+}
+
+// Weights of few rows, up to kWideTokens tokens: k shared where that is faster.
+template <class Out, Sums kSums>
+void wide(const Problem& q) {
+  if (q.m <= kWideTokens && q.k >= 1024 && !q.gated()) {
+    const WideChoice& shared = fastest<Out, kSums, Share::k, 64>(q, kWideTokens);
+    const WideChoice& whole = fastest<Out, kSums, Share::tokens, 192, 160, 128, 96, 64>(q, kWideTokens);
+    if (shared.cycles(q, kWideTokens) < whole.cycles(q, kWideTokens)) return shared.launch(q);
+  }
+  fastest<Out, kSums, Share::tokens, 192, 160, 128, 96, 64>(q, q.m).launch(q);
+}
+
+// The tile does not change bits; whether k is shared does, and how long the tensor cores add: these follow from n, k
+// and whether there are more than kWideTokens tokens.
+template <class Out>
+void wide(const Problem& q) {
+  if (q.block_w) return wide<Out, Sums::blocks>(q);
+  if (!q.fast || q.m <= kWideTokens) return wide<Out, Sums::exact>(q);
+  fastest<Out, Sums::fast, Share::weight, 256, 224, 192, 128, 96, 64>(q, q.m).launch(q);
+}
+
+}  // namespace radix::gemm

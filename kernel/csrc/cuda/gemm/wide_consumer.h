@@ -1,0 +1,260 @@
+// A consumer warpgroup of the wide kernel: 64 tokens x kColumns weight rows.
+//
+// While it adds sums to float32 registers or waits for anything, the tensor cores have only the other warpgroup to work
+// for. So that this is short, the next stage's place, and whether it is full, are known before the products of this one
+// have ended, and descriptors are numbers in uniform registers (`fixed`).
+#pragma once
+
+#include "cuda/gemm/wide_tile.h"
+#include "cuda/hopper/cluster.h"
+#include "cuda/hopper/tma.h"
+#include "cuda/hopper/wgmma.h"
+
+namespace radix::gemm {
+
+template <class Out, int kColumns, Sums kSums, Share kShare>
+class WideConsumer {
+ public:
+  using Tile = WideTile<kColumns>;
+  static constexpr bool kBlockScaled = kSums == Sums::blocks;
+
+  __device__ WideConsumer(const WideParams& p, const WideShared<kColumns>& shared)
+      : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
+    using hopper::shared_address;
+    tokens_ = fixed(hopper::operand_low(shared.tokens(0) + group_ * 64 * 128));
+    weight_ = fixed(hopper::operand_low(shared.weight(0)));
+    full_ = fixed(shared_address(shared.full));
+    scales_ = shared_address(shared.scales) + (group_ * 64 + row()) * 4;
+    empty_ = kShare == Share::k ? shared_address(shared.empty) : hopper::remote_address(shared.empty, lane() % 2);
+    ready_ = hopper::barrier_test_at(full_, 0);
+  }
+
+  // The sums of a tile over `chunks` stages.
+  __device__ void multiply(const WidePlace& at, int chunks) {
+    begin(at);
+    for (int chunk = 0; chunk < chunks; chunk++) {
+      products(kSums == Sums::fast && chunk > 0);
+      if constexpr (kSums != Sums::fast) {
+        hopper::wgmma_wait<0>();
+        release();
+        add();
+      } else if (chunk > 0) {
+        hopper::wgmma_wait<1>();
+        release();
+      }
+    }
+    if constexpr (kSums == Sums::fast) {
+      hopper::wgmma_wait<0>();
+      hopper::wgmma_hold(sum_);
+      release();
+    }
+  }
+
+  // Sums of the block that has the other half of k: of half of the columns, which this one then keeps. All threads of
+  // the cluster meet here.
+  __device__ void exchange(int rank) {
+    using namespace hopper;
+    constexpr int kKept = kColumns / 4;
+    float4* to = reinterpret_cast<float4*>(shared_.results) + threadIdx.x - 128;
+#pragma unroll
+    for (int i = 0; i < kKept; i += 4) {
+      float v[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[j] = rank ? sum_[i + j] : sum_[kKept + i + j];
+      to[i / 4 * 256] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < kKept; i += 4) {
+      const float4 other = load_remote(remote_address(to + i / 4 * 256, rank ^ 1));
+      const float v[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum_[i + j] = (rank ? sum_[kKept + i + j] : sum_[i + j]) + v[j];
+    }
+  }
+
+  // Columns kept .. of the tile to the result, a round at a time.
+  __device__ void store(const hopper::TensorMap& map, const WidePlace& at, int kept) {
+    if (!kBlockScaled && p_.gated) {
+      store_rounds<true>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
+    } else {
+      store_rounds<false>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
+    }
+  }
+  __device__ void finish() const {
+    if (leader()) hopper::tma_store_wait();
+  }
+
+ private:
+  __device__ int lane() const { return threadIdx.x % 32; }
+  __device__ bool leader() const { return threadIdx.x % 128 == 0; }
+  // First of this lane's two rows (the other is 8 below).
+  __device__ int row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
+  __device__ int token(const WidePlace& at) const { return at.m_tile * kWideTokens + group_ * 64 + row(); }
+
+  // One number for the warp that the compiler neither takes apart nor computes again.
+  __device__ static uint32_t fixed(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return __shfl_sync(~0u, v, 0);
+  }
+
+  __device__ void begin(const WidePlace& at) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i++) sum_[i] = 0;
+    if constexpr (kBlockScaled) {
+      split_ = 128 - at.n_tile * kColumns % 128;
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        token_scale_[half] = token_scale(p_.epilogue, min(token(at) + half * 8, p_.m - 1));
+    }
+  }
+
+  // Where products go.
+  __device__ auto& target() {
+    if constexpr (kSums == Sums::fast) {
+      return sum_;
+    } else {
+      return part_;
+    }
+  }
+
+  // Starts on the next stage; `more`: on top of the one before.
+  __device__ void products(bool more) {
+    using namespace hopper;
+    if (!ready_) barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+    const uint32_t step = ring_.index * (Tile::kStageBytes >> 4);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      Wgmma<Operand::e4m3, kColumns>::run(target(), operand_at(tokens_ + step + 2 * i),
+                                          operand_at(weight_ + step + 2 * i), i > 0 || more);
+    wgmma_commit();
+    if constexpr (kBlockScaled) load_scales();
+    ring_.next();
+    ready_ = barrier_test_at(full_ + ring_.index * 8, ring_.parity);
+  }
+  // The scales of a stage's blocks: of this lane's two tokens, and of the rows before and after a border of 128.
+  __device__ void load_scales() {
+    const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
+    x_[0] = hopper::load_shared(at);
+    x_[1] = hopper::load_shared(at + 32);
+    w_[0] = hopper::load_shared(rows + kWideTokens * 4);
+    w_[1] = hopper::load_shared(rows + kWideTokens * 4 + 4);
+  }
+  // The oldest stage that this warp has not given back, to all that fill it.
+  __device__ void release() {
+    const uint32_t at = empty_ + behind_.index * 8;
+    if constexpr (kShare == Share::k) {
+      if (lane() == 0) hopper::barrier_arrive_at(at);
+    } else {
+      if (lane() < kWideCluster) hopper::barrier_arrive_remote_at(at);
+    }
+    behind_.next();
+  }
+
+  // What the tensor cores have added up, which is complete, to the sums.
+  __device__ void add() {
+    // Borders of 128 rows lie at multiples of this within a tile.
+    constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
+    hopper::wgmma_hold(part_);
+    float scale[2] = {};
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i++) {
+      if constexpr (kBlockScaled) {
+        const int column = i / 4 * 8;
+        if (i % 4 == 0 && column % kSegment == 0) {
+          const float w = 128 % kColumns == 0 || column < split_ ? w_[0] : w_[1];
+          scale[0] = x_[0] * w;
+          scale[1] = x_[1] * w;
+        }
+        sum_[i] += part_[i] * scale[i % 4 / 2];
+      } else {
+        sum_[i] += part_[i];
+      }
+    }
+  }
+
+  template <bool kGated, int... r>
+  __device__ void store_rounds(const hopper::TensorMap& map, const WidePlace& at, int kept,
+                               std::integer_sequence<int, r...>) {
+    (store_round<kGated, r>(map, at, kept), ...);
+  }
+  template <bool kGated, int r>
+  __device__ void store_round(const hopper::TensorMap& map, const WidePlace& at, int kept) {
+    using namespace hopper;
+    constexpr int kFrom = r * Tile::kRound, kColumnsNow = kShare == Share::k ? kColumns / 2 : Tile::kRound;
+    constexpr int kGates = kGated ? 2 : 1;
+    // Blocks that share k exchange sums where others put their results; the stages are free by then.
+    char* result = kShare == Share::k ? shared_.stages + group_ * Tile::kOutBytes
+                                      : shared_.results + (group_ * Tile::kBuffers + turn_) * Tile::kOutBytes;
+    turn_ = Tile::kBuffers - 1 - turn_;
+    if (leader()) tma_store_wait_read<Tile::kBuffers - 1>();
+    named_barrier(1 + group_, 128);
+    write<kGated, kFrom, kColumnsNow>(kept, result);
+    fence_async_shared();
+    named_barrier(1 + group_, 128);
+    const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.m_tile * kWideTokens + group_ * 64;
+    if (leader() && y < p_.m) {
+      for (int box = 0; box < kColumnsNow / kGates; box += kWideBox)
+        tma_store_3d(&map, result + box * 64 * 2, x + box, y, at.batch);
+      tma_store_commit();
+    }
+  }
+
+  // kCount columns of the sums from kFrom on to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside
+  // of the matrix is not stored.
+  template <bool kGated, int kFrom, int kCount>
+  __device__ void write(int kept, char* shared) const {
+    const int y = row();
+    char* to = shared + y * 64 + threadIdx.x % 4 * 4;
+    // Scale and bias of columns 8 i + 2 t, + 1.
+    float4 columns[kCount / 8];
+    if constexpr (!kBlockScaled) {
+      const float2* from = shared_.columns() + kept + kFrom + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kCount / 8; i++) columns[i] = *reinterpret_cast<const float4*>(from + i * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount / 8; i += kGated ? 2 : 1) {
+      const int piece = i / (kGated ? 2 : 1);
+      float v[4];
+      finish_four(v, kFrom / 8 + i, columns[i]);
+      if constexpr (kGated) {
+        float up[4];
+        finish_four(up, kFrom / 8 + i + 1, columns[i + 1]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
+      }
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        *reinterpret_cast<uint32_t*>(to + piece / 4 * 64 * 64 + half * 8 * 64 + (piece % 4 ^ y / 2 % 4) * 16) =
+            round_pair<Out>(v[2 * half], v[2 * half + 1]);
+    }
+  }
+
+  // The four sums of columns 8 i + 2 t, + 1 of both tokens, times their scales, with bias.
+  __device__ void finish_four(float (&v)[4], int i, const float4& c) const {
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] = sum_[4 * i + j];
+    if constexpr (!kBlockScaled) {
+      v[0] = v[0] * (token_scale_[0] * c.x) + c.y;
+      v[1] = v[1] * (token_scale_[0] * c.z) + c.w;
+      v[2] = v[2] * (token_scale_[1] * c.x) + c.y;
+      v[3] = v[3] * (token_scale_[1] * c.z) + c.w;
+    }
+  }
+
+  const WideParams& p_;
+  const int group_;
+  const WideShared<kColumns> shared_;
+  float sum_[kColumns / 2], part_[kSums == Sums::fast ? 1 : kColumns / 2];
+  float x_[2], w_[2], token_scale_[2];
+  int split_, turn_ = 0;
+  hopper::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
+  uint32_t tokens_, weight_;                   // low words of the first stage's descriptors
+  uint32_t full_, empty_, scales_;             // addresses in shared memory
+  bool ready_;                                 // the stage to read is full for certain
+};
+
+}  // namespace radix::gemm

@@ -1,0 +1,9 @@
+#include "cuda/gemm/wide.h"
+
+namespace radix::gemm {
+
+void wide_fp8_f16(const Problem& problem) {
+  wide<f16>(problem);
+}
+
+}  // namespace radix::gemm
