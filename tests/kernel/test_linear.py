@@ -111,6 +111,22 @@ def test_rows_and_threads_do_not_change_bits(dtype, rng):
         rk.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_large_batch(dtype, tolerance, rng):
+    """More rows than a task takes, and more K than stays in a cache: still a row's bits, with a gate too."""
+    x, w = spread((700, 2500), dtype, rng), spread((96, 2500), dtype, rng) * 0.1
+    packed = rk.pack_weight(w)
+    out, gated = rk.linear(x, packed), rk.linear_silu_and_mul(x, packed)
+    assert_close("linear", out, oracle(x, w, None), tolerance[dtype])
+    gate, up = oracle(x, w, None).chunk(2, dim=1)
+    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, tolerance[dtype])
+    if packed.layout == "reference":
+        return
+    for row in (0, 511, 699):
+        assert_same_bits(rk.linear(x[row : row + 1], packed), out[row : row + 1])
+        assert_same_bits(rk.linear_silu_and_mul(x[row : row + 1], packed), gated[row : row + 1])
+
+
 def test_nan_rows_and_padding(rng):
     """A NaN in x reaches its row, one in w its column; padding is never an output."""
     x, w = spread((5, 33), torch.bfloat16, rng), spread((17, 33), torch.bfloat16, rng)
@@ -235,5 +251,6 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
         assert rk.linear_silu_and_mul(x, rows, interleaved=interleaved, out=out.view) is out.view
         out.check()
         fused = interleaved or features % 16 == 0
-        allowed = TOLERANCE[dtype] if fused else ON_GPU[dtype]
+        # In two ops the gate is rounded on its way, and silu of a negative one magnifies that.
+        allowed = TOLERANCE[dtype] if fused else tuple(2 * limit for limit in ON_GPU[dtype])
         assert_close("linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed)

@@ -12,9 +12,11 @@ namespace radix::cpu::RK_ISA {
 constexpr int kNibbleZero = 8;  // what a 4-bit code stands for 0 with, unless it has zero points
 
 #if defined(__AVX512VNNI__)
-constexpr int kSignedBias = 128;  // dot_signed() gives sums of (w + 128) x: vpdpbusd wants one unsigned operand
+constexpr int kSignedBias = 128;     // dot_signed() gives sums of (w + 128) x: vpdpbusd wants one unsigned operand
+constexpr bool kDotsAnyByte = true;  // dot_small() takes unsigned bytes of any size
 #else
 constexpr int kSignedBias = 0;
+constexpr bool kDotsAnyByte = false;
 #endif
 
 #if RK_ISA_LEVEL >= 2
@@ -36,6 +38,13 @@ inline Bytes64 low_nibbles(Bytes64 a) {
 }
 inline Bytes64 high_nibbles(Bytes64 a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
+}
+// Sixteen times that.
+inline Bytes64 high_halves(Bytes64 a) {
+  return {_mm512_andnot_si512(_mm512_set1_epi8(15), a.v)};
+}
+inline Ints16 sixteenth(Ints16 a) {
+  return {_mm512_srai_epi32(a.v, 4)};
 }
 inline __m512i add_pairs(__m512i acc, __m512i unsigned_bytes, __m512i signed_bytes) {
   const __m512i pairs = _mm512_maddubs_epi16(unsigned_bytes, signed_bytes);
@@ -64,8 +73,11 @@ inline Lanes16 corrected(Ints16 acc, Ints16 zero, int32_t sum) {
   r.part[0].v = _mm512_cvtepi32_ps(_mm512_sub_epi32(acc.v, _mm512_mullo_epi32(zero.v, _mm512_set1_epi32(sum))));
   return r;
 }
-inline Ints16 set_ints(int x) {
-  return {_mm512_set1_epi32(x)};
+// acc - by, as floats.
+inline Lanes16 lowered(Ints16 acc, int32_t by) {
+  Lanes16 r;
+  r.part[0].v = _mm512_cvtepi32_ps(_mm512_sub_epi32(acc.v, _mm512_set1_epi32(by)));
+  return r;
 }
 inline Ints16 load_zeros(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -74,6 +86,18 @@ inline Lanes16 to_lanes(Ints16 a) {
   Lanes16 r;
   r.part[0].v = _mm512_cvtepi32_ps(a.v);
   return r;
+}
+// Values of at most 127 -> the nearest integers, even ones where two are as near, and stored as bytes.
+inline Ints16 store_rounded(int8_t* to, const Lanes16& a) {
+  const __m512i v = _mm512_cvtps_epi32(a.part[0].v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(v));
+  return {v};
+}
+inline void add(Ints16& a, Ints16 b) {
+  a.v = _mm512_add_epi32(a.v, b.v);
+}
+inline int32_t reduce_sum(Ints16 a) {
+  return _mm512_reduce_add_epi32(a.v);
 }
 // Byte I of each lane, signed.
 template <int I>
@@ -113,6 +137,14 @@ inline Bytes64 high_nibbles(Bytes64 a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {{_mm256_and_si256(_mm256_srli_epi16(a.v[0], 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.v[1], 4), mask)}};
 }
+// Sixteen times that.
+inline Bytes64 high_halves(Bytes64 a) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {{_mm256_andnot_si256(mask, a.v[0]), _mm256_andnot_si256(mask, a.v[1])}};
+}
+inline Ints16 sixteenth(Ints16 a) {
+  return {{_mm256_srai_epi32(a.v[0], 4), _mm256_srai_epi32(a.v[1], 4)}};
+}
 inline __m256i add_pairs(__m256i acc, __m256i unsigned_bytes, __m256i signed_bytes) {
   const __m256i pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -132,8 +164,11 @@ inline Lanes16 corrected(Ints16 acc, Ints16 zero, int32_t sum) {
     r.part[i].v = _mm256_cvtepi32_ps(_mm256_sub_epi32(acc.v[i], _mm256_mullo_epi32(zero.v[i], _mm256_set1_epi32(sum))));
   return r;
 }
-inline Ints16 set_ints(int x) {
-  return {{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}};
+// acc - by, as floats.
+inline Lanes16 lowered(Ints16 acc, int32_t by) {
+  Lanes16 r;
+  for (int i = 0; i < 2; i++) r.part[i].v = _mm256_cvtepi32_ps(_mm256_sub_epi32(acc.v[i], _mm256_set1_epi32(by)));
+  return r;
 }
 inline Ints16 load_zeros(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -143,6 +178,24 @@ inline Lanes16 to_lanes(Ints16 a) {
   Lanes16 r;
   for (int i = 0; i < 2; i++) r.part[i].v = _mm256_cvtepi32_ps(a.v[i]);
   return r;
+}
+// Values of at most 127 -> the nearest integers, even ones where two are as near, and stored as bytes.
+inline Ints16 store_rounded(int8_t* to, const Lanes16& a) {
+  const Ints16 r = {{_mm256_cvtps_epi32(a.part[0].v), _mm256_cvtps_epi32(a.part[1].v)}};
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(r.v[0], r.v[1]), 0xd8);  // the packs go by halves
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  return r;
+}
+inline void add(Ints16& a, const Ints16& b) {
+  for (int i = 0; i < 2; i++) a.v[i] = _mm256_add_epi32(a.v[i], b.v[i]);
+}
+inline int32_t reduce_sum(const Ints16& a) {
+  alignas(32) int32_t lanes[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi32(a.v[0], a.v[1]));
+  int32_t sum = 0;
+  for (const int32_t lane : lanes) sum += lane;
+  return sum;
 }
 template <int I>
 inline Lanes16 signed_lanes(Bytes64 a) {
@@ -167,13 +220,8 @@ struct Ints16 {
 struct Bytes64 {
   uint8_t v[64];
 };
-inline Ints16 set_ints(int x) {
-  Ints16 r;
-  for (int32_t& lane : r.v) lane = x;
-  return r;
-}
 inline Ints16 no_ints() {
-  return set_ints(0);
+  return {};
 }
 inline Bytes64 load_bytes(const uint8_t* p) {
   Bytes64 r;
@@ -186,6 +234,15 @@ inline Bytes64 low_nibbles(Bytes64 a) {
 }
 inline Bytes64 high_nibbles(Bytes64 a) {
   for (uint8_t& byte : a.v) byte >>= 4;
+  return a;
+}
+// Sixteen times that.
+inline Bytes64 high_halves(Bytes64 a) {
+  for (uint8_t& byte : a.v) byte &= 0xf0;
+  return a;
+}
+inline Ints16 sixteenth(Ints16 a) {
+  for (int32_t& lane : a.v) lane /= 16;  // without rest
   return a;
 }
 template <class Byte>
@@ -214,10 +271,32 @@ inline Lanes16 corrected(Ints16 acc, const Ints16& zero, int32_t sum) {
   for (int i = 0; i < 16; i++) acc.v[i] -= zero.v[i] * sum;
   return to_lanes(acc);
 }
+// acc - by, as floats.
+inline Lanes16 lowered(Ints16 acc, int32_t by) {
+  for (int32_t& lane : acc.v) lane -= by;
+  return to_lanes(acc);
+}
 inline Ints16 load_zeros(const uint8_t* p) {
   Ints16 r;
   for (int i = 0; i < 16; i++) r.v[i] = p[i];
   return r;
+}
+// Values of at most 127 -> the nearest integers, even ones where two are as near, and stored as bytes.
+inline Ints16 store_rounded(int8_t* to, Lanes16 a) {
+  float line[16];
+  for (Vec& part : a.part) part = round_nearest(part);
+  a.store_line(line);
+  Ints16 r;
+  for (int i = 0; i < 16; i++) to[i] = static_cast<int8_t>(r.v[i] = static_cast<int32_t>(line[i]));
+  return r;
+}
+inline void add(Ints16& a, const Ints16& b) {
+  for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
+}
+inline int32_t reduce_sum(const Ints16& a) {
+  int32_t sum = 0;
+  for (const int32_t lane : a.v) sum += lane;
+  return sum;
 }
 template <int I>
 inline Lanes16 signed_lanes(const Bytes64& a) {

@@ -19,6 +19,8 @@ constexpr int kCodeBlocks = 4;  // 4 rows x 4 blocks of accumulators, 4 lines of
 constexpr int kCodeBlocks = 1;  // 4 rows x 1 block (two ymm)
 #endif
 
+constexpr int64_t kFetchDistance = 4096;
+
 // x as the kernels read it. `values`: int8 codes or float32; 64 bytes number c of row m are at `at(m, c)`.
 struct StagedX {
   char* values;
@@ -39,9 +41,12 @@ inline Lanes16 load_scales(const uint8_t* p, int64_t index, DType type) {
   return r;
 }
 
-inline void add_scaled(float* sum, const Lanes16& values, const Lanes16& scale) {
-  for (int i = 0; i < Lanes16::kParts; i++)
-    store(sum + i * Vec::width, fma(values.part[i], scale.part[i], load(sum + i * Vec::width)));
+// sum (+)= values * scale
+inline void add_scaled(float* sum, const Lanes16& values, const Lanes16& scale, bool first) {
+  for (int i = 0; i < Lanes16::kParts; i++) {
+    float* to = sum + i * Vec::width;
+    store(to, fma(values.part[i], scale.part[i], first ? zero() : load(to)));
+  }
 }
 inline Lanes16 times(const Lanes16& a, float b) {
   Lanes16 r;
@@ -49,46 +54,61 @@ inline Lanes16 times(const Lanes16& a, float b) {
   return r;
 }
 
-// The zero points of group g of a block, as integers.
-inline Ints16 group_zeros(const Quantized& q, const uint8_t* block, int64_t g, int symmetric) {
-  return q.has_zeros ? load_zeros(block + q.zeros + g * kBlockN) : set_ints(symmetric);
-}
-
-// What is still to be taken from sums of codes that signed_lanes() and nibble_lanes() made.
-template <int Bits>
+// What is still to be taken from sums of codes that nibble_lanes() made, where there are zero points.
 inline Lanes16 group_offsets(const Quantized& q, const uint8_t* block, int64_t g) {
-  Lanes16 r = to_lanes(group_zeros(q, block, g, Bits == 8 ? 0 : kNibbleZero));
-  for (Vec& part : r.part) part = part - set1(Bits == 8 ? 0 : kNibbleZero);
+  Lanes16 r = to_lanes(load_zeros(block + q.zeros + g * kBlockN));
+  for (Vec& part : r.part) part = part - set1(kNibbleZero);
   return r;
 }
+// values -= offset * (sum of x)
+inline void take_zeros(Lanes16& values, const Lanes16& offset, float sum) {
+  for (int i = 0; i < Lanes16::kParts; i++) values.part[i] = fnma(offset.part[i], set1(sum), values.part[i]);
+}
 
-// Sums of int8 x codes for one line of weights each: 4 k (8-bit codes) or 8 k.
-template <int Bits, int R, int B>
-inline void int_group(const Quantized& q, const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0,
-                      Ints16 (&acc)[R][B]) {
-  constexpr int kPerLine = 32 / Bits, kAhead = 4096;
+template <int R, int B>
+inline void clear(Lanes16 (&acc)[R][B]) {
   for (auto& row : acc)
-    for (Ints16& a : row) a = no_ints();
-  for (int64_t k = k0; k < k0 + q.group; k += kPerLine) {
-    Bytes64 line[B];
-    for (int b = 0; b < B; b++) {
-      const uint8_t* p = w + b * block + k / kPerLine * kLine;
-      __builtin_prefetch(p + kAhead, 0, 3);
-      line[b] = load_bytes(p);
-    }
-    for (int r = 0; r < R; r++) {
-      int32_t quad[2];
-      std::memcpy(quad, x[r] + k, kPerLine);
+    for (Lanes16& a : row) a.clear();
+}
+
+// Sums of int8 x codes, k0 <= k < k0 + size, a multiple of 32.
+template <int Bits, int R, int B>
+inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
+                      Ints16 (&acc)[R][B]) {
+  constexpr int kPerLine = 32 / Bits, kRun = 32;
+  // With few rows instructions are dear: high halves stay where they are, and their sums are shifted once.
+  constexpr bool kInPlace = Bits == 4 && kDotsAnyByte && R <= 2;
+  Ints16 high[R][B];
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) acc[r][b] = high[r][b] = no_ints();
+  for (int64_t k = k0; k < k0 + size; k += kRun) {
+    const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRun / kPerLine; i++) {
+      Bytes64 line[B];
       for (int b = 0; b < B; b++) {
-        if constexpr (Bits == 8) {
-          dot_signed(acc[r][b], line[b], quad[0]);
-        } else {
-          dot_small(acc[r][b], low_nibbles(line[b]), quad[0]);
-          dot_small(acc[r][b], high_nibbles(line[b]), quad[1]);
+        const uint8_t* p = w + b * block + at + i * kLine;
+        __builtin_prefetch(p + ahead, 0, 3);
+        line[b] = load_bytes(p);
+      }
+      for (int r = 0; r < R; r++) {
+        int32_t quad[2];
+        std::memcpy(quad, x[r] + k + i * kPerLine, kPerLine);
+        for (int b = 0; b < B; b++) {
+          if constexpr (Bits == 8) {
+            dot_signed(acc[r][b], line[b], quad[0]);
+          } else {
+            dot_small(acc[r][b], low_nibbles(line[b]), quad[0]);
+            kInPlace ? dot_small(high[r][b], high_halves(line[b]), quad[1])
+                     : dot_small(acc[r][b], high_nibbles(line[b]), quad[1]);
+          }
         }
       }
     }
   }
+  if constexpr (kInPlace)
+    for (int r = 0; r < R; r++)
+      for (int b = 0; b < B; b++) add(acc[r][b], sixteenth(high[r][b]));
 }
 
 template <int Bits, int R, int B>
@@ -96,26 +116,33 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
   const int8_t* rows[R];
   for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const int8_t*>(x.at(m + r, 0));
   const auto* row_sums = static_cast<const int32_t*>(x.sums);
-  std::memset(sums, 0, sizeof(float) * R * kCodeBlocks * kBlockN);
+  Lanes16 total[R][B];
+  clear(total);
   for (int64_t g = 0; g < q.groups; g++) {
     Ints16 acc[R][B];
-    int_group<Bits>(q, w, q.block, rows, g * q.group, acc);
-    for (int b = 0; b < B; b++) {
-      const uint8_t* block = w + b * q.block;
-      const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
-      const Ints16 zero = group_zeros(q, block, g, Bits == 8 ? kSignedBias : kNibbleZero);
-      for (int r = 0; r < R; r++) {
-        const int64_t at = (m + r) * q.groups + g;
-        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, corrected(acc[r][b], zero, row_sums[at]),
-                   times(scale, x.scales[at]));
+    int_group<Bits>(w, q.block, rows, g * q.group, q.group, acc);
+    for (int r = 0; r < R; r++) {
+      const int64_t at = (m + r) * q.groups + g;
+      const int32_t zero_sum = row_sums[at] * (Bits == 8 ? kSignedBias : kNibbleZero);
+      for (int b = 0; b < B; b++) {
+        const uint8_t* block = w + b * q.block;
+        const Lanes16 scale = times(load_scales(block + q.scales, g * kBlockN, q.scale_type), x.scales[at]);
+        const Lanes16 codes = q.has_zeros
+                                  ? corrected(acc[r][b], load_zeros(block + q.zeros + g * kBlockN), row_sums[at])
+                                  : lowered(acc[r][b], zero_sum);
+        for (int i = 0; i < Lanes16::kParts; i++)
+          total[r][b].part[i] = fma(codes.part[i], scale.part[i], total[r][b].part[i]);
       }
     }
   }
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) total[r][b].store_line(sums + (r * kCodeBlocks + b) * kBlockN);
 }
 
-// One k of float x: I is its place in the line.
+// The k of a line of codes from I on, even and odd ones each in ascending order; `odd` may be `even`.
 template <int Bits, int I, int R, int B>
-inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t k, Lanes16 (&acc)[R][B]) {
+inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t k, Lanes16 (&even)[R][B],
+                       Lanes16 (&odd)[R][B]) {
   for (int b = 0; b < B; b++) {
     Lanes16 codes;
     if constexpr (Bits == 8) {
@@ -123,79 +150,117 @@ inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t 
     } else {
       codes = nibble_lanes<(I % 4) * 2 + I / 4>(line[b]);
     }
-    for (int r = 0; r < R; r++) acc[r][b].accumulate(x[r][k + I], codes);
+    for (int r = 0; r < R; r++) (I % 2 ? odd : even)[r][b].accumulate(x[r][k + I], codes);
   }
-  if constexpr (I + 1 < 32 / Bits) float_step<Bits, I + 1>(line, x, k, acc);
+  if constexpr (I + 1 < 32 / Bits) float_step<Bits, I + 1>(line, x, k, even, odd);
 }
 
+// Sums of float x times codes, k0 <= k < k1.
 template <int Bits, int R, int B>
+inline void float_run(const uint8_t* w, int64_t block, const float* const* x, int64_t k0, int64_t k1,
+                      Lanes16 (&even)[R][B], Lanes16 (&odd)[R][B]) {
+  constexpr int kPerLine = 32 / Bits;
+  for (int64_t k = k0; k < k1; k += kPerLine) {
+    const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
+    Bytes64 line[B];
+    for (int b = 0; b < B; b++) {
+      const uint8_t* p = w + b * block + at;
+      __builtin_prefetch(p + ahead, 0, 3);
+      line[b] = load_bytes(p);
+    }
+    float_step<Bits, 0>(line, x, k, even, odd);
+  }
+}
+
+// Subnormal operands and results count as zero, as they do on tiles.
+class FlushScope {
+ public:
+  FlushScope() : before_(__builtin_ia32_stmxcsr()) { set(before_ | 0x8040); }
+  ~FlushScope() { set(before_); }
+  FlushScope(const FlushScope&) = delete;
+  FlushScope& operator=(const FlushScope&) = delete;
+
+ private:
+  static void set(unsigned to) {
+    asm volatile("" ::: "memory");  // nothing that reads or writes memory crosses
+    __builtin_ia32_ldmxcsr(to);
+    asm volatile("" ::: "memory");
+  }
+  unsigned before_;
+};
+
+// A tile of bf16 adds to C, for 32 k at a time, the sum of the even ones plus the sum of the odd ones.
+constexpr int64_t kTileK = 32;
+
+// InTiles: sums with the bits of tiles.
+template <int Bits, bool InTiles, int R, int B>
 inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const uint8_t* w, float* sums) {
-  constexpr int kPerLine = 32 / Bits, kAhead = 4096;
   const float* rows[R];
   for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const float*>(x.at(m + r, 0));
   const auto* row_sums = static_cast<const float*>(x.sums);
-  std::memset(sums, 0, sizeof(float) * R * kCodeBlocks * kBlockN);
   for (int64_t g = 0; g < q.groups; g++) {
+    const int64_t begin = g * q.group, end = begin + q.group;
     Lanes16 acc[R][B];
-    for (auto& row : acc)
-      for (Lanes16& a : row) a.clear();
-    for (int64_t k = g * q.group; k < (g + 1) * q.group; k += kPerLine) {
-      Bytes64 line[B];
-      for (int b = 0; b < B; b++) {
-        const uint8_t* p = w + b * q.block + k / kPerLine * kLine;
-        __builtin_prefetch(p + kAhead, 0, 3);
-        line[b] = load_bytes(p);
+    clear(acc);
+    if constexpr (InTiles) {
+      for (int64_t k = begin; k < end; k += kTileK) {
+        Lanes16 even[R][B], odd[R][B];
+        clear(even);
+        clear(odd);
+        float_run<Bits>(w, q.block, rows, k, k + kTileK, even, odd);
+        for (int r = 0; r < R; r++)
+          for (int b = 0; b < B; b++)
+            for (int i = 0; i < Lanes16::kParts; i++)
+              acc[r][b].part[i] = acc[r][b].part[i] + (even[r][b].part[i] + odd[r][b].part[i]);
       }
-      float_step<Bits, 0>(line, rows, k, acc);
+    } else {
+      float_run<Bits>(w, q.block, rows, begin, end, acc, acc);
     }
     for (int b = 0; b < B; b++) {
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
-      const Lanes16 offset = group_offsets<Bits>(q, block, g);
       for (int r = 0; r < R; r++) {
-        const Vec sum = set1(row_sums[(m + r) * q.groups + g]);
-        for (int i = 0; i < Lanes16::kParts; i++) acc[r][b].part[i] = fnma(offset.part[i], sum, acc[r][b].part[i]);
-        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, acc[r][b], scale);
+        if (q.has_zeros) take_zeros(acc[r][b], group_offsets(q, block, g), row_sums[(m + r) * q.groups + g]);
+        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, acc[r][b], scale, g == 0);
       }
     }
   }
 }
 
-template <int Bits, bool Int8X>
-struct CodesProduct : VectorProduct {
-  static constexpr int kBlocks = kCodeBlocks;
+template <int Bits, bool Int8X, bool InTiles>
+struct CodesOnVectors : VectorProduct {
+  static constexpr int kBlocks = kCodeBlocks, kRows = InTiles ? 2 : VectorProduct::kRows;
   const Quantized& q;
   const StagedX& x;
-  CodesProduct(const Quantized& layout, const StagedX& staged) : q(layout), x(staged) {}
+  CodesOnVectors(const Quantized& layout, const StagedX& staged) : q(layout), x(staged) {}
 
   template <int R>
   void blocks(int64_t m, const uint8_t* w, int count, float* sums) const {
     if constexpr (kBlocks > 1) {
       if (count == kBlocks) return tile_of<R, kBlocks>(m, w, sums);
     }
-    for (int b = 0; b < count; b++) {
-      float one[R * kBlocks * kBlockN];
-      tile_of<R, 1>(m, w + b * q.block, one);
-      for (int r = 0; r < R; r++)
-        std::memcpy(sums + (r * kBlocks + b) * kBlockN, one + r * kBlocks * kBlockN, kBlockN * sizeof(float));
-    }
+    for (int b = 0; b < count; b++) tile_of<R, 1>(m, w + b * q.block, sums + b * kBlockN);
   }
   template <int R, int B>
   void tile_of(int64_t m, const uint8_t* w, float* sums) const {
     if constexpr (Int8X) {
       int_tile<Bits, R, B>(q, x, m, w, sums);
+    } else if constexpr (InTiles) {
+      const FlushScope flush;
+      float_tile<Bits, true, R, B>(q, x, m, w, sums);
     } else {
-      float_tile<Bits, R, B>(q, x, m, w, sums);
+      float_tile<Bits, false, R, B>(q, x, m, w, sums);
     }
   }
   void tile(int64_t m, int rows, const uint8_t* w, int count, float* sums) const {
-    switch (rows) {
-      case 4: return blocks<4>(m, w, count, sums);
-      case 3: return blocks<3>(m, w, count, sums);
-      case 2: return blocks<2>(m, w, count, sums);
-      default: return blocks<1>(m, w, count, sums);
+    if constexpr (kRows > 2) {
+      if (rows == 4) return blocks<4>(m, w, count, sums);
+      if (rows == 3) return blocks<3>(m, w, count, sums);
     }
+    rows == 2 ? blocks<2>(m, w, count, sums) : blocks<1>(m, w, count, sums);
   }
 };
+template <int Bits, bool Int8X>
+using CodesProduct = CodesOnVectors<Bits, Int8X, false>;
 
 }  // namespace radix::cpu::RK_ISA

@@ -26,10 +26,12 @@ inline void dot_tile(const bf16* const* x, const bf16* w, int64_t kp, float* out
   for (auto& row : acc)
     for (__m512& a : row) a = _mm512_setzero_ps();
   for (int64_t k = 0; k < kp; k += 2) {
+    const int64_t at = k * linear_layout::kBlockN;
+    const int64_t ahead = linear_layout::fetch_ahead(at * 2, block * 2, Blocks, kPrefetch);
     __m512bh line[Blocks];
     for (int b = 0; b < Blocks; b++) {
-      const bf16* p = w + b * block + k * linear_layout::kBlockN;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetch, 0, 3);
+      const bf16* p = w + b * block + at;
+      __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead, 0, 3);
       line[b] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
     }
     for (int r = 0; r < Rows; r++) {

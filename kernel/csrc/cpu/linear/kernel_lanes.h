@@ -40,10 +40,12 @@ inline void lanes_tile(const float* const* x, const W* w, int64_t kp, float* out
   for (auto& row : acc)
     for (auto& a : row) a.clear();
   for (int64_t k = 0; k < kp; k += kStep) {
+    const int64_t at = k * linear_layout::kBlockN, size = sizeof(W);
+    const int64_t ahead = linear_layout::fetch_ahead(at * size, block * size, Blocks, kPrefetchBytes);
     Lanes16 lines[Blocks][kStep];
     for (int b = 0; b < Blocks; ++b) {
-      const W* p = w + b * block + k * linear_layout::kBlockN;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes, 0, 3);
+      const W* p = w + b * block + at;
+      __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead, 0, 3);
       load_step(p, lines[b]);
     }
     for (int r = 0; r < Rows; ++r)

@@ -36,6 +36,12 @@ constexpr int64_t elements(int64_t n, int64_t k) {
   return num_blocks(n) * kBlockN * padded_k(k);
 }
 
+// How far ahead, in bytes, a stream fetches that is `offset` bytes into one of `blocks` neighbouring blocks read side
+// by side: past the block's end it goes on in the block that it reads next.
+constexpr int64_t fetch_ahead(int64_t offset, int64_t block_bytes, int blocks, int64_t distance) {
+  return offset + distance < block_bytes ? distance : distance + (blocks - 1) * block_bytes;
+}
+
 // Offset of weight element (n, k) in elements.
 constexpr int64_t pairs16_offset(int64_t n, int64_t k, int64_t kp) {
   return (n / kBlockN) * kBlockN * kp + (k / 2) * 2 * kBlockN + (n % kBlockN) * 2 + k % 2;

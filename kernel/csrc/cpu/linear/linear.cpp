@@ -90,21 +90,30 @@ void dense_rows(const rk_linear_args& args) {
 
 #if defined(__AMX_BF16__)
 
+// Rows of x as tiles, zero from k on. Four tiles of 16 rows at a time, so that what is written is contiguous.
+void stage_tiles(const Problem& p, const StagedX& x, int64_t lines) {
+  constexpr int64_t kRun = 4;
+  const int64_t whole = p.k * 2 / kLine, tail = p.k * 2 % kLine;
+  parallel_for((p.m + 15) / 16, greater(1, (1 << 16) / (lines * kLine * 8)), [&](int64_t begin, int64_t end) noexcept {
+    for (int64_t group = begin; group < end; group++) {
+      const int64_t m0 = group * 16, m1 = lesser(p.m, m0 + 16);
+      for (int64_t c0 = 0; c0 < whole; c0 += kRun)
+        for (int64_t m = m0; m < m1; m++)
+          for (int64_t c = c0; c < lesser(c0 + kRun, whole); c++)
+            std::memcpy(x.at(m, c), p.x.at<char>(m) + c * kLine, kLine);
+      for (int64_t m = m0; m < m1 && tail; m++) {
+        std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
+        std::memset(x.at(m, whole) + tail, 0, kLine - tail);
+      }
+    }
+  });
+}
+
 void dense_amx(const rk_linear_args& args) {
   const int64_t kp = linear_layout::padded_k(args.desc->k), row_bytes = kp * 2, m = Rows(*args.x).count;
   const Problem p = make_problem(args, kBlockN * row_bytes, round_up(m, kTileRows) * row_bytes);
   const StagedX x = tiled_x(p.staged, row_bytes);
-  parallel_for(m, greater(1, (1 << 16) / kp), [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t r = begin; r < end; r++) {
-      const char* from = p.x.at<char>(r);
-      for (int64_t at = 0; at < row_bytes; at += kLine) {
-        char* to = x.at(r, at / kLine);
-        const int64_t live = lesser(kLine, p.k * 2 - at);
-        std::memcpy(to, from + at, live);
-        std::memset(to + live, 0, kLine - live);
-      }
-    }
-  });
+  stage_tiles(p, x, row_bytes / kLine);
   run_product(p, DenseAmx(x, row_bytes / kLine));
 }
 

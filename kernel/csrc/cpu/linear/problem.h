@@ -88,60 +88,66 @@ inline Problem make_problem(const rk_linear_args& a, int64_t block_bytes, int64_
   return p;
 }
 
-// `count` outputs from column n of row m on: line + residual, rounded.
-template <class T>
-void store_outputs(const Problem& p, const float* line, int64_t m, int64_t n, int count) {
-  constexpr int W = Vec::width;
-  for (int i = 0; i < count; i += W) {
-    const int left = count - i;
-    Vec v = load(line + i);
-    if (p.has_residual) {
-      const T* residual = p.residual.at<T>(m) + n + i;
-      v = v + (left >= W ? load(residual) : load(residual, left));
-    }
-    const auto put = [&](auto* out) { left >= W ? store(out, v) : store(out, v, left); };
-    if (p.out_f32) {
-      put(p.out.at<float>(m) + n + i);
-    } else {
-      put(p.out.at<T>(m) + n + i);
-    }
-  }
-}
-
 inline Vec silu_times(Vec gate, Vec up) {
   return gate / (set1(1.f) + exp(zero() - gate)) * up;
 }
 
-inline void add_bias(const Problem& p, float* line, int64_t block) {
-  if (!p.bias) return;
-  for (int i = 0; i < kBlockN; i += Vec::width) store(line + i, load(line + i) + load(p.bias + block * kBlockN + i));
+// Where the outputs of row m from column n on go.
+template <class T>
+struct OutputRow {
+  T* out;
+  float* out_f32;     // instead of `out`, or NULL
+  const T* residual;  // or NULL
+  int64_t left;       // columns up to the row's end
+
+  OutputRow(const Problem& p, int64_t m, int64_t n, int64_t columns)
+      : out(p.out_f32 ? nullptr : p.out.at<T>(m) + n),
+        out_f32(p.out_f32 ? p.out.at<float>(m) + n : nullptr),
+        residual(p.has_residual ? p.residual.at<T>(m) + n : nullptr),
+        left(columns - n) {}
+
+  void put(int64_t i, Vec v) const {
+    if (left - i >= Vec::width) {
+      if (residual) v = v + load(residual + i);
+      out_f32 ? store(out_f32 + i, v) : store(out + i, v);
+    } else if (left > i) {
+      const int count = static_cast<int>(left - i);
+      if (residual) v = v + load(residual + i, count);
+      out_f32 ? store(out_f32 + i, v, count) : store(out + i, v, count);
+    }
+  }
+};
+
+// The sums of `count` packed blocks for row m -> outputs. Gated: `up` has those of the blocks with the up rows.
+template <class T, bool Gated>
+void finish_row(const Problem& p, const float* sums, const float* up, int64_t m, int64_t block, int64_t count) {
+  const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
+  const OutputRow<T> row(p, m, block * kBlockN, Gated ? p.n / 2 : p.n);
+  for (int64_t i = 0; i < count * kBlockN; i += Vec::width) {
+    Vec v = load(sums + i);
+    if (bias) v = v + load(bias + i);
+    if constexpr (Gated) {
+      Vec u = load(up + i);
+      if (bias) u = u + load(bias + p.blocks * kBlockN + i);
+      v = silu_times(v, u);
+    }
+    row.put(i, v);
+  }
 }
 
-// The sums of packed block `block` for row m (and of the block with the up rows, for RK_GATE_HALVES) -> outputs.
+// The same for a block whose gate and up rows alternate: 8 outputs.
 template <class T>
-void finish_block(const Problem& p, const float* sums, const float* up_sums, int64_t m, int64_t block) {
-  constexpr int W = Vec::width;
-  alignas(64) float line[kBlockN], up[kBlockN];
-  std::memcpy(line, sums, sizeof line);
-  add_bias(p, line, block);
-  if (p.gate == RK_GATE_NONE)
-    return store_outputs<T>(p, line, m, block * kBlockN, static_cast<int>(lesser(kBlockN, p.n - block * kBlockN)));
-  if (p.gate == RK_GATE_HALVES) {
-    std::memcpy(up, up_sums, sizeof up);
-    add_bias(p, up, block + p.blocks);
-    for (int i = 0; i < kBlockN; i += W) store(line + i, silu_times(load(line + i), load(up + i)));
-    return store_outputs<T>(p, line, m, block * kBlockN, kBlockN);
-  }
+void finish_pairs(const Problem& p, const float* sums, int64_t m, int64_t block) {
   constexpr int kHalf = kBlockN / 2;
-  alignas(64) float gate[kBlockN] = {};
-  std::memset(up, 0, sizeof up);
+  alignas(64) float gate[kBlockN] = {}, up[kBlockN] = {};
   for (int i = 0; i < kHalf; i++) {
-    gate[i] = line[2 * i];
-    up[i] = line[2 * i + 1];
+    const float* bias = p.bias ? p.bias + block * kBlockN + 2 * i : nullptr;
+    gate[i] = sums[2 * i] + (bias ? bias[0] : 0.f);
+    up[i] = sums[2 * i + 1] + (bias ? bias[1] : 0.f);
   }
-  for (int i = 0; i < kHalf; i += W) store(line + i, silu_times(load(gate + i), load(up + i)));
-  const int64_t first = block * kHalf;
-  store_outputs<T>(p, line, m, first, static_cast<int>(lesser(kHalf, p.n / 2 - first)));
+  OutputRow<T> row(p, m, block * kHalf, p.n / 2);
+  row.left = lesser(row.left, kHalf);
+  for (int i = 0; i < kHalf; i += Vec::width) row.put(i, silu_times(load(gate + i), load(up + i)));
 }
 
 // sums: [rows][stride] with the 16 sums of block + b at 16 b.
@@ -149,23 +155,44 @@ inline void finish(const Problem& p, const float* sums, const float* up_sums, in
                    int64_t block, int64_t count) {
   dispatch_float(p.type, [&](auto type) {
     using T = typename decltype(type)::type;
-    const bool plain =
-        !p.bias && !p.has_residual && !p.out_f32 && p.gate == RK_GATE_NONE && (block + count) * kBlockN <= p.n;
     for (int64_t r = 0; r < rows; r++) {
       const float* line = sums + r * stride;
-      if (plain) {
-        T* out = p.out.at<T>(m + r) + block * kBlockN;
-        for (int64_t i = 0; i < count * kBlockN; i += Vec::width) store(out + i, load(line + i));
-      } else {
-        for (int64_t b = 0; b < count; b++)
-          finish_block<T>(p, line + b * kBlockN, up_sums + r * stride + b * kBlockN, m + r, block + b);
+      switch (p.gate) {
+        case RK_GATE_NONE: finish_row<T, false>(p, line, nullptr, m + r, block, count); break;
+        case RK_GATE_HALVES: finish_row<T, true>(p, line, up_sums + r * stride, m + r, block, count); break;
+        default:
+          for (int64_t b = 0; b < count; b++) finish_pairs<T>(p, line + b * kBlockN, m + r, block + b);
       }
     }
   });
 }
 
-// Calls fn(first row, last row, first block, number of blocks) for each task. A thread gets neighbouring tasks, worth
-// about 10 us or more, always the same ones for a shape.
+// What becomes of the sums of a task's blocks while they are computed, a few rows at a time.
+struct GateEnds {  // they wait for those of the up rows
+  void begin(int64_t, int64_t) const {}
+  void finish(int64_t, int64_t) const {}
+};
+struct OutputEnds {
+  const Problem& p;
+  const float *sums, *up_sums;  // [][stride]
+  int64_t stride, m, block, count;
+
+  // Fetches the lines that the outputs will be written to.
+  void begin(int64_t row, int64_t rows) const {
+    const int64_t item = p.out_f32 || p.type == DType::f32 ? 4 : 2;
+    const int64_t width = (p.gate == RK_GATE_INTERLEAVED ? kBlockN / 2 : kBlockN) * item;
+    for (int64_t r = row; r < row + rows; r++) {
+      const char* out = p.out.at<char>(m + r) + block * width;
+      for (int64_t at = 0; at < count * width; at += linear_layout::kLine) __builtin_prefetch(out + at, 1, 3);
+    }
+  }
+  void finish(int64_t row, int64_t rows) const {
+    RK_ISA::finish(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block, count);
+  }
+};
+
+// Calls fn(first row, last row, first block, number of blocks, whether the thread has another task) for each task. A
+// thread gets neighbouring tasks, worth about 10 us or more, always the same ones for a shape.
 template <class Fn>
 void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn) {
   const int64_t groups = (p.blocks + group - 1) / group;
@@ -175,7 +202,7 @@ void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn
   parallel_for(chunks * groups, greater(1, 10000 / greater(ns, 1)), [&](int64_t begin, int64_t end) noexcept {
     for (int64_t task = begin; task < end; task++) {
       const int64_t m0 = task / groups * chunk_rows, b0 = task % groups * group;
-      fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0));
+      fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), task + 1 < end);
     }
   });
 }
@@ -183,28 +210,44 @@ void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn
 // What products on vector registers share: a chunk of x for L2, nothing to hold.
 struct VectorProduct {
   static constexpr int kRows = 4;
-  int64_t chunk_rows() const { return 64; }
+  static constexpr bool kOnTiles = false;
+  int64_t chunk_rows(int64_t) const { return 64; }
   int scope(int64_t) const { return 0; }
 };
 
 // Runs a product whose `tile` gives the sums of up to kRows rows and kBlocks neighbouring packed blocks:
 //   tile(first row, rows, packed blocks, number of blocks, float sums [rows][kBlocks][16])
 // always summing a row in the same way, whatever the rows and blocks beside it. scope(m) is held around a task's tiles.
+// kOnTiles: `tile` also takes the blocks that are read next, or NULL, and the ends (above) to call for each few rows:
+// begin() before their first sums, finish() when they are complete and still lie in L1.
 template <class Product>
 void run_product(const Problem& p, const Product& product) {
   constexpr int64_t kStride = Product::kBlocks * kBlockN;
-  for_tasks(p, product.chunk_rows(), Product::kBlocks, [&](int64_t m0, int64_t m1, int64_t block, int64_t count) {
+  const auto task = [&](int64_t m0, int64_t m1, int64_t block, int64_t count, [[maybe_unused]] bool more) {
     [[maybe_unused]] const auto scope = product.scope(p.m);
     alignas(64) float sums[2][Product::kRows * kStride];
     const uint8_t* w = p.packed + block * p.block_bytes;
+    const uint8_t* up = p.gate == RK_GATE_HALVES ? w + p.blocks * p.block_bytes : nullptr;
+    const int blocks = static_cast<int>(count);
     for (int64_t m = m0; m < m1; m += Product::kRows) {
       const int rows = static_cast<int>(lesser(Product::kRows, m1 - m));
-      product.tile(m, rows, w, static_cast<int>(count), sums[0]);
-      if (p.gate == RK_GATE_HALVES)
-        product.tile(m, rows, w + p.blocks * p.block_bytes, static_cast<int>(count), sums[1]);
-      finish(p, sums[0], sums[1], kStride, m, rows, block, count);
+      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count};
+      if constexpr (Product::kOnTiles) {
+        const uint8_t* next = !more ? nullptr : block + count < p.blocks ? w + count * p.block_bytes : p.packed;
+        if (up) {
+          product.tile(m, rows, w, blocks, up, sums[0], GateEnds());
+          product.tile(m, rows, up, blocks, next, sums[1], ends);
+        } else {
+          product.tile(m, rows, w, blocks, next, sums[0], ends);
+        }
+      } else {
+        product.tile(m, rows, w, blocks, sums[0]);
+        if (up) product.tile(m, rows, up, blocks, sums[1]);
+        ends.finish(0, rows);
+      }
     }
-  });
+  };
+  for_tasks(p, product.chunk_rows(p.m), Product::kBlocks, task);
 }
 
 }  // namespace radix::cpu::RK_ISA

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int W = Vec::width;
 constexpr float kLargestCode = 127;
-[[maybe_unused]] constexpr int64_t kFewRows = 8;  // for which a tile is not worth its 16
+// For how many rows a tile is not worth its 16.
+[[maybe_unused]] constexpr int64_t kFewInt8Rows = 8, kFewBf16Rows = 4;
 
 // W values of a row from k on, zero from its `size` on.
 template <class T>
@@ -34,20 +35,19 @@ void quantize_group(const Problem& p, const Quantized& q, const StagedX& x, int6
   }
   const float largest = reduce_max(most), bad = reduce_sum(poison);  // bad: 0 or NaN
   const float inverse = largest > 0 && bad == 0 ? kLargestCode / largest : 0;
-  const Vec factor = set1(inverse < 3e38f ? inverse : 0);  // values that are subnormal all count as zero
-  int32_t total = 0;
-  for (int64_t k = begin; k < end; k += W) {
-    float rounded[W];
-    store(rounded, round_nearest(load_at(row, k, p.k) * factor));
+  const float factor = inverse < 3e38f ? inverse : 0;  // values that are subnormal all count as zero
+  Ints16 total = no_ints();
+  for (int64_t k = begin; k < end; k += 16) {
     int8_t* codes = reinterpret_cast<int8_t*>(x.at(m, k / kLine)) + k % kLine;
-    for (int j = 0; j < W; j++) {
-      const int32_t code = bad == 0 ? static_cast<int32_t>(rounded[j]) : 0;
-      codes[j] = static_cast<int8_t>(code);
-      total += code;
+    Lanes16 scaled;
+    for (int i = 0; i < Lanes16::kParts; i++) {
+      const Vec v = load_at(row, k + i * W, p.k);
+      scaled.part[i] = bad == 0 ? v * set1(factor) : zero();
     }
+    add(total, store_rounded(codes, scaled));
   }
   const int64_t at = m * q.groups + g;
-  static_cast<int32_t*>(x.sums)[at] = total;
+  static_cast<int32_t*>(x.sums)[at] = reduce_sum(total);
   x.scales[at] = bad == 0 ? largest / kLargestCode : bad;
 }
 
@@ -110,8 +110,9 @@ void quantized(const rk_linear_args& args) {
   const Quantized q(*args.desc);
   const int64_t m = Rows(*args.x).count, sums = m * q.groups * int64_t{sizeof(float)};
 #if defined(__AMX_BF16__)
-  // Integer sums are the same on tiles and on vectors; float32 sums are not, so bf16 x takes the tiles for every m.
-  const bool tiles = q.int8_x ? m > kFewRows : dtype_of(*args.x) == DType::bf16;
+  // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
+  const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;
+  const bool tiles = q.int8_x ? m > kFewInt8Rows : bf16_x && m > kFewBf16Rows;
 #else
   const bool tiles = false;
 #endif
@@ -126,6 +127,8 @@ void quantized(const rk_linear_args& args) {
   stage(p, q, x, tiles);
 #if defined(__AMX_BF16__)
   if (tiles) return run_kind<CodesAmx>(p, q, x);
+  if (bf16_x && q.bits == 8) return run_product(p, CodesOnVectors<8, false, true>(q, x));
+  if (bf16_x) return run_product(p, CodesOnVectors<4, false, true>(q, x));
 #endif
   run_kind<CodesProduct>(p, q, x);
 }
