@@ -17,6 +17,7 @@ from .layer import layer
 from .linear import linear
 from .mla import mla
 from .moe import moe
+from .packed_experts import packed_experts
 from .pointwise import pointwise
 from .sampling import sampling
 
@@ -28,5 +29,6 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "attention": attention,
     "mla": mla,
     "moe": moe,
+    "packed_experts": packed_experts,
     "sampling": sampling,
 }
