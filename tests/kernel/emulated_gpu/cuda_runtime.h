@@ -65,13 +65,18 @@ inline uint64_t __builtin_amdgcn_s_memrealtime() {  // tens of nanoseconds
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeCooperative
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     int programmaticStreamSerializationAllowed;
     dim3 clusterDim;
+    int cooperative;
   } val;
 };
 struct cudaLaunchConfig_t {
