@@ -27,7 +27,7 @@ check() {
 }
 
 for tool in ${TOOLS:-memcheck racecheck}; do
-  for family in ${FAMILIES:-prefill decode mla gemm}; do
+  for family in ${FAMILIES:-prefill decode mla gemm experts moe}; do
     begin=$SECONDS rc=0
     check "$family-$tool" "$packages" "$tool" "$family" || rc=$?
     ((rc == 0)) || failed=$((failed + 1))

@@ -15,6 +15,7 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.attention_cases import make_case
+from tests.kernel.experts_cases import make as make_experts
 
 FP8 = torch.float8_e4m3fn
 HALF = torch.bfloat16
@@ -95,7 +96,47 @@ def gemm() -> None:
         compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
 
 
-FAMILIES: dict[str, Callable[[], None]] = {"prefill": prefill, "decode": decode, "mla": mla, "gemm": gemm}
+def experts() -> None:
+    """Each of the native kernels, of those for sorted pairs the small tiles and the pairs of blocks."""
+    rk.moe._triton_is_faster = lambda *_: False
+    for scales, quantized in (("", False), ("block", False), ("block", True)):
+        for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1)):
+            rng = torch.Generator().manual_seed(0)
+            case = make_experts(tokens, count, topk, 256, 128, HALF, rng, scales=scales)
+            options = {**case.options, "use_fp8_w8a8": quantized}
+            args = (case.x, case.w1, case.w2, case.weights, case.ids)
+            got = rk.fused_experts(*map(on_gpu, args), **{k: on_gpu(v) for k, v in options.items()})
+            expected = rk.reference.fused_experts(args[0].double(), *args[1:3], args[3].double(), args[4], **options)
+            kind = "in FP8" if quantized else "with FP8 weights" if scales else "in bfloat16"
+            compare(f"fused_experts {kind}, {tokens} tokens", got, expected, 1.5e-2)
+
+
+def moe() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for tokens, count in ((70, 128), (9, 256), (5, 600)):
+        logits, bias = torch.randn(tokens, count, generator=rng), torch.randn(count, generator=rng)
+        there = logits.cuda(), bias.cuda()
+        for name, got, expected in (
+            ("topk_softmax", rk.topk_softmax(there[0], 8), rk.reference.topk_softmax(logits, 8)),
+            ("topk_sigmoid", rk.topk_sigmoid(there[0], 8), rk.reference.topk_sigmoid(logits, 8)),
+            ("moe_fused_gate", rk.moe_fused_gate(*there, 4, 2, 6), rk.reference.moe_fused_gate(logits, bias, 4, 2, 6)),
+        ):
+            compare(f"{name} of {count} experts", got[0], expected[0], 1e-6)
+        ids = rk.topk_softmax(there[0], 8)[1]
+        got, expected = (f(i, count, 16)[1] for f, i in ((rk.moe_align_block_size, ids),
+                                                         (rk.reference.moe_align_block_size, ids.cpu())))  # fmt: skip
+        used = int(rk.reference.moe_align_block_size(ids.cpu(), count, 16)[2]) // 16
+        compare(f"moe_align_block_size of {count} experts", got[:used] + 1, expected[:used] + 1, 0)
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "prefill": prefill,
+    "decode": decode,
+    "mla": mla,
+    "gemm": gemm,
+    "experts": experts,
+    "moe": moe,
+}
 
 if __name__ == "__main__":
     rk.set_fallback("error")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.experts_cases import TOLERANCE, Experts, make
+from tests.kernel.experts_cases import FP8_ACTIVATIONS, TOLERANCE, Experts, make
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -24,7 +25,7 @@ def run(case: Experts, out: torch.Tensor) -> torch.Tensor:
     return rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids, out=out, **case.options)
 
 
-def check(case: Experts) -> torch.Tensor:
+def check(case: Experts, tolerance: tuple[float, float] | None = None) -> torch.Tensor:
     """Rows of the tokens and of the result are apart, with NaN between them."""
     x, out = (guarded(tuple(case.x.shape), case.x.dtype, gap=8) for _ in range(2))
     x.view.copy_(case.x)
@@ -32,16 +33,17 @@ def check(case: Experts) -> torch.Tensor:
     case.x = x.view
     assert run(case, out.view) is out.view
     out.check()
-    assert_close("fused_experts", out.view, expected, TOLERANCE[case.x.dtype])
+    assert_close("fused_experts", out.view, expected, tolerance or TOLERANCE[case.x.dtype])
     return out.view
 
 
 # (tokens, experts, topk, hidden, inter). A GPU takes up to 16 tokens and 128 pairs without a sort.
 FEW = [(1, 4, 2, 64, 32), (1, 8, 8, 1024, 264), (7, 8, 2, 128, 64), (8, 128, 8, 520, 72), (16, 128, 8, 72, 40),
        (16, 8, 2, 1032, 136), (9, 3, 3, 16, 8), (2, 40, 32, 64, 16)]  # fmt: skip
-# Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many experts.
+# Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many experts; more than
+# 4,096 pairs are sorted before their rows are gathered.
 MANY = [(17, 4, 2, 64, 32), (16, 40, 12, 136, 72), (33, 128, 8, 200, 40), (64, 16, 4, 256, 192), (150, 2, 1, 72, 136),
-        (300, 3, 2, 128, 64), (520, 2, 2, 64, 200), (100, 512, 10, 64, 16)]  # fmt: skip
+        (300, 3, 2, 128, 64), (520, 2, 2, 64, 200), (100, 512, 10, 64, 16), (1030, 5, 4, 72, 24)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -71,7 +73,51 @@ def test_fp8(shape, scales, dtype, rng):
     check(case)
 
 
-@pytest.mark.parametrize("tokens", [6, 50])
+# One token, few pairs an expert; rows of 128 weight rows that end within a pair of blocks; many pairs of one expert.
+FP8_BOTH = [(1, 4, 2, 128, 128), (5, 8, 3, 256, 384), (40, 40, 8, 384, 128), (300, 3, 2, 128, 384),
+            (150, 2, 1, 640, 256), (130, 2, 2, 4224, 128), (1030, 5, 4, 128, 128)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", FP8_BOTH, ids=str)
+def test_fp8_activations(shape, dtype, rng):
+    case = make(*shape, dtype, rng, scales="block")
+    case.x[0, :128] = 0
+    case.options["use_fp8_w8a8"] = True
+    check(case, FP8_ACTIVATIONS)
+
+
+@pytest.mark.parametrize("tokens", [17, 65, 97, 129, 145, 192, 193, 209, 289, 385])
+def test_fp8_activations_of_one_expert(tokens, rng):
+    case = make(tokens, 3, 1, 256, 128, torch.bfloat16, rng, scales="block")
+    case.ids[:] = 1
+    case.options["use_fp8_w8a8"] = True
+    check(case, FP8_ACTIVATIONS)
+
+
+def test_fp8_activations_are_a_choice_of_block_scales(rng):
+    case = make(3, 4, 2, 128, 128, torch.bfloat16, rng, scales="tensor")
+    with pytest.raises(ValueError, match="a scale for a block"):
+        run(replace(case, options={**case.options, "use_fp8_w8a8": True}), torch.empty_like(case.x))
+    case = make(3, 4, 2, 192, 128, torch.bfloat16, rng, scales="block")
+    with pytest.raises(ValueError, match="w1 has 192 columns"):
+        run(replace(case, options={**case.options, "use_fp8_w8a8": True}), torch.empty_like(case.x))
+
+
+@pytest.mark.parametrize("tokens", [4, 40, 200])
+def test_fp8_activations_repeat_and_keep_nan(tokens, rng):
+    case = make(tokens, 4, 2, 256, 128, torch.bfloat16, rng, scales="block")
+    case.options["use_fp8_w8a8"] = True
+    clean = run(case, torch.empty_like(case.x))
+    assert_same_bits(run(case, torch.empty_like(case.x)), clean)
+    case.x[3, 5] = math.nan
+    out = run(case, torch.empty_like(case.x))
+    assert torch.isnan(out[3]).all()
+    others = [t for t in range(tokens) if t != 3]
+    assert_same_bits(out[others], clean[others])
+
+
+@pytest.mark.parametrize("tokens", [6, 50, 1400])
 def test_expert_map_and_foreign_ids(tokens, rng):
     case = make(tokens, 3, 3, 64, 32, torch.float16, rng, named=8)
     case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
@@ -80,7 +126,7 @@ def test_expert_map_and_foreign_ids(tokens, rng):
     assert (check(case)[1] == 0).all()
 
 
-@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize("tokens", [3, 40, 2100])
 def test_no_expert_is_here(tokens, rng):
     case = make(tokens, 2, 2, 64, 32, torch.bfloat16, rng, named=4)
     case.options["expert_map"] = torch.full((4,), -1, dtype=torch.int32)

@@ -13,6 +13,7 @@ import torch
 from ..harness import Case
 from .attention import attention
 from .gemm import gemm
+from .grouped import grouped
 from .layer import layer
 from .linear import linear
 from .mla import mla
@@ -30,5 +31,6 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "mla": mla,
     "moe": moe,
     "packed_experts": packed_experts,
+    "grouped": grouped,
     "sampling": sampling,
 }

@@ -13,11 +13,11 @@ import radix_kernels as rk
 
 from .. import peers
 from ..harness import Case, Contender
+from .moe_peers import fp8_experts
 
 # (experts, topk, hidden, inter): Qwen3-30B-A3B, Mixtral-8x7B.
 MODELS = ((128, 8, 2048, 768), (8, 2, 4096, 14336))
 TOKENS = (1, 16, 64, 512, 4096)
-FP8_TOKENS = (1, 64, 4096)
 
 
 def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -28,8 +28,8 @@ def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
             layer = _Layer(experts, hidden, inter, device, dtype)
             for tokens in TOKENS:
                 yield _products(layer, topk, tokens, dtype.itemsize, _contenders(layer))
-            for tokens in FP8_TOKENS:
-                yield _products(layer, topk, tokens, 1, {"radix": _fp8(layer)})
+            for tokens in TOKENS:
+                yield _products(layer, topk, tokens, 1, _fp8_contenders(layer, topk))
         for tokens in (1, 64, 4096):
             yield _routing(device, dtype, tokens, experts, topk)
             yield _align(device, tokens, experts, topk)
@@ -102,7 +102,8 @@ def _products(layer: _Layer, topk: int, tokens: int, weight_size: int, contender
     size = named * 3 * inter * hidden * weight_size + 2 * tokens * hidden * layer.dtype.itemsize
     shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter}{' fp8' if weight_size == 1 else ''}"
     flops = 6 * tokens * topk * hidden * inter
-    return Case("fused_experts", shape, layer.dtype, size, flops, make, contenders, limit="read")
+    dtype = torch.float8_e4m3fn if weight_size == 1 else layer.dtype
+    return Case("fused_experts", shape, dtype, size, flops, make, contenders, limit="read")
 
 
 def _contenders(layer: _Layer) -> dict[str, Contender]:
@@ -138,14 +139,18 @@ def _contenders(layer: _Layer) -> dict[str, Contender]:
     return contenders
 
 
-def _fp8(layer: _Layer) -> Contender:
-    """Activations stay as they are."""
+def _fp8_contenders(layer: _Layer, topk: int) -> dict[str, Contender]:
+    """Activations quantised on the way, as the peers do it; beside it ours that leaves them as they are."""
 
-    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, quantised: bool = True) -> torch.Tensor:
         (w1, s1), (w2, s2) = layer.blocks
-        return rk.fused_experts(x, w1, w2, weights, ids, w1_scale=s1, w2_scale=s2)
+        return rk.fused_experts(x, w1, w2, weights, ids, w1_scale=s1, w2_scale=s2, use_fp8_w8a8=quantised)
 
-    return radix
+    return {
+        "radix": radix,
+        "16-bit activations": lambda x, weights, ids: radix(x, weights, ids, False),
+        **fp8_experts(lambda: layer.blocks, topk, layer.dtype),
+    }
 
 
 def _blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,14 +24,17 @@ void check_workspace(const char* op, const Arg& x, const rk_tensor* workspace, i
   if (reinterpret_cast<uintptr_t>(data_ptr<char>(*a)) % 256 != 0) a.reject(RK_INVALID, "is not aligned to 256 bytes");
 }
 
-// One an expert, or one a block of 128 x 128 of each.
-void check_scales(const char* op, const Arg& w1, const Arg& w2, const rk_tensor* s1, const rk_tensor* s2, bool fp8) {
+// One an expert, or one a block of 128 x 128 of each; need_blocks: the latter alone.
+void check_scales(const char* op, const Arg& w1, const Arg& w2, const rk_tensor* s1, const rk_tensor* s2, bool fp8,
+                  bool need_blocks) {
   if (!fp8) {
+    if (need_blocks) w1.reject(RK_INVALID, "is not float8_e4m3fn, as use_fp8_w8a8 needs it");
     if (s1 || s2) w1.reject(RK_INVALID, "has scales, which go with float8_e4m3fn weights");
     return;
   }
   const Arg scale1(op, "w1_scale", s1), scale2(op, "w2_scale", s2);
   const bool blocks = scale1->ndim == 3;
+  if (need_blocks && !blocks) scale1.reject(RK_INVALID, "has no scale for a block, as use_fp8_w8a8 needs it");
   const auto check = [&](const Arg& w, const Arg& scale) {
     scale.same_device(w).dtype({DType::f32}).contiguous();
     if (blocks) {
@@ -72,11 +75,12 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
       named = map.size(0);
       if (named > kMaxExperts) map.reject(RK_UNSUPPORTED, "names %ld experts, supported are %ld", named, kMaxExperts);
     }
-    check_scales(op, w1, w2, a.w1_scale, a.w2_scale, fp8);
+    const bool quantized = a.use_fp8_w8a8 != 0;
+    check_scales(op, w1, w2, a.w1_scale, a.w2_scale, fp8, quantized);
     out.same_device(x).same_dtype(x).same_shape(x).last_contiguous().writable();
     if (experts < 1 || experts > kMaxExperts)
       w1.reject(RK_UNSUPPORTED, "has %ld experts, supported are 1 to %ld", experts, kMaxExperts);
-    const int64_t unit = fp8 ? 16 : 8;
+    const int64_t unit = quantized ? 128 : fp8 ? 16 : 8;
     if (hidden % unit != 0 || inter % unit != 0 || inter == 0)
       w2.reject(RK_UNSUPPORTED, "has sizes %ld and %ld, supported are multiples of %ld", hidden, inter, unit);
     for (const Arg* t : {&x, &w1, &w2, &out}) need_alignment(*t);
@@ -91,4 +95,52 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
 rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes) {
   return guard(
       [&] { *bytes = backend::fused_experts_workspace_size(read_args("fused_experts_workspace_size", sizes)); });
+}
+
+rk_status rk_m_grouped_gemm(const rk_m_grouped_gemm_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "m_grouped_gemm";
+    const auto a = read_args(op, args);
+    const Arg x(op, "x", a.x), weight(op, "weight", a.weight), groups(op, "groups", a.groups), out(op, "out", a.out);
+    x.backend_device().last_contiguous();
+    const bool masked = x->ndim == 3, fp8 = x.type() == DType::f8e4m3;
+    if (!masked) x.ndim(2);
+    if (!fp8) x.dtype(kFloats);
+    if (x.type() == DType::f32) x.reject(RK_UNSUPPORTED, "is float32");
+    weight.same_device(x).same_dtype(x).ndim(3).contiguous();
+    const int64_t experts = weight.size(0), n = weight.size(1), k = weight.size(2);
+    const int64_t lead = x.size(0), rows = masked ? lead * x.size(1) : lead, blocks = (k + 127) / 128;
+    masked ? x.shape({experts, -1, k}, "groups and rows of weight") : x.shape({-1, k}, "rows of weight");
+    groups.same_device(x).dtype({DType::i32}).shape({lead}, "groups, or rows of x").contiguous();
+    out.same_device(x).last_contiguous().writable();
+    masked ? out.shape({experts, x.size(1), n}, "rows of x, rows of weight") : out.shape({lead, n}, "the same");
+    if (fp8) {
+      const Arg x_scale(op, "x_scale", a.x_scale), w_scale(op, "weight_scale", a.weight_scale);
+      out.dtype({DType::bf16});
+      x_scale.same_device(x).dtype({DType::f32}).contiguous();
+      masked ? x_scale.shape({experts, x.size(1), blocks}, "blocks of 128") : x_scale.shape({lead, blocks}, "the same");
+      w_scale.same_device(x).dtype({DType::f32}).shape({experts, (n + 127) / 128, blocks}, "blocks").contiguous();
+    } else {
+      out.same_dtype(x);
+      if (a.x_scale || a.weight_scale) x.reject(RK_INVALID, "has scales, which go with float8_e4m3fn");
+    }
+    if (experts > kMaxExperts) weight.reject(RK_UNSUPPORTED, "has %ld groups, supported are %ld", experts, kMaxExperts);
+    if (n % 8 != 0 || k % (fp8 ? 16 : 8) != 0 || k == 0)
+      weight.reject(RK_UNSUPPORTED, "has rows and columns %ld and %ld, supported are multiples of 8 (FP8: 16)", n, k);
+    if (rows > INT32_MAX) x.reject(RK_UNSUPPORTED, "has %ld rows", rows);
+    for (const Arg* t : {&x, &weight, &out}) need_alignment(*t);
+    if (masked)
+      for (const Arg* t : {&x, &out})
+        if (t->size(0) > 1 && t->stride(0) != t->size(1) * t->stride(1))
+          t->reject(RK_UNSUPPORTED, "has groups that do not follow each other");
+    if (rows == 0 || n == 0 || experts == 0) return;
+    const rk_m_grouped_gemm_sizes sizes = {sizeof sizes, fp8, rows, experts, k};
+    check_workspace(op, x, a.workspace, backend::m_grouped_gemm_workspace_size(sizes));
+    backend::m_grouped_gemm(a, stream);
+  });
+}
+
+rk_status rk_m_grouped_gemm_workspace_size(const rk_m_grouped_gemm_sizes* sizes, int64_t* bytes) {
+  return guard(
+      [&] { *bytes = backend::m_grouped_gemm_workspace_size(read_args("m_grouped_gemm_workspace_size", sizes)); });
 }

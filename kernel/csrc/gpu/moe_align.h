@@ -30,31 +30,45 @@ __device__ inline void align(const AlignTask& task) {
   constexpr int kMaxExperts = 1024, kWarps = kAlignThreads / RK_WARP, kAhead = 4;
   __shared__ int counts[kMaxExperts], matches[kWarps];
   const int expert = blockIdx.x, warp = threadIdx.x / RK_WARP, lane = threadIdx.x % RK_WARP;
-  for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) counts[e] = 0;
+  // Where nothing is padded or left out, comparing with this expert tells what lies before it.
+  const bool counted = task.block > 1 || task.map;
+  if (counted)
+    for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) counts[e] = 0;
   __syncthreads();
   wait_for_previous();
-  // Entries of this warp; kAhead loads at a time, since each waits for the L2.
-  const int run = (task.n + kAlignThreads - 1) / kAlignThreads * RK_WARP;
-  const int begin = warp * run, end = min(task.n, begin + run);
-  int found = 0;
-  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
+  // Entries of this warp, a step for each lane; kAhead loads at a time, since each waits for the L2.
+  const int steps = (task.n + kAlignThreads - 1) / kAlignThreads, begin = warp * steps * RK_WARP + lane;
+  const int end = min(task.n, (warp + 1) * steps * RK_WARP);
+  const auto entry = [&](int step) { return begin + step * RK_WARP; };
+  uint32_t mine = 0;  // steps whose entry is this expert's, of the first 32
+  int found = 0, before = 0, all = 0;
+  for (int first = 0; first < steps; first += kAhead) {
     int id[kAhead];
 #pragma unroll
-    for (int a = 0; a < kAhead; a++) id[a] = i + a * RK_WARP < end ? task.ids[i + a * RK_WARP] : -1;
+    for (int a = 0; a < kAhead; a++) id[a] = entry(first + a) < end ? task.ids[entry(first + a)] : -1;
 #pragma unroll
     for (int a = 0; a < kAhead; a++) {
-      if (id[a] >= 0 && id[a] < task.experts) atomicAdd(&counts[id[a]], 1);
-      found += __popcll(ballot(id[a] == expert));
+      const bool inside = id[a] >= 0 && id[a] < task.experts, match = id[a] == expert;
+      if (counted) {
+        if (inside) atomicAdd(&counts[id[a]], 1);
+      } else {
+        before += inside && id[a] < expert;
+        all += inside;
+      }
+      found += __popcll(ballot(match));
+      if (first + a < 32) mine |= uint32_t{match} << (first + a);
     }
   }
   if (lane == 0) matches[warp] = found;
   __syncthreads();
-  int before = 0, all = 0;
-  for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) {
-    if (task.map && task.map[e] < 0) continue;
-    const int padded = (counts[e] + task.block - 1) / task.block * task.block;
-    if (e < expert) before += padded;
-    all += padded;
+  const auto padded = [&](int count) { return (count + task.block - 1) / task.block * task.block; };
+  if (counted) {
+    for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) {
+      if (task.map && task.map[e] < 0) continue;
+      const int size = padded(counts[e]);
+      if (e < expert) before += size;
+      all += size;
+    }
   }
   before = block_reduce<kAlignThreads>(before, Sum());
   all = block_reduce<kAlignThreads>(all, Sum());
@@ -63,26 +77,23 @@ __device__ inline void align(const AlignTask& task) {
     if (task.offsets) task.offsets[expert] = before;
     if (expert == 0 && task.offsets) task.offsets[task.experts] = all;
   }
-  const int local = task.map ? task.map[expert] : expert, count = counts[expert];
-  if (local < 0 || count == 0) return;
-  const int padded = (count + task.block - 1) / task.block * task.block;
+  const int local = task.map ? task.map[expert] : expert;
+  if (local < 0) return;
+  int at = before, count = 0;
+  for (int w = 0; w < kWarps; w++) {
+    if (w == warp) at += count;
+    count += matches[w];
+  }
   if (task.block_experts)
-    for (int b = threadIdx.x; b < padded / task.block; b += kAlignThreads)
+    for (int b = threadIdx.x; b < padded(count) / task.block; b += kAlignThreads)
       task.block_experts[before / task.block + b] = local;
-  for (int i = count + threadIdx.x; i < padded; i += kAlignThreads) task.sorted[before + i] = task.n;
-  int at = before;
-  for (int w = 0; w < warp; w++) at += matches[w];
+  for (int i = count + threadIdx.x; i < padded(count); i += kAlignThreads) task.sorted[before + i] = task.n;
   if (matches[warp] == 0) return;
-  for (int i = begin + lane; i - lane < end; i += kAhead * RK_WARP) {
-    bool match[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) match[a] = i + a * RK_WARP < end && task.ids[i + a * RK_WARP] == expert;
-#pragma unroll
-    for (int a = 0; a < kAhead; a++) {
-      const uint64_t voters = ballot(match[a]);
-      if (match[a]) task.sorted[at + __popcll(voters & ((uint64_t{1} << lane) - 1))] = i + a * RK_WARP;
-      at += __popcll(voters);
-    }
+  for (int step = 0; step < steps; step++) {
+    const bool match = step < 32 ? mine >> step & 1 : entry(step) < end && task.ids[entry(step)] == expert;
+    const uint64_t voters = ballot(match);
+    if (match) task.sorted[at + __popcll(voters & ((uint64_t{1} << lane) - 1))] = entry(step);
+    at += __popcll(voters);
   }
 }
 

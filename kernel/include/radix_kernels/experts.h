@@ -1,4 +1,4 @@
-/* The experts' products of a mixture-of-experts layer. CUDA on Hopper. */
+/* The experts' products of a mixture-of-experts layer, fused and grouped. CUDA on Hopper. */
 #ifndef RADIX_KERNELS_EXPERTS_H
 #define RADIX_KERNELS_EXPERTS_H
 
@@ -14,8 +14,10 @@
  * of the experts adds nothing. expert_map int32 [n] (n at most 1024), optional: an expert's local number, -1: it is not
  * here. workspace: uint8 [rk_fused_experts_workspace_size], 256-byte aligned. Weights may not be written by a kernel
  * that is still in flight two launches earlier in the stream: they are read ahead. act = silu(gate) * up is rounded to
- * the dtype; above 16 tokens or 128 pairs so is an expert's result for a token. RK_UNSUPPORTED for other dtypes, sizes
- * and alignments. */
+ * the dtype; above 16 tokens or 128 pairs so is an expert's result for a token. use_fp8_w8a8 (with block scales; H and
+ * I multiples of 128): hidden_states and the rounded act are quantised to float8_e4m3fn with a scale for 128 columns of
+ * a row, max(largest absolute value, 1e-10) / 448, and the products are of FP8; an expert's result is rounded to the
+ * dtype. RK_UNSUPPORTED for other dtypes, sizes and alignments. */
 typedef struct rk_fused_experts_args {
   uint32_t struct_size;
   const rk_tensor* hidden_states;
@@ -28,6 +30,7 @@ typedef struct rk_fused_experts_args {
   const rk_tensor* expert_map;
   const rk_tensor* out;
   const rk_tensor* workspace;
+  int32_t use_fp8_w8a8;
 } rk_fused_experts_args;
 RK_API rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream);
 
@@ -40,5 +43,35 @@ typedef struct rk_fused_experts_sizes {
   int64_t inter_size;
 } rk_fused_experts_sizes;
 RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
+
+/* Rows of x by the weight of their group: weight [E, N, K], contiguous, E at most 1024, N and K multiples of 8 (FP8: N
+ * of 8, K of 16), rows at multiples of 16 bytes. Two layouts: x [M, K], out [M, N], groups int32 [M]: a row's group,
+ * -1: padding. A group's rows follow each other. x [E, M, K], out [E, M, N], groups int32 [E]: how many of a group's
+ * rows count; the groups of x and of out lie M rows apart. expected_m: about how many those are (tiles follow it,
+ * results do not). x and weight bf16 or fp16 and out of their dtype; or float8_e4m3fn, out bf16, with fp32 x_scale (one
+ * a row and 128 of K) and weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous. Rows of no group are not written.
+ * workspace: uint8 [rk_m_grouped_gemm_workspace_size], 256-byte aligned. RK_UNSUPPORTED for other dtypes, sizes and
+ * strides. */
+typedef struct rk_m_grouped_gemm_args {
+  uint32_t struct_size;
+  int32_t expected_m;
+  const rk_tensor* x;
+  const rk_tensor* weight;
+  const rk_tensor* groups;
+  const rk_tensor* x_scale;
+  const rk_tensor* weight_scale;
+  const rk_tensor* out;
+  const rk_tensor* workspace;
+} rk_m_grouped_gemm_args;
+RK_API rk_status rk_m_grouped_gemm(const rk_m_grouped_gemm_args* args, rk_stream stream);
+
+typedef struct rk_m_grouped_gemm_sizes {
+  uint32_t struct_size;
+  int32_t fp8;
+  int64_t rows; /* of x, of all groups together */
+  int64_t groups;
+  int64_t k;
+} rk_m_grouped_gemm_sizes;
+RK_API rk_status rk_m_grouped_gemm_workspace_size(const rk_m_grouped_gemm_sizes* sizes, int64_t* bytes);
 
 #endif

@@ -37,6 +37,8 @@ _HOPPER_OPS = frozenset(
         "merge_state",
         "mla_decode",
         "fused_experts",
+        "m_grouped_gemm_contiguous",
+        "m_grouped_gemm_masked",
         "linear_dense",
         "fp8_scaled_mm",
         "fp8_blockwise_scaled_mm",

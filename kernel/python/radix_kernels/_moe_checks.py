@@ -83,6 +83,15 @@ def check_experts(
     _checks.contiguous_last(op, "out", out)
 
 
+def check_quantized(op: str, w1: Any, w2: Any, scale: Any) -> None:
+    """Of every path, after check_experts: what use_fp8_w8a8 asks for."""
+    _checks.require(op, scale is not None and scale.ndim == 3, "use_fp8_w8a8 needs weights with a scale for a block")
+    for name, w in (("w1", w1), ("w2", w2)):
+        _checks.require(
+            op, w.shape[2] % SCALE_BLOCK == 0, f"{name} has {w.shape[2]} columns, use_fp8_w8a8 needs multiples of 128"
+        )
+
+
 def _check_weights(op: str, x: Any, w1: Any, w2: Any, s1: Any, s2: Any) -> None:
     _checks.same_dtype(op, "w2", w2, "w1", w1)
     if w1.dtype == x.dtype:

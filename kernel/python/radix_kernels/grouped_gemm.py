@@ -6,14 +6,15 @@ Common to both
                     weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous; out is bfloat16 then
     rows            may be strided, the last dimension is contiguous; rows of no group are neither read nor written
     result          sums are float32, rounded once; a row's depends on no other row
-On a GPU: Triton. Nothing is read on the host, so a CUDA graph may capture them.
+On a GPU: Triton, on Hopper a native kernel (16 bits and FP8; sizes in multiples of 8, K of FP8 of 16; groups of x that
+follow each other). Nothing is read on the host, so a CUDA graph may capture them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _checks, _dispatch
+from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
 
 ALIGNMENT = 128
@@ -44,13 +45,15 @@ def m_grouped_gemm_contiguous(
     _checks.shape(op, "m_indices", args[2], x.shape[:1], "rows of x")
     out = _output(op, args[0], args[1], out, x)
     o = _arrays.as_torch(out)
-    run = _dispatch.native(op, x)
-    if run is not None:
-        run(*args, o)
+    a, w, groups, s, ws = args
+
+    def call(run: _dispatch.Native, bound: bool) -> None:
+        run(a, w, groups, 0, s, ws, o, _workspace(a, w)) if bound else run(a, w, groups, s, ws, o)
+
+    if _dispatch.attempt(op, x, call):
         return out
     from . import reference
 
-    a, w, groups, s, ws = args
     reference.m_grouped_gemm_contiguous(
         a, w, groups, x_scale=s, weight_scale=ws, out=o, compute_dtype=reference.float32()
     )
@@ -84,10 +87,12 @@ def m_grouped_gemm_masked(
     _checks.require(op, expected >= 0, f"expected_m is {expected_m}, expected 0 or more")
     out = _output(op, args[0], args[1], out, x)
     o = _arrays.as_torch(out)
-    run = _dispatch.native(op, x)
     a, w, counts, s, ws = args
-    if run is not None:
-        run(a, w, counts, expected, s, ws, o)
+
+    def call(run: _dispatch.Native, bound: bool) -> None:
+        run(a, w, counts, expected, s, ws, o, *([_workspace(a, w)] if bound else []))
+
+    if _dispatch.attempt(op, x, call):
         return out
     from . import reference
 
@@ -119,6 +124,13 @@ def _check(op: str, rank: int, name: str, x: Any, weight: Any, groups: Any, x_sc
             checked.append((which, scale))
     for which, t in checked:
         _checks.require(op, t.is_contiguous(), f"{which} is not contiguous")
+
+
+def _workspace(x: Any, weight: Any) -> Any:
+    assert _loader.bind is not None
+    fp8 = _arrays.dtype_name(x) == _FP8
+    size = _loader.bind.m_grouped_gemm_workspace_size(fp8, x.shape[:-1].numel(), *weight.shape[::2])
+    return _arrays.empty(x, (size,), "uint8")
 
 
 def _output(op: str, x: Any, weight: Any, out: Array | None, given: Array) -> Array:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._moe_checks import MAX_EXPERTS, check_bias, check_experts, check_groups, check_routing
+from ._moe_checks import MAX_EXPERTS, check_bias, check_experts, check_groups, check_quantized, check_routing
 
 Routed = tuple[Array, Array]
 
@@ -190,6 +190,7 @@ def fused_experts(
     w1_scale: Array | None = None,
     w2_scale: Array | None = None,
     expert_map: Array | None = None,
+    use_fp8_w8a8: bool = False,
     out: Array | None = None,
 ) -> Array:
     """`out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up)`, e = topk_ids[t, k].
@@ -203,9 +204,12 @@ def fused_experts(
     out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns out.
 
     Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way. FP8 weights are
-    widened exactly and meet the activations in hidden_states' dtype: activations are not quantised.
+    widened exactly and meet the activations in hidden_states' dtype. use_fp8_w8a8: with block scales (H and I multiples
+    of 128) the activations are quantised too, hidden_states and the rounded silu(gate) * up, as `per_token_group_quant`
+    does; on Hopper the products are of FP8 then, elsewhere of what the quantised numbers stand for.
     On a GPU: Triton or, on Hopper where it is faster, a native kernel; the tiles and so the last bits depend on T.
-    Tolerance to float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32).
+    Tolerance to float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised activations
+    1e-2, and they themselves are 2 to 4 % (norm) off.
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "fused_experts"
@@ -214,41 +218,45 @@ def fused_experts(
     args = (hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out)
     x, a, b, weights, ids, s1, s2, mapped, o = (_arrays.as_torch(t) for t in args)
     check_experts(op, x, a, b, weights, ids, s1, s2, mapped, o)
+    if use_fp8_w8a8:
+        check_quantized(op, a, b, s1)
     run = _dispatch.native(op, hidden_states)
     bound = run is getattr(_loader.bind, op, None)
     if run is not None and bound:
         try:
-            _run_native(op, run, x, a, b, weights, ids, s1, s2, mapped, o)
+            _run_native(op, run, x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8)
             return out
         except NotImplementedError as refusal:
             run = _dispatch.fallback(op, hidden_states, run, str(refusal))
     if run is not None:
-        run(x, a, b, weights, ids, s1, s2, mapped, o)
+        run(x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8)
         return out
     from . import reference
 
     reference.fused_experts(
-        x, a, b, weights, ids, w1_scale=s1, w2_scale=s2, expert_map=mapped, out=o, compute_dtype=reference.float32()
-    )
+        x, a, b, weights, ids, w1_scale=s1, w2_scale=s2, expert_map=mapped, use_fp8_w8a8=use_fp8_w8a8, out=o,
+        compute_dtype=reference.float32(),
+    )  # fmt: skip
     return out
 
 
 def _run_native(op: str, run: _dispatch.Native, *args: Any) -> None:
     """NotImplementedError where the kernel refuses the call, or where Triton is there and faster."""
-    x, w1, w2, _, ids, scale, *_, expert_map, _ = args
-    if _dispatch.triton_installed() and _triton_is_faster(ids.numel(), w2.shape[0], w2.shape[2], scale is not None):
+    x, w1, w2, _, ids, scale, *_, expert_map, _, use_fp8_w8a8 = args
+    choice = ids.numel(), w2.shape[0], scale is not None
+    if not use_fp8_w8a8 and _dispatch.triton_installed() and _triton_is_faster(*choice):
         raise NotImplementedError(f"{op}: Triton is faster")
     named = w1.shape[0] if expert_map is None else expert_map.shape[0]
     assert _loader.bind is not None
     size = _loader.bind.fused_experts_workspace_size(*ids.shape, named, *w2.shape[1:])
-    run(*args, _arrays.empty(x, (size,), "uint8"))
+    run(*args[:-1], _arrays.empty(x, (size,), "uint8"), use_fp8_w8a8)
 
 
-def _triton_is_faster(pairs: int, experts: int, inter: int, fp8: bool) -> bool:
+def _triton_is_faster(pairs: int, experts: int, fp8: bool) -> bool:
     """What an H200 showed for three models (docs/kernels/moe.md)."""
     if fp8:
         return not (16 < pairs <= 64 or pairs >= 16 * experts)
-    return pairs < 128 * experts or inter < 4096
+    return pairs < 128 * experts
 
 
 def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:

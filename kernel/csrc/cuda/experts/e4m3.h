@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/experts/launch.h"
+#include "gpu/float8.h"
 
 namespace radix::experts {
 
@@ -42,6 +43,28 @@ __device__ inline uint32_t widen(uint32_t word) {
   }
   return pair;
 }
+
+// The scale of values of which `largest` is the largest, and they in FP8 (as per_token_group_quant, but multiplied by
+// the scale's inverse).
+struct QuantScale {
+  float value, inverse;
+
+  __device__ explicit QuantScale(float largest)
+      : value(fmaxf(largest, 1e-10f) / gpu::E4m3::kLargest), inverse(gpu::E4m3::kLargest / fmaxf(largest, 1e-10f)) {}
+
+  // Eight of them.
+  __device__ uint2 quantized(const float* v) const {
+    uint32_t words[2];
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      uint16_t low, high;
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[i + 3] * inverse), "f"(v[i + 2] * inverse));
+      words[i / 4] = low | uint32_t{high} << 16;
+    }
+    return make_uint2(words[0], words[1]);
+  }
+};
 
 // x where it meets FP8 weights from registers (many_kernel.h): of 16 elements e the order is 0 1 4 5 8 9 12 13, then 2
 // 3 6 7 10 11 14 15. Piece `piece` (even: the first eight) from the two that hold the sixteen.

@@ -17,19 +17,14 @@ int multiprocessors(rk_device device) {
 
 namespace {
 
-bool is_few(int64_t tokens, int64_t topk) {
-  return tokens <= kFewTokens && tokens * topk <= kFewPairs;
-}
-
 // Bytes before each part of the workspace, and of all.
 struct Layout {
-  int64_t rows = 0, sorted = 0, offsets = 0, all = 0;
+  int64_t rows, sorted, offsets, all;
 
   explicit Layout(const rk_fused_experts_sizes& s) {
     const auto up = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
     const int64_t pairs = s.tokens * s.topk;
-    all = rows = up(pairs * s.inter_size * 2);
-    if (is_few(s.tokens, s.topk)) return;
+    rows = up(pairs * s.inter_size * 2);
     sorted = rows + up(pairs * s.hidden_size * 2);
     offsets = sorted + up(pairs * 4);
     all = offsets + up((s.named_experts + 1) * 4);
@@ -74,14 +69,21 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
     q.w1_scale = data_ptr<float>(*args.w1_scale);
     q.w2_scale = data_ptr<float>(*args.w2_scale);
     q.block_scales = args.w1_scale->ndim == 3;
+    q.fp8_activations = args.use_fp8_w8a8 != 0;
   }
-  if (is_few(ids.shape[0], ids.shape[1])) {
+  if (q.few()) {
     const auto few = fp8 ? (bf ? few_bf16_fp8 : few_f16_fp8) : (bf ? few_bf16 : few_f16);
     return few(q);
   }
   const Layout at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
-  const Scratch scratch = {q.workspace, q.workspace + at.rows, reinterpret_cast<int32_t*>(q.workspace + at.sorted),
-                           reinterpret_cast<int32_t*>(q.workspace + at.offsets)};
+  Scratch scratch = {q.workspace, q.workspace + at.rows, reinterpret_cast<int32_t*>(q.workspace + at.sorted),
+                     reinterpret_cast<int32_t*>(q.workspace + at.offsets)};
+  if (q.fp8_activations) {  // they take half of their room, and their scales a sixteenth of the rest
+    scratch.act_scales = reinterpret_cast<float*>(scratch.act + int64_t{q.pairs()} * q.inter);
+    scratch.row_scales = reinterpret_cast<float*>(scratch.rows + int64_t{q.pairs()} * q.hidden);
+    scratch.scale_step = (q.pairs() + 3) / 4 * 4;
+    return (bf ? many_bf16_w8a8 : many_f16_w8a8)(q, scratch);
+  }
   const auto many = fp8 ? (bf ? many_bf16_fp8 : many_f16_fp8) : (bf ? many_bf16 : many_f16);
   many(q, scratch);
 }

@@ -10,6 +10,8 @@ constexpr int kMaxExperts = 1024;
 // Up to so many tokens and pairs (token, place in its top-k) a batch is not sorted.
 constexpr int kFewTokens = 16, kFewPairs = 128;
 
+constexpr const char* kOp = "fused_experts";
+
 // Who goes where.
 struct Routing {
   const int32_t *ids, *map;  // [tokens, topk]; [named] local numbers, or null
@@ -18,6 +20,7 @@ struct Routing {
 };
 
 struct Problem {
+  const char* op = kOp;
   rk_device device;
   rk_stream stream;
   Routing routing;
@@ -26,22 +29,23 @@ struct Problem {
   int64_t x_step;                    // bytes
   const float *w1_scale, *w2_scale;  // of FP8 weights, or null
   bool block_scales;                 // one a block of 128 x 128, else one an expert
+  bool fp8_activations;              // x and act are quantised; with block scales
   int experts, hidden, inter;
   char* out;         // [tokens, hidden]
   int64_t out_step;  // elements
   char* workspace;
 
   int pairs() const { return routing.tokens * routing.topk; }
-  bool few() const { return routing.tokens <= kFewTokens && pairs() <= kFewPairs; }
+  bool few() const { return !fp8_activations && routing.tokens <= kFewTokens && pairs() <= kFewPairs; }
 };
 
 // Of a sorted batch. `rows` holds the tokens' rows by place, then each pair's result.
 struct Scratch {
-  char *act, *rows;           // [pairs, inter], [pairs, hidden]
-  int32_t *sorted, *offsets;  // [pairs], [named + 1]
+  char *act, *rows;                // [pairs, inter], [pairs, hidden]
+  int32_t *sorted, *offsets;       // [pairs], [named + 1]
+  float *act_scales, *row_scales;  // of these in FP8: [inter / 128, scale_step], [hidden / 128, scale_step]
+  int scale_step;                  // pairs, up to a multiple of 4
 };
-
-constexpr const char* kOp = "fused_experts";
 
 int multiprocessors(rk_device device);
 
@@ -53,5 +57,7 @@ void many_bf16(const Problem& problem, const Scratch& scratch);
 void many_f16(const Problem& problem, const Scratch& scratch);
 void many_bf16_fp8(const Problem& problem, const Scratch& scratch);
 void many_f16_fp8(const Problem& problem, const Scratch& scratch);
+void many_bf16_w8a8(const Problem& problem, const Scratch& scratch);
+void many_f16_w8a8(const Problem& problem, const Scratch& scratch);
 
 }  // namespace radix::experts

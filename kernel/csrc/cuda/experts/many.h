@@ -13,10 +13,11 @@ inline hopper::TensorMap matrix_map(const Problem& q, const void* data, const ho
   return hopper::make_tensor_map(data, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-// Rows of k elements of `item` bytes that follow each other: boxes of `box` rows.
-inline hopper::TensorMap rows_map(const Problem& q, const void* data, int k, int64_t rows, int box, int item) {
+// Rows of k elements of `item` bytes, `step` bytes apart: boxes of `box` rows.
+inline hopper::TensorMap rows_map(const Problem& q, const void* data, int k, int64_t step, int64_t rows, int box,
+                                  int item) {
   const hopper::TileShape shape = {
-      2, {uint64_t(k), uint64_t(rows)}, {uint64_t(k) * item}, {uint32_t(128 / item), uint32_t(box)}};
+      2, {uint64_t(k), uint64_t(rows)}, {uint64_t(step)}, {uint32_t(128 / item), uint32_t(box)}};
   return matrix_map(q, data, shape, item);
 }
 
@@ -31,54 +32,82 @@ inline hopper::TensorMap gated_map(const Problem& q, int item) {
   return matrix_map(q, q.w1, shape, item);
 }
 
-template <class T, bool kFp8, int kMaxColumns>
+// The scales of x's rows [chunks, step]: a box for the pairs of a tile.
+inline hopper::TensorMap scales_map(const float* data, int chunks, int step, int box) {
+  const hopper::TileShape shape = {2, {uint64_t(step), uint64_t(chunks)}, {uint64_t(step) * 4}, {uint32_t(box), 1}};
+  return hopper::make_tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, shape, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+template <class T, class Tile>
+void launch_product(const Problem& q, const ManyParams& p, const hopper::TensorMap& weight, const hopper::TensorMap& x,
+                    const hopper::TensorMap& scales) {
+  hopper::LaunchShape shape;
+  shape.grid = dim3(multiprocessors(q.device) / Tile::kCluster * Tile::kCluster);
+  shape.threads = kManyThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  shape.cluster = Tile::kCluster;
+  hopper::launch_dependent(q.op, q.device, q.stream, many_kernel<T, Tile>, shape, weight, x, scales, p);
+}
+
+template <class T, Format kFormat, int kMaxColumns, int kCluster = 1>
 void launch_many(const Problem& q, const Scratch& s) {
-  using Up = ManyTile<true, kFp8, kMaxColumns>;
-  using Down = ManyTile<false, kFp8, kMaxColumns>;
-  constexpr int kItem = kFp8 ? 1 : 2;  // bytes of a weight's element
-  sort_pairs(q, s.sorted, s.offsets);
-  gather_rows(q, s.sorted, s.offsets, s.rows);
+  using Up = ManyTile<kFormat, true, kMaxColumns, kCluster>;
+  using Down = ManyTile<kFormat, false, kMaxColumns, kCluster>;
+  constexpr bool kFp8 = kFormat == Format::fp8;
+  constexpr int kWeight = kFormat == Format::half ? 2 : 1, kX = kFp8 ? 1 : 2;  // bytes of an element
+  const auto tiles = [](int n, int features, int cluster) {
+    const int each = features * cluster;
+    return (n + each - 1) / each;
+  };
   ManyParams p = {};
-  p.offsets = s.offsets;
+  p.placed = gather_rows(q, s);
+  p.begins = s.offsets;
+  p.ends = s.offsets + 1;
   p.map = q.routing.map;
   p.named = q.routing.named;
   p.n = q.inter;
-  p.row_tiles = (q.inter + Up::kFeatures - 1) / Up::kFeatures;
-  p.chunks = (q.hidden + Up::kChunk - 1) / Up::kChunk;
+  p.row_tiles = tiles(q.inter, Up::kFeatures, Up::kCluster);
+  p.chunks = tiles(q.hidden, Up::kChunk, 1);
   p.scales = scales_of(q, q.w1_scale, 2 * q.inter, q.hidden);
   p.up_rows = q.inter;
   p.expert_rows = 2 * q.inter / 8;
   p.out = s.act;
   p.out_step = q.inter;
-  p.permuted = kFp8;
-  hopper::LaunchShape shape;
-  shape.grid = dim3(multiprocessors(q.device));
-  shape.threads = kManyThreads;
-  shape.shared_bytes = Up::kSharedBytes;
-  hopper::launch_dependent(kOp, q.device, q.stream, many_kernel<T, Up>, shape, gated_map(q, kItem),
-                           rows_map(q, s.rows, q.hidden, q.pairs(), Up::kBox, 2), p);
+  p.permuted = kFormat == Format::widened;
+  p.out_scales = s.act_scales;
+  p.scale_step = s.scale_step;
+  hopper::TensorMap scales = {};
+  if (kFp8) scales = scales_map(s.row_scales, p.chunks, s.scale_step, Up::kScaleBox);
+  launch_product<T, Up>(q, p, gated_map(q, kWeight),
+                        rows_map(q, s.rows, q.hidden, int64_t{q.hidden} * kX, q.pairs(), Up::kBox, kX), scales);
 
+  p.placed = true;
   p.rows = s.sorted;
   p.n = q.hidden;
-  p.row_tiles = (q.hidden + Down::kFeatures - 1) / Down::kFeatures;
-  p.chunks = (q.inter + Down::kChunk - 1) / Down::kChunk;
+  p.row_tiles = tiles(q.hidden, Down::kFeatures, Down::kCluster);
+  p.chunks = tiles(q.inter, Down::kChunk, 1);
   p.scales = scales_of(q, q.w2_scale, q.hidden, q.inter);
   p.up_rows = 0;
   p.expert_rows = q.hidden;
   p.out = s.rows;
   p.out_step = q.hidden;
   p.permuted = false;
-  shape.shared_bytes = Down::kSharedBytes;
-  hopper::launch_dependent(kOp, q.device, q.stream, many_kernel<T, Down>, shape,
-                           rows_map(q, q.w2, q.inter, int64_t{q.experts} * q.hidden, kTileRows, kItem),
-                           rows_map(q, s.act, q.inter, q.pairs(), Down::kBox, 2), p);
+  if (kFp8) scales = scales_map(s.act_scales, p.chunks, s.scale_step, Down::kScaleBox);
+  launch_product<T, Down>(
+      q, p, rows_map(q, q.w2, q.inter, int64_t{q.inter} * kWeight, int64_t{q.experts} * q.hidden, kTileRows, kWeight),
+      rows_map(q, s.act, q.inter, int64_t{q.inter} * kX, q.pairs(), Down::kBox, kX), scales);
   combine(q, s.rows);
 }
 
-// Up to 32 pairs an expert in the mean the weights' bytes bound the product: small tiles, a deep ring.
-template <class T, bool kFp8>
+// Up to 32 pairs an expert in the mean the weights' bytes bound the product: small tiles, a deep ring. Pairs of blocks
+// pay in FP8 where each expert has many: its tiles ask the L2 for twice the bytes an operation.
+template <class T, Format kFormat>
 void many(const Problem& q, const Scratch& s) {
-  q.pairs() <= 32 * q.routing.named ? launch_many<T, kFp8, 64>(q, s) : launch_many<T, kFp8, kFp8 ? 128 : 256>(q, s);
+  constexpr int kMost = kMostColumns<kFormat>;
+  if (q.pairs() <= 32 * q.routing.named) return launch_many<T, kFormat, 64>(q, s);
+  if constexpr (kFormat == Format::fp8)
+    if (q.pairs() > 512 * q.routing.named) return launch_many<T, kFormat, kMost, 2>(q, s);
+  launch_many<T, kFormat, kMost>(q, s);
 }
 
 }  // namespace radix::experts

@@ -1,9 +1,13 @@
-#include "cuda/experts/many.h"
+#include "cuda/experts/grouped.h"
 
 namespace radix::experts {
 
 void many_bf16(const Problem& problem, const Scratch& scratch) {
-  many<bf16, false>(problem, scratch);
+  many<bf16, Format::half>(problem, scratch);
+}
+
+void grouped_bf16(const Grouped& g) {
+  grouped<bf16, Format::half>(g);
 }
 
 }  // namespace radix::experts

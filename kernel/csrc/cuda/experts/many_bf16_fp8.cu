@@ -3,7 +3,7 @@
 namespace radix::experts {
 
 void many_bf16_fp8(const Problem& problem, const Scratch& scratch) {
-  many<bf16, true>(problem, scratch);
+  many<bf16, Format::widened>(problem, scratch);
 }
 
 }  // namespace radix::experts

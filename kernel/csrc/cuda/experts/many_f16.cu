@@ -1,9 +1,13 @@
-#include "cuda/experts/many.h"
+#include "cuda/experts/grouped.h"
 
 namespace radix::experts {
 
 void many_f16(const Problem& problem, const Scratch& scratch) {
-  many<f16, false>(problem, scratch);
+  many<f16, Format::half>(problem, scratch);
+}
+
+void grouped_f16(const Grouped& g) {
+  grouped<f16, Format::half>(g);
 }
 
 }  // namespace radix::experts

@@ -3,7 +3,7 @@
 namespace radix::experts {
 
 void many_f16_fp8(const Problem& problem, const Scratch& scratch) {
-  many<f16, true>(problem, scratch);
+  many<f16, Format::widened>(problem, scratch);
 }
 
 }  // namespace radix::experts

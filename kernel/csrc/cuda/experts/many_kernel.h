@@ -1,105 +1,26 @@
 // Fused experts for sorted pairs, on wgmma: result[place, f] = w[e][f, :] @ x[place, :], the places of expert e being
-// offsets[e] .. offsets[e + 1] - 1. Weights are wgmma's 64-row operand and pairs its columns, whose number a tile
+// begins[e] .. ends[e] - 1. Weights are wgmma's 64-row operand and pairs its columns, whose number a tile
 // chooses (16 .. kMaxColumns): few pairs waste little, many fill the tensor cores.
 //
-//   block: persistent, one a multiprocessor; tiles of 128 weight rows by up to kMaxColumns pairs of one expert. An
-//   expert's pairs are split evenly over the fewest tiles; those of the same weight rows follow each other, so that the
-//   weights come from memory once.
+//   block: persistent, one a multiprocessor; tiles of 128 weight rows by up to kMaxColumns pairs of one expert; those
+//   of the same weight rows follow each other, so that the weights come from memory once.
+//   cluster: where there are many pairs two blocks have the same pairs and neighbouring weight rows; each loads half of
+//   x and multicasts it to both (a tile alone would ask more of the L2 than it gives).
 //   producer (a thread): TMA of [128 rows, 128 bytes] of the weights and the pairs' rows into a ring of stages, which
-//   runs on over the ends of tiles.
+//   runs on over the ends of tiles. Its first weights are on their way before the kernel ahead has ended.
 //   consumers (two warpgroups): 64 rows each; one product in flight while the next stage is awaited.
 //   end of a tile: silu(gate) * up where gated (the tensor map alternates between 8 gate and 8 up rows, so that a lane
 //   has both), transposed through shared memory, rows of the result in pieces of 16 bytes.
 #pragma once
 
-#include "cuda/experts/e4m3.h"
+#include "cuda/experts/many_producer.h"
 #include "cuda/experts/wgmma_narrow.h"
+#include "cuda/hopper/cluster.h"
 #include "cuda/hopper/matrices.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/hopper/registers.h"
-#include "cuda/hopper/tma.h"
 
 namespace radix::experts {
-
-constexpr int kManyThreads = 384, kTileRows = 128;
-
-struct ManyParams {
-  const int32_t* offsets;  // [named + 1]
-  const int32_t* rows;     // row of the result for a place; null: the place
-  const int32_t* map;      // [named], or null
-  int named;
-  int n, row_tiles, chunks;  // result columns; tiles of 128 weight rows; chunks of 128 bytes of k
-  Scales scales;             // of FP8 weights
-  int up_rows;               // rows from a gate row to its up row
-  int expert_rows;           // weight rows from one expert to the next; gated: in units of 8
-  char* out;
-  int64_t out_step;  // elements
-  bool permuted;     // write what meets FP8 weights (ManyFp8)
-};
-
-// Of a gated product or not, with FP8 weights or not.
-template <bool kGated_, bool kFp8_, int kMaxColumns_>
-struct ManyTile {
-  static constexpr bool kGated = kGated_, kFp8 = kFp8_;
-  static constexpr int kMaxColumns = kMaxColumns_;
-  static constexpr int kChunk = kFp8 ? 128 : 64, kParts = kChunk / 64;  // of k a stage; x comes in parts of 64
-  static constexpr int kBox = kMaxColumns > 64 ? 32 : 16;               // pairs a copy
-  static constexpr int kWeightBytes = kTileRows * 128, kPartBytes = kMaxColumns * 128;
-  static constexpr int kStageBytes = kWeightBytes + kParts * kPartBytes;
-  static constexpr int kFit = (192 << 10) / kStageBytes, kStages = kFit < 8 ? kFit : 8;
-  static constexpr int kFeatures = kGated ? 64 : 128;           // result columns of a tile
-  static constexpr int kPieces = kFeatures / 16;                // of 16 bytes, of a row of a warpgroup's results
-  static constexpr int kStaged = 64;                            // pairs
-  static constexpr int kStagingBytes = kStaged * kPieces * 16;  // of a warpgroup
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStagingBytes + 1024;
-};
-
-// The tiles of all experts.
-struct Schedule {
-  int offsets[kMaxExperts + 1];
-  int first[kMaxExperts + 1];  // blocks of pairs before each expert
-
-  // By one warp.
-  __device__ void find(const ManyParams& p, int max_columns) {
-    const int lane = threadIdx.x % 32, run = (p.named + 31) / 32, begin = lane * run;
-    for (int e = lane; e <= p.named; e += 32) offsets[e] = p.offsets[e];
-    __syncwarp();
-    const auto blocks = [&](int e) { return (offsets[e + 1] - offsets[e] + max_columns - 1) / max_columns; };
-    int own = 0;
-    for (int e = begin; e < min(begin + run, p.named); e++) own += blocks(e);
-    int sum = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += before;
-    }
-    if (lane == 31) first[p.named] = sum;
-    sum -= own;
-    for (int e = begin; e < min(begin + run, p.named); e++) {
-      first[e] = sum;
-      sum += blocks(e);
-    }
-  }
-};
-
-struct TilePlace {
-  int expert, row_tile, begin, count;  // places begin .. begin + count - 1
-
-  __device__ TilePlace(const Schedule& s, const ManyParams& p, int tile) {
-    const int block = tile / p.row_tiles;
-    int low = 0, high = p.named;  // first[low] <= block < first[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (s.first[middle] <= block ? low : high) = middle;
-    }
-    const int blocks = s.first[low + 1] - s.first[low], at = tile - s.first[low] * p.row_tiles;
-    const int all = s.offsets[low + 1] - s.offsets[low], each = (all + blocks - 1) / blocks;
-    row_tile = at / blocks;
-    begin = s.offsets[low] + at % blocks * each;
-    count = min(each, s.offsets[low + 1] - begin);
-    expert = p.map ? p.map[low] : low;
-  }
-};
 
 // Two floats, rounded, in one word: the first below.
 template <class T>
@@ -119,47 +40,67 @@ class ManyConsumer {
   using Ring = hopper::Ring<Tile::kStages>;
   static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
 
-  __device__ ManyConsumer(const ManyParams& p, const char* stages, char* staging, uint64_t* full, uint64_t* empty)
+  // stages: then the scales of their pairs, then where results are staged.
+  __device__ ManyConsumer(const ManyParams& p, char* stages, uint64_t* full, uint64_t* empty)
       : p_(p),
         stages_(stages),
+        scales_(reinterpret_cast<const float*>(stages + Tile::kStages * Tile::kStageBytes)),
         full_(full),
         empty_(empty),
         group_(threadIdx.x / 128 - 1),
         warp_(threadIdx.x % 128 / 32),
         lane_(threadIdx.x % 32),
-        staging_(staging + group_ * Tile::kStagingBytes) {}
+        staging_(stages + Tile::kStages * (Tile::kStageBytes + Tile::kScaleBytes) +
+                 (Tile::kQuantizes ? 0 : group_ * Tile::kStagingBytes)) {}
 
-  // The instruction's columns: the fewest that hold the pairs.
   __device__ void run(const TilePlace& at) {
-    if constexpr (Tile::kFp8) {
-      if constexpr (Tile::kMaxColumns <= 64) {
-        at.count <= 16 ? run<16>(at) : at.count <= 32 ? run<32>(at) : run<64>(at);
-      } else {
-        at.count <= 64 ? run<64>(at) : at.count <= 96 ? run<96>(at) : run<128>(at);
-      }
-    } else if constexpr (Tile::kMaxColumns <= 64) {
-      at.count <= 16 ? run<16>(at) : at.count <= 32 ? run<32>(at) : run<64>(at);
+    const int columns = Tile::columns(at.count);
+    if constexpr (Tile::kMaxColumns <= 64) {
+      columns == 16 ? run<16>(at) : columns == 32 ? run<32>(at) : run<64>(at);
     } else {
-      at.count <= 64    ? run<64>(at)
-      : at.count <= 96  ? run<96>(at)
-      : at.count <= 128 ? run<128>(at)
-      : at.count <= 160 ? run<160>(at)
-      : at.count <= 192 ? run<192>(at)
-                        : run<256>(at);
+      if (columns == 64) return run<64>(at);
+      if (columns == 96) return run<96>(at);
+      if (columns == 128) return run<128>(at);
+      if constexpr (Tile::kMaxColumns > 128)
+        if (columns == 144) return run<144>(at);
+      if constexpr (Tile::kMaxColumns > 144)
+        if (columns == 192) return run<192>(at);
+      if constexpr (Tile::kMaxColumns > 192)
+        if (columns == 256) return run<256>(at);
     }
   }
 
  private:
   template <int kColumns>
   __device__ void run(const TilePlace& at) {
-    using namespace hopper;
-    float sum[kColumns / 2] = {};  // else its registers would be taken from one tile to the next
-    if constexpr (Tile::kFp8) {
-      multiply_fp8<kColumns>(at, sum);
-    } else {
-      multiply<kColumns>(sum);
+#pragma unroll 1
+    for (int i = 0; i < Tile::kRuns; i++) {
+      float sum[kColumns / 2] = {};  // else its registers would be taken from one tile to the next
+      if constexpr (Tile::kFormat == Format::half) {
+        multiply<kColumns>(sum);
+      } else if constexpr (Tile::kFormat == Format::widened) {
+        multiply_widened<kColumns>(at, sum);
+      } else {
+        multiply_fp8<kColumns>(at, sum);
+      }
+      if constexpr (Tile::kQuantizes) {
+        stage<kColumns>(i, at.count, sum);
+      } else if constexpr (Tile::kGated) {
+        store_gated<kColumns>(at, sum);
+      } else {
+        store<kColumns>(at, sum);
+      }
     }
-    store<kColumns>(at, sum);
+    if constexpr (Tile::kQuantizes) store_quantized(at);
+  }
+
+  // This warp has read a stage.
+  __device__ void release(int stage) {
+    if constexpr (Tile::kCluster == 1) {
+      if (lane_ == 0) hopper::barrier_arrive(&empty_[stage]);
+    } else {
+      if (lane_ < Tile::kCluster) hopper::barrier_arrive_remote(&empty_[stage], lane_);
+    }
   }
 
   template <int kColumns>
@@ -168,28 +109,83 @@ class ManyConsumer {
     int last = 0;
     for (int chunk = 0; chunk < p_.chunks; chunk++) {
       barrier_wait(&full_[ring_.index], ring_.parity);
-      const char* stage = stages_ + ring_.index * Tile::kStageBytes;
-      const uint64_t rows = swizzled_operand(stage + group_ * 64 * 128);
-      const uint64_t columns = swizzled_operand(stage + Tile::kWeightBytes);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < 4; i++) Wgmma<kType, kColumns>::run(sum, next_k(rows, i), next_k(columns, i), true);
-      wgmma_commit();
+      start<kType, kColumns>(sum, true);
       wgmma_wait<1>();
-      if (chunk > 0 && lane_ == 0) barrier_arrive(&empty_[last]);
+      if (chunk > 0) release(last);
       last = ring_.index;
       ring_.next();
     }
     wgmma_wait<0>();
     wgmma_hold(sum);
-    if (lane_ == 0) barrier_arrive(&empty_[last]);
+    release(last);
   }
+
+  // The products of a stage whose operands both lie in shared memory, on top of `sum` or not.
+  template <hopper::Operand kOperand, int kColumns>
+  __device__ void start(float (&sum)[kColumns / 2], bool more) {
+    using namespace hopper;
+    const char* stage = stages_ + ring_.index * Tile::kStageBytes;
+    const uint64_t rows = swizzled_operand(stage + group_ * 64 * 128);
+    const uint64_t columns = swizzled_operand(stage + Tile::kWeightBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) Wgmma<kOperand, kColumns>::run(sum, next_k(rows, i), next_k(columns, i), more || i > 0);
+    wgmma_commit();
+  }
+
+  // A chunk is a block of scales along k, of the weights and of x: its sum is multiplied by both.
+  template <int kColumns>
+  __device__ void multiply_fp8(const TilePlace& at, float (&sum)[kColumns / 2]) {
+    using namespace hopper;
+    const int first = min(at.row_tile * Tile::kFeatures, p_.n - 1);
+    WeightScales scales(p_.scales.of(at.expert, first), p_.scales.of(at.expert, first + p_.up_rows), p_.chunks, lane_);
+    for (int chunk = 0; chunk < p_.chunks; chunk++) {
+      float part[kColumns / 2];
+      barrier_wait(&full_[ring_.index], ring_.parity);
+      start<Operand::e4m3, kColumns>(part, false);
+      scales.find(chunk);
+      const float* of_x = scales_ + ring_.index * (Tile::kScaleBytes / 4) + at.begin % 4 + lane_ % 4 * 2;
+      wgmma_wait<0>();
+      wgmma_hold(part);
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        const float x[2] = {of_x[2 * i], of_x[2 * i + 1]};
+        sum[i] += part[i] * (x[0] * scales.low);
+        sum[i + 1] += part[i + 1] * (x[1] * scales.low);
+        sum[i + 2] += part[i + 2] * (x[0] * scales.high);
+        sum[i + 3] += part[i + 3] * (x[1] * scales.high);
+      }
+      __syncwarp();
+      release(ring_.index);
+      ring_.next();
+    }
+  }
+
+  // Of the weights of a chunk, the gate's rows and the up rows; a lane holds those of one of 32 chunks.
+  struct WeightScales {
+    const float *low_from, *high_from;
+    int chunks, lane;
+    float low_ahead = 0, high_ahead = 0, low = 0, high = 0;
+
+    __device__ WeightScales(const float* low_from, const float* high_from, int chunks, int lane)
+        : low_from(low_from), high_from(high_from), chunks(chunks), lane(lane) {}
+
+    __device__ void find(int chunk) {
+      if (chunk % 32 == 0) {
+        const int mine = min(chunk + lane, chunks - 1);
+        low_ahead = low_from[mine];
+        high_ahead = Tile::kGated ? high_from[mine] : low_ahead;
+      }
+      low = __shfl_sync(~0u, low_ahead, chunk % 32);
+      high = Tile::kGated ? __shfl_sync(~0u, high_ahead, chunk % 32) : low;
+    }
+  };
 
   // FP8 weights go through registers. A lane's 4 bytes of a row are elements 4 t to 4 t + 3 of 16, where the
   // instruction takes 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: so x has its elements in another order (permuted_piece). A
   // chunk is a block of scales along k, its sum is multiplied by them.
   template <int kColumns>
-  __device__ void multiply_fp8(const TilePlace& at, float (&sum)[kColumns / 2]) {
+  __device__ void multiply_widened(const TilePlace& at, float (&sum)[kColumns / 2]) {
     using namespace hopper;
     const int strip = group_ * 4 + warp_, row = lane_ / 8 % 2 * 8 + lane_ % 8;  // this lane's row for ldmatrix
     const int first = at.row_tile * (Tile::kGated ? 64 : 128) + strip * (Tile::kGated ? 8 : 16);
@@ -230,7 +226,7 @@ class ManyConsumer {
       }
       wgmma_wait<0>();
       wgmma_hold(part);
-      if (lane_ == 0) barrier_arrive(&empty_[stage]);
+      release(stage);
 #pragma unroll
       for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -243,36 +239,113 @@ class ManyConsumer {
     }
   }
 
+  // Of a gated product: 32 features of a pair from the four warps.
   template <int kColumns>
-  __device__ void store(const TilePlace& at, const float (&sum)[kColumns / 2]) {
+  __device__ void store_gated(const TilePlace& at, const float (&sum)[kColumns / 2]) {
+    constexpr int kStaged = Tile::kStaged;
 #pragma unroll
-    for (int first = 0; first < kColumns; first += Tile::kStaged) {
+    for (int first = 0; first < kColumns; first += kStaged) {
       if (first >= at.count) break;
-      constexpr int kStaged = Tile::kStaged;
       hopper::named_barrier(1 + group_, 128);  // the pieces before have been read
 #pragma unroll
       for (int c = 0; c < kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        const int pair = c * 16 + lane_ / 8 % 2 * 8 + lane_ % 8;
-        if constexpr (Tile::kGated) {
-          hopper::store_transposed(staged(pair, warp_), gated(d), gated(d + 4));
-        } else {
-          hopper::store_transposed(staged(pair, 2 * warp_ + lane_ / 16), round_pair<T>(d[0], d[1]),
-                                   round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
-        }
+        hopper::store_transposed(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
       }
       hopper::named_barrier(1 + group_, 128);
       const int count = min(kStaged, at.count - first);
       const int column = at.row_tile * Tile::kFeatures + group_ * (Tile::kFeatures / 2);
       for (int i = threadIdx.x % 128; i < count * Tile::kPieces; i += 128) {
-        const int pair = i / Tile::kPieces, piece = i % Tile::kPieces, place = at.begin + first + pair;
+        const int pair = i / Tile::kPieces, piece = i % Tile::kPieces;
         if (column + piece * 8 >= p_.n) continue;
-        const int64_t row = p_.rows ? p_.rows[place] : place;
         uint4 value = load(staged(pair, p_.permuted ? piece & ~1 : piece));
         if (p_.permuted) value = permuted_piece(value, load(staged(pair, piece | 1)), piece);
-        *reinterpret_cast<uint4*>(p_.out + (row * p_.out_step + column + piece * 8) * 2) = value;
+        const int64_t place = at.begin + first + pair;
+        *reinterpret_cast<uint4*>(p_.out + (place * p_.out_step + column + piece * 8) * 2) = value;
       }
+    }
+  }
+
+  // A warp's own 16 features: a sector of the pair's row. No warp waits for another.
+  template <int kColumns>
+  __device__ void store(const TilePlace& at, const float (&sum)[kColumns / 2]) {
+    const uint32_t from = hopper::shared_address(staging_) + warp_ * Tile::kStaged * 32;
+    const auto staged = [&](int pair, int piece) { return from + pair * 32 + (piece ^ pair / 4 % 2) * 16; };
+    const int piece = lane_ % 2, column = at.row_tile * kTileRows + (group_ * 4 + warp_) * 16 + piece * 8;
+    int row[kColumns / 16];
+#pragma unroll
+    for (int i = 0; i < kColumns / 16; i++) {
+      const int pair = i * 16 + lane_ / 2;
+      row[i] = pair < at.count && column < p_.n ? p_.rows ? p_.rows[at.begin + pair] : at.begin + pair : -1;
+    }
+#pragma unroll
+    for (int first = 0; first < kColumns; first += Tile::kStaged) {
+      if (first >= at.count) break;
+      __syncwarp();  // the pieces before have been read
+#pragma unroll
+      for (int c = 0; c < Tile::kStaged / 16; c++) {
+        if (first + c * 16 >= kColumns) break;
+        const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
+        hopper::store_transposed(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
+                                 round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = first / 16; i < (first + Tile::kStaged) / 16 && i < kColumns / 16; i++) {
+        if (row[i] < 0) continue;
+        char* to = p_.out + (row[i] * p_.out_step + column) * 2;
+        *reinterpret_cast<uint4*>(to) = load(staged(i * 16 - first + lane_ / 2, piece));
+      }
+    }
+  }
+
+  // One run's features of all pairs, rounded; both warpgroups stage beside each other.
+  template <int kColumns>
+  __device__ void stage(int run, int count, const float (&sum)[kColumns / 2]) {
+    if (run == 0) hopper::named_barrier(1, 256);  // the tile before has been read
+#pragma unroll
+    for (int c = 0; c < kColumns / 16; c++) {
+      if (c * 16 >= count) break;
+      const float* d = sum + c * 8;
+      hopper::store_transposed(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
+    }
+  }
+
+  // The 128 features of each pair in FP8, by 8 lanes.
+  __device__ void store_quantized(const TilePlace& at) {
+    hopper::named_barrier(1, 256);
+    const int column = at.row_tile * Tile::kFeatures;
+    if (column >= p_.n) return;
+    for (int i = threadIdx.x - 128; i - lane_ < at.count * 8; i += 256) {
+      const int pair = min(i / 8, at.count - 1), piece = i % 8;
+      float v[16];
+      unpack(load(staged(pair, piece)), v);
+      unpack(load(staged(pair, piece + 8)), v + 8);
+      float largest = 0;
+#pragma unroll
+      for (int j = 0; j < 16; j++) largest = fmaxf(largest, fabsf(v[j]));
+#pragma unroll
+      for (int mask = 4; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+      const QuantScale scale(largest);
+      if (i >= at.count * 8) continue;
+      const int64_t place = at.begin + pair;
+      char* to = p_.out + place * p_.out_step + column + piece * 8;
+      *reinterpret_cast<uint2*>(to) = scale.quantized(v);
+      *reinterpret_cast<uint2*>(to + 64) = scale.quantized(v + 8);
+      if (piece == 0) p_.out_scales[int64_t{at.row_tile} * p_.scale_step + place] = scale.value;
+    }
+  }
+
+  // Eight T of 16 bytes.
+  __device__ static void unpack(const uint4& piece, float* v) {
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      T pair[2];
+      memcpy(pair, &words[i], 4);
+      v[2 * i] = gpu::to_float(pair[0]);
+      v[2 * i + 1] = gpu::to_float(pair[1]);
     }
   }
 
@@ -284,29 +357,31 @@ class ManyConsumer {
 
   // Two pairs of silu(gate) * up of one feature.
   __device__ static uint32_t gated(const float* d) {
-    const auto silu = [](float x) { return x / (1.f + __expf(-x)); };
+    const auto silu = [](float x) { return __fdividef(x, 1.f + __expf(-x)); };
     return round_pair<T>(silu(d[0]) * d[2], silu(d[1]) * d[3]);
   }
   // Where a piece of a pair's row is staged, so that neighbouring pairs meet in no bank.
   __device__ uint32_t staged(int pair, int piece) const {
-    const int turned = Tile::kGated ? piece ^ pair / 2 % 4 : piece ^ pair % 8;
+    const int turned = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
     return hopper::shared_address(staging_) + (pair * Tile::kPieces + turned) * 16;
   }
 
   const ManyParams& p_;
   const char* stages_;
+  const float* scales_;
   uint64_t *full_, *empty_;
   const int group_, warp_, lane_;
   char* staging_;
   Ring ring_;
 };
 
+// scale_map: of x's scales, where it has some.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kManyThreads, 1)
     many_kernel(const __grid_constant__ hopper::TensorMap weight_map, const __grid_constant__ hopper::TensorMap x_map,
-                const __grid_constant__ ManyParams p) {
+                const __grid_constant__ hopper::TensorMap scale_map, const __grid_constant__ ManyParams p) {
   using namespace hopper;
-  constexpr int kStages = Tile::kStages;
+  constexpr int kStages = Tile::kStages, kCluster = Tile::kCluster;
   extern __shared__ char unaligned[];
   __shared__ uint64_t full[kStages], empty[kStages];
   __shared__ Schedule schedule;
@@ -316,44 +391,56 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     prefetch_tensor_map(&x_map);
     for (int i = 0; i < kStages; i++) {
       barrier_init(&full[i], 1);
-      barrier_init(&empty[i], 8);  // the consumer warps
+      barrier_init(&empty[i], 8 * kCluster);  // the consumer warps
     }
     barrier_init_fence();
   }
-  pdl_wait();
-  pdl_trigger();
+  if (!p.placed) pdl_wait();
   if (threadIdx.x < 32) schedule.find(p, Tile::kMaxColumns);
+  if constexpr (kCluster > 1) cluster_sync();
   __syncthreads();
-  const int tiles = schedule.first[p.named] * p.row_tiles;
+  const int tiles = schedule.first[p.named] * p.row_tiles, rank = kCluster > 1 ? cluster_rank() : 0;
+  const int first = blockIdx.x / kCluster, width = gridDim.x / kCluster;
+  const auto place = [&](int tile) { return TilePlace::find<Tile>(schedule, p, tile, rank); };
 
   if (threadIdx.x < 128) {
     give_registers<40>();
-    if (threadIdx.x != 0) return;
-    Ring<kStages> ring;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TilePlace at(schedule, p, tile);
-      const int boxes = (at.count + Tile::kBox - 1) / Tile::kBox;
-      for (int chunk = 0; chunk < p.chunks; chunk++, ring.next()) {
-        barrier_wait(&empty[ring.index], ring.parity ^ 1);
-        uint64_t* barrier = &full[ring.index];
-        char* stage = stages + ring.index * Tile::kStageBytes;
-        barrier_arrive_expect(barrier, Tile::kWeightBytes + Tile::kParts * boxes * Tile::kBox * 128);
-        const int k = chunk * Tile::kChunk;
-        if constexpr (Tile::kGated) {
-          tma_load_4d(stage, &weight_map, barrier, k, 0, 0, at.expert * p.expert_rows + at.row_tile * 8);
-        } else {
-          tma_load_2d(stage, &weight_map, barrier, k, at.expert * p.expert_rows + at.row_tile * kTileRows);
+    if (threadIdx.x == 0) {
+      ManyProducer<Tile> self(p, stages, full, rank);
+      int ahead = 0;
+      if (first < tiles) {
+        self.begin(place(first));
+        for (Ring<kStages> ring; ahead < min(kStages, p.chunks); ahead++, ring.next())
+          self.load_weights(ring, 0, ahead, &weight_map);
+      }
+      pdl_wait();
+      pdl_trigger();
+      Ring<kStages> ring;
+      for (int tile = first; tile < tiles; tile += width) {
+        self.begin(place(tile));
+        for (int run = 0; run < Tile::kRuns; run++) {
+          for (int chunk = 0; chunk < p.chunks; chunk++, ring.next()) {
+            if (ahead > 0) {
+              ahead--;
+            } else {
+              barrier_wait(&empty[ring.index], ring.parity ^ 1);
+              self.load_weights(ring, run, chunk, &weight_map);
+            }
+            self.load_pairs(ring, chunk, &x_map, &scale_map);
+          }
         }
-        for (int part = 0; part < Tile::kParts; part++)
-          for (int box = 0; box < boxes; box++)
-            tma_load_2d(stage + Tile::kWeightBytes + part * Tile::kPartBytes + box * Tile::kBox * 128, &x_map, barrier,
-                        k + part * 64, at.begin + box * Tile::kBox);
       }
     }
   } else {
     take_registers<232>();
-    ManyConsumer<T, Tile> self(p, stages, stages + kStages * Tile::kStageBytes, full, empty);
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) self.run(TilePlace(schedule, p, tile));
+    pdl_wait();
+    ManyConsumer<T, Tile> self(p, stages, full, empty);
+    for (int tile = first; tile < tiles; tile += width) self.run(place(tile));
+  }
+  // A block's shared memory stays until its neighbour has sent and counted its last.
+  if constexpr (kCluster > 1) {
+    __syncwarp();
+    cluster_sync();
   }
 }
 

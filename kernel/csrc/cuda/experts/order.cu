@@ -1,5 +1,7 @@
 #include "cuda/experts/order.h"
 
+#include <climits>
+
 #include "cuda/experts/e4m3.h"
 #include "cuda/hopper/pdl.h"
 #include "gpu/element.h"
@@ -10,23 +12,97 @@ namespace radix::experts {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kPlacedPairs = 4096;  // up to so many are placed without a sort
 
 __global__ void __launch_bounds__(gpu::kAlignThreads) sort_kernel(gpu::AlignTask task) {
   gpu::align(task);
 }
 
-// Pieces of 16 bytes.
+// Rows of x by place; a lane moves a piece of 8 elements of a row, neighbouring lanes neighbouring pieces. `inside`: it
+// is one; all lanes of a warp call.
 template <bool kPermuted>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const char* x, int64_t x_step, const int32_t* sorted,
-                                                          const int32_t* count, int topk, int pieces, uint4* rows) {
+struct CopyRows {
+  const char* x;
+  int64_t x_step;  // bytes
+  int pieces;
+  uint4* rows;
+
+  __device__ void move(bool inside, int64_t token, int64_t place, int piece) const {
+    const uint4* from = reinterpret_cast<const uint4*>(x + token * x_step);
+    if (inside)
+      rows[place * pieces + piece] = kPermuted ? permuted_piece(from[piece & ~1], from[piece | 1], piece) : from[piece];
+  }
+};
+
+// In FP8: the 16 lanes of 128 columns find their scale.
+template <class T>
+struct QuantizeRows {
+  const char* x;
+  int64_t x_step;
+  int pieces;
+  uint2* rows;
+  float* scales;
+  int scale_step;
+
+  __device__ void move(bool inside, int64_t token, int64_t place, int piece) const {
+    const auto pack = gpu::load_pack<8>(reinterpret_cast<const T*>(x + token * x_step) + piece * 8);
+    float v[8], largest = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      v[j] = gpu::to_float(pack.at[j]);
+      largest = fmaxf(largest, fabsf(v[j]));
+    }
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    const QuantScale scale(largest);
+    if (!inside) return;
+    rows[place * pieces + piece] = scale.quantized(v);
+    if (piece % 16 == 0) scales[int64_t{piece / 16} * scale_step + place] = scale.value;
+  }
+};
+
+// After the sort.
+template <class Rows>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(Rows rows, const int32_t* sorted, const int32_t* count, int topk) {
   hopper::pdl_wait();
   hopper::pdl_trigger();
-  const int64_t total = int64_t{*count} * pieces;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
-    const int64_t token = sorted[i / pieces] / topk;
-    const int piece = static_cast<int>(i % pieces);
-    const uint4* from = reinterpret_cast<const uint4*>(x + token * x_step);
-    rows[i] = kPermuted ? permuted_piece(from[piece & ~1], from[piece | 1], piece) : from[piece];
+  const int64_t total = int64_t{*count} * rows.pieces, step = int64_t{gridDim.x} * kThreads;
+  const int lane = threadIdx.x % 32;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i - lane < total; i += step) {
+    const int64_t item = min(i, total - 1), place = item / rows.pieces;
+    rows.move(i < total, sorted[place] / topk, place, static_cast<int>(item % rows.pieces));
+  }
+}
+
+// Without a sort: a warp finds the place of a pair among all others, which the block holds, and moves its row; or it
+// finds where an expert's pairs begin.
+template <class Rows>
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(Rows rows, Routing r, int pairs, int32_t* sorted, int32_t* offsets) {
+  __shared__ int ids[kPlacedPairs];
+  constexpr int kNobody = INT_MAX;
+  hopper::pdl_wait();
+  hopper::pdl_trigger();
+  for (int i = threadIdx.x; i < pairs; i += kThreads) {
+    const int id = r.ids[i];
+    ids[i] = id < 0 || id >= r.named || (r.map && r.map[id] < 0) ? kNobody : id;
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  for (int job = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; job < pairs + r.named + 1;
+       job += gridDim.x * (kThreads / 32)) {
+    const bool of_pair = job < pairs;
+    const int id = of_pair ? ids[job] : job - pairs;
+    if (id == kNobody) continue;
+    int before = 0;
+    for (int i = lane; i < pairs; i += 32) before += ids[i] < id || (ids[i] == id && i < job && of_pair);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) before += __shfl_xor_sync(~0u, before, mask);
+    if (lane == 0) (of_pair ? sorted[before] : offsets[id]) = of_pair ? job : before;
+    if (!of_pair) continue;
+    for (int i = lane; i - lane < rows.pieces; i += 32)
+      rows.move(i < rows.pieces, job / r.topk, before, min(i, rows.pieces - 1));
   }
 }
 
@@ -64,22 +140,43 @@ hopper::LaunchShape shape_of(const Problem& q, int64_t items) {
   return shape;
 }
 
-}  // namespace
-
-void sort_pairs(const Problem& q, int32_t* sorted, int32_t* offsets) {
+void sort_pairs(const Problem& q, const Scratch& s) {
   const gpu::AlignTask task{q.routing.ids, q.routing.map, q.pairs(), q.routing.named, 1,
-                            sorted,        nullptr,       nullptr,   offsets};
+                            s.sorted,      nullptr,       nullptr,   s.offsets};
   hopper::LaunchShape shape;
   shape.grid = dim3(q.routing.named);
   shape.threads = gpu::kAlignThreads;
   hopper::launch_dependent(kOp, q.device, q.stream, sort_kernel, shape, task);
 }
 
-void gather_rows(const Problem& q, const int32_t* sorted, const int32_t* offsets, char* rows) {
+template <class Rows>
+void order(const Problem& q, const Scratch& s, const Rows& rows) {
+  if (q.pairs() <= kPlacedPairs) {
+    const auto shape = shape_of(q, int64_t{q.pairs() + q.routing.named + 1} * 32);
+    return hopper::launch_dependent(kOp, q.device, q.stream, place_kernel<Rows>, shape, rows, q.routing, q.pairs(),
+                                    s.sorted, s.offsets);
+  }
+  sort_pairs(q, s);
+  hopper::launch_dependent(kOp, q.device, q.stream, gather_kernel<Rows>, shape_of(q, int64_t{q.pairs()} * rows.pieces),
+                           rows, s.sorted, s.offsets + q.routing.named, q.routing.topk);
+}
+
+}  // namespace
+
+bool gather_rows(const Problem& q, const Scratch& s) {
   const int pieces = q.hidden / 8;
-  const auto kernel = q.w1_scale ? gather_kernel<true> : gather_kernel<false>;
-  hopper::launch_dependent(kOp, q.device, q.stream, kernel, shape_of(q, int64_t{q.pairs()} * pieces), q.x, q.x_step,
-                           sorted, offsets + q.routing.named, q.routing.topk, pieces, reinterpret_cast<uint4*>(rows));
+  if (q.fp8_activations) {
+    const auto run = [&](auto type) {
+      using T = decltype(type);
+      order(q, s, QuantizeRows<T>{q.x, q.x_step, pieces, reinterpret_cast<uint2*>(s.rows), s.row_scales, s.scale_step});
+    };
+    q.type == DType::bf16 ? run(bf16{}) : run(f16{});
+  } else if (q.w1_scale) {
+    order(q, s, CopyRows<true>{q.x, q.x_step, pieces, reinterpret_cast<uint4*>(s.rows)});
+  } else {
+    order(q, s, CopyRows<false>{q.x, q.x_step, pieces, reinterpret_cast<uint4*>(s.rows)});
+  }
+  return q.pairs() > kPlacedPairs;
 }
 
 void combine(const Problem& q, const char* part) {

@@ -1,2 +1,2 @@
-radix_hopper_family(experts experts.cu order.cu few_bf16.cu few_f16.cu many_bf16.cu many_f16.cu many_bf16_fp8.cu
-                    many_f16_fp8.cu)
+radix_hopper_family(experts experts.cu grouped.cu order.cu few_bf16.cu few_f16.cu many_bf16.cu many_f16.cu many_bf16_fp8.cu
+                    many_f16_fp8.cu many_bf16_w8a8.cu many_f16_w8a8.cu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._out import finish
+from .quantize import per_token_group_quant
 
 
 def topk_softmax(
@@ -102,11 +103,14 @@ def fused_experts(
     w1_scale: torch.Tensor | None = None,
     w2_scale: torch.Tensor | None = None,
     expert_map: torch.Tensor | None = None,
+    use_fp8_w8a8: bool = False,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.fused_experts`. Reads topk_ids on the host."""
     x = hidden_states.to(compute_dtype)
+    if use_fp8_w8a8:
+        x = quantized_activations(x)
     result = torch.zeros_like(x)
     ids = topk_ids.long()
     named = torch.arange(w1.shape[0]) if expert_map is None else expert_map.cpu().long()
@@ -115,7 +119,10 @@ def fused_experts(
         if local < 0 or not token.numel():
             continue
         gate, up = (x[token] @ _weight(w1, w1_scale, local, compute_dtype).T).chunk(2, dim=1)
-        value = torch.nn.functional.silu(gate) * up @ _weight(w2, w2_scale, local, compute_dtype).T
+        act = torch.nn.functional.silu(gate) * up
+        if use_fp8_w8a8:
+            act = quantized_activations(act.to(hidden_states.dtype).to(compute_dtype))
+        value = act @ _weight(w2, w2_scale, local, compute_dtype).T
         result.index_add_(0, token, value * topk_weights[token, place, None].to(compute_dtype))
     return finish(result, out, hidden_states.dtype)
 
@@ -129,6 +136,12 @@ def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: tor
     if factor.ndim == 2:
         factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)[: one.shape[0], : one.shape[1]]
     return one * factor
+
+
+def quantized_activations(x: torch.Tensor) -> torch.Tensor:
+    """What rows quantised in groups of 128 columns stand for, in x's dtype."""
+    codes, scales = per_token_group_quant(x, 128, compute_dtype=x.dtype)
+    return (codes.to(x.dtype).unflatten(-1, (-1, 128)) * scales.to(x.dtype)[..., None]).flatten(-2)
 
 
 def _best(score: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 
+from ..reference.moe import quantized_activations
 from .moe_kernel import combine, product
 
 # Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
@@ -80,6 +81,7 @@ def fused_experts(
     w2_scale: torch.Tensor | None,
     expert_map: torch.Tensor | None,
     out: torch.Tensor,
+    use_fp8_w8a8: bool = False,
 ) -> None:
     """See `radix_kernels.fused_experts`, which has checked the arguments.
 
@@ -90,7 +92,7 @@ def fused_experts(
         out.zero_()
         return
     tiles = choose_tiles(pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), shared_memory(w1.device))
-    run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles)
+    run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles, use_fp8_w8a8)
 
 
 def run(
@@ -105,8 +107,9 @@ def run(
     out: torch.Tensor,
     up: Tiles,
     down: Tiles,
+    use_fp8_w8a8: bool = False,
 ) -> None:
-    """`fused_experts` by given tiles; both products have the same rows."""
+    """`fused_experts` by given tiles; both products have the same rows. Quantised activations are widened again."""
     from ..moe import moe_align_block_size
 
     tokens, topk = topk_ids.shape
@@ -122,22 +125,28 @@ def run(
     part = x.new_empty((pairs, hidden))
 
     def launch(source: torch.Tensor, w: torch.Tensor, scale: Any, to: torch.Tensor, k: int, tiles: Tiles) -> None:
-        n = to.shape[1]
+        n, gated = to.shape[1], to is act
         product[(blocks * -(-n // tiles.block_n),)](
             source, w, scale, topk_ids, expert_map, *order, to, pairs, source.stride(0), to.stride(0),
-            K=k, N=n, NUM_EXPERTS=named, TOPK=topk if source is x else 1, GATED=source is x, FEW=few,
+            K=k, N=n, NUM_EXPERTS=named, TOPK=topk if gated else 1, GATED=gated, FEW=few,
             MAPPED=expert_map is not None, SCALE=0 if scale is None else 1 if scale.ndim == 1 else 2,
             BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group, SWAP=tiles.swap,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
 
-    launch(x, w1, w1_scale, act, hidden, up)
+    launch(_quantized(x) if use_fp8_w8a8 else x, w1, w1_scale, act, hidden, up)
+    if use_fp8_w8a8:
+        act = _quantized(act)
     launch(act, w2, w2_scale, part, inter, down)
     block = min(1024, 1 << (hidden - 1).bit_length())
     combine[(tokens, -(-hidden // block))](
         part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named, TOPK=topk,
         MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
+
+
+def _quantized(x: torch.Tensor) -> torch.Tensor:
+    return quantized_activations(x.float()).to(x.dtype)
 
 
 @cache
