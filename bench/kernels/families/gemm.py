@@ -14,12 +14,13 @@ from .. import peers
 from ..harness import Case, Contender
 
 FP8 = torch.float8_e4m3fn
+Weights = tuple[tuple[int, int, tuple[int, ...]], ...]  # rows, columns, numbers of tokens
 # Weight rows and columns: QKV, O, gate and up (fused), down of llama3-8b and qwen3-0.6b; the latter's LM head.
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 2048), (1024, 3072))
 GATED = ((28672, 4096), (6144, 1024))
 HEAD = (151936, 1024)
-SCALED = ((6144, 4096, (16,)), (28672, 4096, (64, 256, 4096)))
-BLOCKWISE = ((24576, 1536, (64,)), (28672, 4096, (256, 4096)), (7168, 16384, (4096,)))
+SCALED: Weights = ((6144, 4096, (16,)), (28672, 4096, (64, 256, 4096)))
+BLOCKWISE: Weights = ((24576, 1536, (64,)), (28672, 4096, (256, 4096)), (7168, 16384, (4096,)))
 
 
 def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:

@@ -23,16 +23,15 @@ inline int wide_tiles(const Problem& q, int m, int columns, Share share) {
   return q.batch * ceil_div(m, kWideTokens * wide_along_m(share)) * ceil_div(q.n, columns * wide_along_n(share));
 }
 
-// Cycles for m tokens in tiles of so many weight rows. 128 elements of k move 256 + 3 a row times 128 bytes from and to
-// shared memory, 128 a cycle; tensor cores take 4 cycles a row, no more for up to 256. Beginning and end of a tile are
-// fitted to timings of an H200.
+// Cycles for m tokens in tiles of so many weight rows, a fit to timings of an H200: 128 bytes of k take 256 and 3 a
+// row (the tensor cores alone 4 a row), beginning and end of a tile 1,500 and 10 a row, an exchange of sums 1,000.
 inline int64_t wide_cycles(const Problem& q, int m, int columns, Share share) {
   const int rounds = ceil_div(wide_tiles(q, m, columns, share), multiprocessors(q.device) / kWideCluster);
-  const int chunks = ceil_div(ceil_div(q.k, 128), share == Share::k ? 2 : 1);
+  const int chunks = ceil_div(ceil_div(q.k * q.element_size(), 128), share == Share::k ? 2 : 1);
   return int64_t{rounds} * (chunks * (256 + 3 * columns) + 1500 + 10 * columns + (share == Share::k ? 1000 : 0));
 }
 
-template <class Out, int kColumns, Sums kSums, Share kShare>
+template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>
 void launch_wide(const Problem& q) {
   using Tile = WideTile<kColumns>;
   constexpr int kAlongM = wide_along_m(kShare), kAlongN = wide_along_n(kShare);
@@ -41,7 +40,7 @@ void launch_wide(const Problem& q) {
   p.n = q.n;
   p.m_tiles = ceil_div(q.m, kWideTokens * kAlongM) * kAlongM;
   p.n_tiles = ceil_div(q.n, kColumns * kAlongN) * kAlongN;
-  p.chunks = ceil_div(q.k, 128);
+  p.chunks = ceil_div(q.k * q.element_size(), 128);
   p.tiles = wide_tiles(q, q.m, kColumns, kShare);
   p.static_weight = q.static_weight;
   p.gated = q.gated();
@@ -59,7 +58,7 @@ void launch_wide(const Problem& q) {
   shape.threads = kWideThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kWideCluster;
-  hopper::launch_dependent(q.op, q.device, q.stream, wide_kernel<Out, kColumns, kSums, kShare>, shape,
+  hopper::launch_dependent(q.op, q.device, q.stream, wide_kernel<kType, Out, kColumns, kSums, kShare>, shape,
                            token_map(q, kWideTokens / kAlongN), weight_map(q, kColumns / kAlongM),
                            result_map(q, kWideBox), p);
 }
@@ -74,9 +73,9 @@ struct WideChoice {
   bool takes(const Problem& q) const { return !q.gated() || columns % (2 * kWideBox) == 0; }
 };
 
-template <class Out, Sums kSums, Share kShare, int... columns>
+template <hopper::Operand kType, class Out, Sums kSums, Share kShare, int... columns>
 const WideChoice& fastest(const Problem& q, int m) {
-  static constexpr WideChoice kChoices[] = {{columns, kShare, launch_wide<Out, columns, kSums, kShare>}...};
+  static constexpr WideChoice kChoices[] = {{columns, kShare, launch_wide<kType, Out, columns, kSums, kShare>}...};
   const WideChoice* best = nullptr;
   for (const WideChoice& c : kChoices)
     if (c.takes(q) && (!best || c.cycles(q, m) < best->cycles(q, m))) best = &c;
@@ -84,23 +83,31 @@ const WideChoice& fastest(const Problem& q, int m) {
 }
 
 // Weights of few rows, up to kWideTokens tokens: k shared where that is faster.
-template <class Out, Sums kSums>
+template <hopper::Operand kType, class Out, Sums kSums, int... columns>
 void wide(const Problem& q) {
   if (q.m <= kWideTokens && q.k >= 1024 && !q.gated()) {
-    const WideChoice& shared = fastest<Out, kSums, Share::k, 64>(q, kWideTokens);
-    const WideChoice& whole = fastest<Out, kSums, Share::tokens, 192, 160, 128, 96, 64>(q, kWideTokens);
+    const WideChoice& shared = fastest<kType, Out, kSums, Share::k, 64>(q, kWideTokens);
+    const WideChoice& whole = fastest<kType, Out, kSums, Share::tokens, columns...>(q, kWideTokens);
     if (shared.cycles(q, kWideTokens) < whole.cycles(q, kWideTokens)) return shared.launch(q);
   }
-  fastest<Out, kSums, Share::tokens, 192, 160, 128, 96, 64>(q, q.m).launch(q);
+  fastest<kType, Out, kSums, Share::tokens, columns...>(q, q.m).launch(q);
 }
 
 // The tile does not change bits; whether k is shared does, and how long the tensor cores add: these follow from n, k
 // and whether there are more than kWideTokens tokens.
 template <class Out>
-void wide(const Problem& q) {
-  if (q.block_w) return wide<Out, Sums::blocks>(q);
-  if (!q.fast || q.m <= kWideTokens) return wide<Out, Sums::exact>(q);
-  fastest<Out, Sums::fast, Share::weight, 256, 224, 192, 128, 96, 64>(q, q.m).launch(q);
+void wide_fp8(const Problem& q) {
+  constexpr auto kType = hopper::Operand::e4m3;
+  if (q.block_w) return wide<kType, Out, Sums::blocks, 192, 160, 128, 96, 64>(q);
+  if (!q.fast || q.m <= kWideTokens) return wide<kType, Out, Sums::exact, 192, 160, 128, 96, 64>(q);
+  fastest<kType, Out, Sums::fast, Share::weight, 256, 224, 192, 128, 96, 64>(q, q.m).launch(q);
+}
+
+// 16-bit operands, of which the tensor cores' sums keep what float32 keeps.
+template <hopper::Operand kType, class Out>
+void wide_halves(const Problem& q) {
+  if (q.m <= kWideTokens) return wide<kType, Out, Sums::fast, 128, 64>(q);
+  fastest<kType, Out, Sums::fast, Share::weight, 256, 192, 128, 64>(q, q.m).launch(q);
 }
 
 }  // namespace radix::gemm
