@@ -127,6 +127,29 @@ def test_large_batch(dtype, tolerance, rng):
         assert_same_bits(rk.linear_silu_and_mul(x[row : row + 1], packed), gated[row : row + 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", [None, "int8", "w8a8", "int4", "w4a8"])
+def test_outputs_larger_than_caches(dtype, kind, rng):
+    """Megabytes of them, of plain and gated products: the bits of the same rows alone."""
+    if kind and _loader.backend != "cpu":
+        pytest.skip("quantized weights belong to the CPU library")
+    x, w = spread((700, 96), dtype, rng), spread((2048, 96), dtype, rng) / 8
+    packed = rk.pack_weight(w, kind=kind)
+    bias = spread((2048,), torch.float32, rng)
+    exact = rk.linear(x, packed, out_dtype=torch.float32).double()
+    assert_close("linear", rk.linear(x, packed), exact, TOLERANCE[dtype])
+    biased, gated = rk.linear(x, packed, bias), rk.linear_silu_and_mul(x, packed)
+    assert_close("linear", biased, exact + bias.double(), TOLERANCE[dtype])
+    gate, up = exact.chunk(2, dim=1)
+    allowed = TOLERANCE[dtype] if _loader.backend == "cpu" else tuple(2 * limit for limit in ON_GPU[dtype])
+    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, allowed)
+    if packed.layout == "reference":
+        return
+    for row in (0, 350, 699):
+        assert_same_bits(rk.linear(x[row : row + 1], packed, bias), biased[row : row + 1])
+        assert_same_bits(rk.linear_silu_and_mul(x[row : row + 1], packed), gated[row : row + 1])
+
+
 def test_nan_rows_and_padding(rng):
     """A NaN in x reaches its row, one in w its column; padding is never an output."""
     x, w = spread((5, 33), torch.bfloat16, rng), spread((17, 33), torch.bfloat16, rng)
