@@ -209,7 +209,7 @@ def fused_experts(
     does; on Hopper the products are of FP8 then, elsewhere of what the quantised numbers stand for.
     On a GPU: Triton or, on Hopper where it is faster, a native kernel; the tiles and so the last bits depend on T.
     Tolerance to float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised activations
-    1.2e-2, and they themselves are 2 to 4 % (norm) off.
+    2e-2, and they themselves are 2 to 4 % (norm) off.
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "fused_experts"
