@@ -12,7 +12,11 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+
+// Of a multiprocessor. The grid is no larger: a block goes on to further heads, which costs less than its start.
+template <int kUnits>
+constexpr int kBlocks = kUnits == 1 ? 8 : 4;
 
 // [T, H, D] or, with pages for tokens, [pages, page_size, H, D]; strides in bytes.
 struct Heads {
@@ -132,6 +136,14 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
   const Heads target = choose(is_q, task.q, cache);
   T* to = reinterpret_cast<T*>(target.data + place + head * target.head);
   const void* weight = is_q ? task.q_weight : task.k_weight;
+  // Asked for as soon as the position is there, while the elements are still on their way.
+  Turn<kNeox, N> turn[kUnits];
+  const float* cos_sin = task.cos_sin + (exists ? position : 0) * task.cos_sin_stride;
+#pragma unroll
+  for (int i = 0; i < kUnits; i++) {
+    unit[i].rotated = unit[i].rotated && (is_q || is_k);
+    if (unit[i].rotated) turn[i].load(cos_sin, task, unit[i]);
+  }
 
   float sum = 0;
 #pragma unroll
@@ -151,9 +163,6 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
 #pragma unroll
   for (int i = 0; i < kUnits; i++) {
     if (lane + i * kLanes >= units) continue;
-    const bool rotated = (is_q || is_k) && unit[i].rotated;
-    Turn<kNeox, N> turn;
-    if (rotated) turn.load(task.cos_sin + position * task.cos_sin_stride, task, unit[i]);
     float a[N], b[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -167,7 +176,7 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
       multiply(a, static_cast<const T*>(weight) + unit[i].first, scale);
       multiply(b, static_cast<const T*>(weight) + unit[i].second, scale);
     }
-    if (rotated) turn.apply(a, b);
+    if (unit[i].rotated) turn[i].apply(a, b);
 #pragma unroll
     for (int j = 0; j < N; j++) {
       from_float(a[j], low[i].at[j]);
@@ -179,7 +188,7 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
 }
 
 template <bool kNeox, int kLanes, int kUnits, int N, class T>
-__global__ void __launch_bounds__(kThreads, kUnits == 1 ? 4 : 2) fused_kernel(Task task) {
+__global__ void __launch_bounds__(kThreads, kBlocks<kUnits>) fused_kernel(Task task) {
   wait_for_previous();
   constexpr int kGroups = kThreads / kLanes;
   const int heads = task.q_heads + 2 * task.kv_heads;
@@ -209,18 +218,25 @@ bool aligned(const Task& task) {
   return bits % 16 == 0;
 }
 
+int multiprocessors(rk_device device) {
+  int count = 0;
+  check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
+  return count;
+}
+
 struct Choice {
   void (*kernel)(Task);
-  int lanes;
+  int lanes, blocks;
 };
 
 template <bool kNeox, class T>
 Choice choose_kernel(const Task& task) {
   constexpr int N = kPackSize<T>;
   const int units = task.dim / (2 * N);
-  if (!aligned(task) || task.dim % (2 * N) != 0 || task.half % N != 0) return {fused_kernel<kNeox, 16, 8, 1, T>, 16};
-  if (units <= 8) return {fused_kernel<kNeox, 8, 1, N, T>, 8};
-  return {fused_kernel<kNeox, 16, 2, N, T>, 16};
+  if (!aligned(task) || task.dim % (2 * N) != 0 || task.half % N != 0)
+    return {fused_kernel<kNeox, 16, 8, 1, T>, 16, kBlocks<8>};
+  if (units <= 8) return {fused_kernel<kNeox, 8, 1, N, T>, 8, kBlocks<1>};
+  return {fused_kernel<kNeox, 16, 2, N, T>, 16, kBlocks<2>};
 }
 
 }  // namespace
@@ -260,8 +276,9 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
   dispatch_float(dtype_of(q), [&](auto t) {
     using T = typename decltype(t)::type;
     const Choice choice = args.is_neox ? choose_kernel<true, T>(task) : choose_kernel<false, T>(task);
+    const int64_t items = task.tokens * (task.q_heads + 2 * task.kv_heads);
     launch_dependent("fused_qk_norm_rope_store", q.device, stream, choice.kernel,
-                     blocks_for(task.tokens * (task.q_heads + 2 * task.kv_heads), kThreads / choice.lanes), kThreads,
+                     blocks_for(items, kThreads / choice.lanes, choice.blocks * multiprocessors(q.device)), kThreads,
                      task);
   });
 }
