@@ -122,6 +122,49 @@ def test_linear_residual_in_place(rng):
     assert_close("linear", residual, expected, ROUNDED[x.dtype])
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [(8, 8), (72, 200), (264, 1032), (1000, 512), (2056, 72)], ids=str)
+@pytest.mark.parametrize("tokens", [65, 100, 128, 129, 200, 257, 600])
+@pytest.mark.parametrize("ends", ["residual", "bias and residual"])
+def test_linear_of_many_rows_adds_the_residual_before_it_rounds(dtype, shape, tokens, ends, rng):
+    n, k = shape
+    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
+    bias = spread((n,), dtype, rng) if "bias" in ends else None
+    residual = spread((tokens, n), dtype, rng, gap=8)
+    expected = oracle_linear(x, w, bias, residual)
+    out = guarded((tokens, n), dtype, gap=8)
+    weight = rk.pack_weight(w)
+    assert rk.linear(x, weight, bias, residual=residual, out=out.view) is out.view
+    out.check()
+    assert_close("linear", out.view, expected, ROUNDED[dtype])
+    assert rk.linear(x, weight, bias, residual=residual, out=residual) is residual
+    assert_same_bits(residual, out.view)
+
+
+def test_linear_of_many_rows_with_a_residual_that_no_copy_engine_reads(rng):
+    x, w = spread((70, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
+    residual = spread((70, 48), torch.bfloat16, rng, gap=3)
+    expected = oracle_linear(x, w, None, residual)
+    assert_close("linear", rk.linear(x, rk.pack_weight(w), residual=residual), expected, COMPOSED[x.dtype])
+    odd = spread((70, 47), torch.bfloat16, rng)
+    got = rk.linear(x, rk.pack_weight(w[:47]), residual=odd)
+    assert_close("linear", got, oracle_linear(x, w[:47], None, odd), COMPOSED[x.dtype])
+
+
+@pytest.mark.parametrize("shape", [(1024, 4096), (4096, 1024)], ids=str)
+def test_a_row_of_many_depends_on_neither_the_others_nor_their_number(shape, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU's kernels do not change with the size")
+    n, k = shape
+    w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
+    for most, fewer in ((128, (65, 90)), (1500, (129, 400, 1000))):
+        x, residual = spread((most, k), torch.bfloat16, rng), spread((most, n), torch.bfloat16, rng)
+        whole = rk.linear(x, w, residual=residual)
+        for m in fewer:
+            assert_same_bits(rk.linear(x[:m], w, residual=residual[:m]), whole[:m])
+            assert_same_bits(rk.linear(x[most - m :], w, residual=residual[most - m :]), whole[most - m :])
+
+
 @pytest.mark.parametrize("shape", [(264, 1032), (6144, 1024), (4096, 4096)], ids=str)
 def test_a_row_depends_on_neither_the_others_nor_their_number(shape, rng, request):
     if not on_gpu(request) and shape[0] > 1000:
@@ -149,7 +192,7 @@ def test_nan_stays_in_its_token(rng):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("features", [8, 12, 72, 520])
-@pytest.mark.parametrize("tokens", [0, 1, 9, 17, 40, 64, 70])
+@pytest.mark.parametrize("tokens", [0, 1, 9, 17, 40, 64, 70, 128, 300])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request):
     k = 136
@@ -160,7 +203,7 @@ def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request)
     out = guarded((tokens, features), dtype, gap=8)
     assert rk.linear_silu_and_mul(x, rk.pack_weight(w), interleaved=interleaved, out=out.view) is out.view
     out.check()
-    fused = on_gpu(request) and features % 8 == 0 and 0 < tokens <= 64
+    fused = on_gpu(request) and features % 8 == 0 and tokens > 0
     assert_close("linear_silu_and_mul", out.view, expected, (ROUNDED if fused else COMPOSED)[dtype])
     exact = rk.reference.linear_silu_and_mul(x.double(), w.double(), interleaved=interleaved)
     assert_close("linear_silu_and_mul", out.view, exact, (ROUNDED if fused else COMPOSED)[dtype])

@@ -15,14 +15,12 @@ enum {
   RK_GATE_INTERLEAVED = 2 /* gate row 2j, up row 2j + 1 */
 };
 
-/* Tokens that rk_linear_dense takes at most. */
-enum { RK_LINEAR_DENSE_TOKENS = 64 };
-
-/* out [m, n] = x [m, k] * weight [n, k]^T + bias [n] (optional) + residual [m, n] (optional), bf16 or fp16, m <= 64;
- * bias and out also fp32. With a gate out and residual are [m, n / 2], n / 2 is a multiple of 8 and bias must be NULL.
+/* out [m, n] = x [m, k] * weight [n, k]^T + bias [n] (optional) + residual [m, n] (optional), bf16 or fp16;
+ * bias also fp32, and out of up to 64 tokens. With a gate out and residual are [m, n / 2], n / 2 is a multiple of 8 and
+ * bias must be NULL. Of more tokens rows of out and residual are multiples of 16 bytes, and begin at such.
  * static_weight: not 0 promises that nothing on the device still writes the weight when this is called, so that its
  * first bytes may be fetched while the kernel ahead still runs. A token's bits depend on neither the other tokens nor m
- * within 1 .. 16 and within 17 .. 64. */
+ * within 1 .. 16, 17 .. 64, 65 .. 128 and above. */
 typedef struct rk_linear_dense_args {
   uint32_t struct_size;
   int32_t gate;

@@ -10,7 +10,7 @@ from typing import Any
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 from .activation import silu_and_mul
-from .linear import PackedWeight, is_packed, linear, linear_packed, raw_weight, small_product
+from .linear import PackedWeight, fused_product, is_packed, linear, linear_packed, raw_weight
 
 _GATE = {False: 1, True: 2}
 _HALVES = ("bfloat16", "float16")
@@ -19,8 +19,8 @@ _HALVES = ("bfloat16", "float16")
 def linear_silu_and_mul(
     x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
 ) -> Array:
-    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass for up to 64 rows on Hopper and for
-    packed weights on the CPU.
+    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper and for packed weights on the
+    CPU.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's dtype or a PackedWeight
     of it: gate rows, then up rows, or with interleaved gate row 2j and up row 2j + 1. out: [..., F] of x's dtype.
@@ -36,7 +36,7 @@ def linear_silu_and_mul(
     features = rows // 2
     if out is None:
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], features))
-    run = small_product(x, weight, out) if features % 8 == 0 else None
+    run = fused_product(x, weight, out, many=True) if features % 8 == 0 else None
     if run is not None:
         flat = (x.reshape(-1, inputs), raw_weight(weight), None, None)
         run(*flat, _GATE[interleaved], isinstance(weight, PackedWeight), out.reshape(-1, features))

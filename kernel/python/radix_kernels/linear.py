@@ -199,21 +199,22 @@ def linear(
     be, not at all. The quantized kinds: see `pack_weight`; a NaN or infinity in x makes its whole row of outputs
     not finite. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
     number of threads.
-    On Hopper up to 64 rows of bfloat16 or float16 run on kernels of our own, where K is a multiple
-    of 8 and rows begin at multiples of 16 bytes: a row's bits depend neither on the other rows nor
-    on their number within 1 .. 16 and 17 .. 64. With a PackedWeight they fetch its first bytes
-    while the kernel ahead still runs. Everything else on GPUs, and an unpacked weight on the CPU,
-    is torch's, which promises no such thing: cuBLAS may round partial sums to x's dtype, beside a bias
-    a residual is added to the rounded product, and strides of 2**31 and more are refused (RuntimeError).
+    On Hopper up to 64 rows of bfloat16 or float16, and with a residual more, run on kernels of our
+    own, where K (of more than 64 rows N too) is a multiple of 8 and rows begin at multiples of 16
+    bytes: a row's bits depend neither on the other rows nor on their number within 1 .. 16, 17 .. 64,
+    65 .. 128 and above. With a PackedWeight they fetch its first bytes while the kernel ahead still
+    runs. Everything else on GPUs, and an unpacked weight on the CPU, is torch's, which promises no such
+    thing: cuBLAS may round partial sums to x's dtype, a residual is added to the rounded product, and
+    strides of 2**31 and more are refused (RuntimeError).
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
     name = _out_dtype(op, x, out_dtype, out)
-    run = small_product(x, weight, out)
+    run = fused_product(x, weight, out, many=name != "float32" and _whole_rows(residual))
     if run is not None:
         if out is None:
             out = _arrays.empty(x, (*x.shape[:-1], int(weight.shape[0])), name)
-        return _run_small(run, x, weight, bias, residual, out)
+        return _run_fused(run, x, weight, bias, residual, out)
     packed = is_packed(weight)
     if out is None and (packed or not _arrays.is_torch(x)):
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])), name)
@@ -231,8 +232,6 @@ def linear(
     if name == "float32" != _arrays.dtype_name(x) and tx.device.type != "cpu":
         result = _wide_linear(tx, tw, tb, tr)
         return result if to is None else to.copy_(result)
-    if tr is not None and tb is None and tx.device.type != "cpu":
-        return _add_product(tr, tx, tw, to)
     to_dtype = getattr(torch, name)
     result = reference.linear(tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb))
     return result if out is None else out
@@ -262,14 +261,14 @@ def linear_packed(
     return out
 
 
-# Rows of x that the kernels for small products take at most.
-_SMALL_ROWS = 64
+# Up to so many rows of x our kernels are ahead of cuBLAS with nothing fused.
+_FEW_ROWS = 64
 
 
-def small_product(x: Array, weight: PackedWeight | Array, out: Array | None) -> _dispatch.Native | None:
+def fused_product(x: Array, weight: PackedWeight | Array, out: Array | None, many: bool) -> _dispatch.Native | None:
     """The kernel for x @ weight.T of few rows, None where another way is right (for `linear` and its kin).
 
-    What is wrong with the arguments is for that other way to say.
+    many: of more rows too, because something is fused. What is wrong with the arguments is for that other way to say.
     """
     if not _arrays.is_torch(x) or x.device.type != "cuda" or x.ndim < 1:
         return None
@@ -277,12 +276,14 @@ def small_product(x: Array, weight: PackedWeight | Array, out: Array | None) -> 
     if run is None or (isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT):
         return None
     rows = x.numel() // max(x.shape[-1], 1)
-    if not 1 <= rows <= _SMALL_ROWS or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
+    if rows < 1 or (rows > _FEW_ROWS and not many) or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
         return None
     w = raw_weight(weight)
     if not _arrays.is_torch(w) or w.ndim != 2 or w.dtype != x.dtype or w.shape[1] != x.shape[-1] or w.shape[0] < 1:
         return None
     if out is not None and (not _arrays.is_torch(out) or out.ndim != x.ndim or not (out.ndim == 2 or _dense(out))):
+        return None
+    if rows > _FEW_ROWS and (w.shape[0] % 8 or not (out is None or _aligned(out.reshape(-1, out.shape[-1])))):
         return None
     return run if _aligned(x.reshape(-1, x.shape[-1])) and _aligned(w) else None
 
@@ -292,7 +293,7 @@ def raw_weight(weight: PackedWeight | Array) -> Any:
     return _rows(weight) if isinstance(weight, PackedWeight) else weight
 
 
-def _run_small(run: Any, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> Any:
+def _run_fused(run: Any, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> Any:
     flat = residual if residual is None else residual.reshape(-1, residual.shape[-1])
     x = x.reshape(-1, x.shape[-1])
     static = isinstance(weight, PackedWeight)
@@ -305,6 +306,11 @@ def _aligned(x: Any) -> bool:
     steps = 16 // x.element_size()
     whole = x.shape[1] % steps == 0 and (x.shape[0] == 1 or x.stride(0) % steps == 0)
     return whole and x.stride(1) == 1 and x.data_ptr() % 16 == 0
+
+
+def _whole_rows(residual: Any) -> bool:
+    """Whether there is a residual that the kernels of many rows can read."""
+    return _arrays.is_torch(residual) and residual.ndim > 0 and _aligned(residual.reshape(-1, residual.shape[-1]))
 
 
 def _dense(x: Any) -> bool:
@@ -404,15 +410,6 @@ def _wide_linear(x: Any, w: Any, bias: Any, residual: Any) -> Any:
         if term is not None:
             result += term
     return result
-
-
-def _add_product(residual: Any, x: Any, w: Any, out: Any) -> Any:
-    """residual + x @ w.T by torch's GEMM, which adds before it rounds; out may be residual."""
-    import torch
-
-    rows, to = residual.reshape(-1, residual.shape[-1]), None if out is None else out.reshape(-1, out.shape[-1])
-    result = torch.addmm(rows, x.reshape(-1, x.shape[-1]), w.t(), out=to).view(residual.shape)
-    return result if out is None or result.data_ptr() == out.data_ptr() else out.copy_(result)
 
 
 def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:

@@ -88,6 +88,15 @@ __device__ inline uint32_t round_pair(float first, float second) {
   return word;
 }
 
+// Its inverse.
+template <class Out>
+__device__ inline float2 unpack_pair(uint32_t word) {
+  Out low, high;
+  low.bits = static_cast<uint16_t>(word);
+  high.bits = static_cast<uint16_t>(word >> 16);
+  return make_float2(gpu::to_float(low), gpu::to_float(high));
+}
+
 // `count` of 8 neighbouring results of a token, `row` of the result; column is a multiple of 8.
 template <class Out>
 __device__ inline void store_eight(const Epilogue& e, float (&v)[8], int64_t row, int column, int count) {

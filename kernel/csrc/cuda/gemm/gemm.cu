@@ -71,6 +71,7 @@ void run(const Problem& q) {
   const bool small = int64_t{q.n} * q.k * q.element_size() <= kSkinnyBytes && q.n >= kSkinnyRows;
   if (!fp8 && small && q.m <= kSkinnyTokens) return bf ? skinny_bf16(q) : skinny_f16(q);
   if (q.m <= kNarrowTokens) return fp8 ? narrow_fp8(q) : bf ? narrow_bf16(q) : narrow_f16(q);
+  if (!fp8) return bf ? wide_bf16(q) : wide_f16(q);
   q.out_type == DType::bf16 ? wide_fp8_bf16(q) : wide_fp8_f16(q);
 }
 

@@ -34,6 +34,8 @@ void skinny_f16(const Problem& problem);
 void narrow_bf16(const Problem& problem);
 void narrow_f16(const Problem& problem);
 void narrow_fp8(const Problem& problem);
+void wide_bf16(const Problem& problem);
+void wide_f16(const Problem& problem);
 // By the type of the result.
 void wide_fp8_bf16(const Problem& problem);
 void wide_fp8_f16(const Problem& problem);

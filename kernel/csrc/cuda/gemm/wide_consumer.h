@@ -12,11 +12,11 @@
 
 namespace radix::gemm {
 
-template <class Out, int kColumns, Sums kSums, Share kShare>
+template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>
 class WideConsumer {
  public:
   using Tile = WideTile<kColumns>;
-  static constexpr bool kBlockScaled = kSums == Sums::blocks;
+  static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == hopper::Operand::e4m3;
 
   __device__ WideConsumer(const WideParams& p, const WideShared<kColumns>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
@@ -106,7 +106,7 @@ class WideConsumer {
     } else {
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        token_scale_[half] = token_scale(p_.epilogue, min(token(at) + half * 8, p_.m - 1));
+        token_scale_[half] = kScaled ? token_scale(p_.epilogue, min(token(at) + half * 8, p_.m - 1)) : 1.f;
     }
   }
 
@@ -127,8 +127,8 @@ class WideConsumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      Wgmma<Operand::e4m3, kColumns>::run(target(), operand_at(tokens_ + step + 2 * i),
-                                          operand_at(weight_ + step + 2 * i), i > 0 || more);
+      Wgmma<kType, kColumns>::run(target(), operand_at(tokens_ + step + 2 * i), operand_at(weight_ + step + 2 * i),
+                                  i > 0 || more);
     wgmma_commit();
     if constexpr (kBlockScaled) load_scales();
     ring_.next();
@@ -191,7 +191,7 @@ class WideConsumer {
     turn_ = Tile::kBuffers - 1 - turn_;
     if (leader()) tma_store_wait_read<Tile::kBuffers - 1>();
     named_barrier(1 + group_, 128);
-    write<kGated, kFrom, kColumnsNow>(kept, result);
+    write<kGated, kFrom, kColumnsNow>(at, kept, result);
     fence_async_shared();
     named_barrier(1 + group_, 128);
     const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.m_tile * kWideTokens + group_ * 64;
@@ -205,8 +205,10 @@ class WideConsumer {
   // kCount columns of the sums from kFrom on to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside
   // of the matrix is not stored.
   template <bool kGated, int kFrom, int kCount>
-  __device__ void write(int kept, char* shared) const {
+  __device__ void write(const WidePlace& at, int kept, char* shared) const {
     const int y = row();
+    uint32_t residual[kCount / 8 / (kGated ? 2 : 1)][2];
+    if constexpr (!kScaled) load_residual(at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
     char* to = shared + y * 64 + threadIdx.x % 4 * 4;
     // Scale and bias of columns 8 i + 2 t, + 1.
     float4 columns[kCount / 8];
@@ -226,10 +228,35 @@ class WideConsumer {
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
       }
+      if constexpr (!kScaled) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float2 more = unpack_pair<Out>(residual[piece][half]);
+          v[2 * half] += more.x;
+          v[2 * half + 1] += more.y;
+        }
+      }
 #pragma unroll
       for (int half = 0; half < 2; half++)
         *reinterpret_cast<uint32_t*>(to + piece / 4 * 64 * 64 + half * 8 * 64 + (piece % 4 ^ y / 2 % 4) * 16) =
             round_pair<Out>(v[2 * half], v[2 * half + 1]);
+    }
+  }
+
+  // The residual at this lane's columns of both tokens, 8 of the result apart from `column` on; zeros without one.
+  template <int kPieces>
+  __device__ void load_residual(const WidePlace& at, int column, uint32_t (&to)[kPieces][2]) const {
+    const Epilogue& e = p_.epilogue;
+    const int columns = p_.gated ? p_.n / 2 : p_.n;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int token = this->token(at) + half * 8;
+      const char* from = e.residual + (token * e.residual_step + column + threadIdx.x % 4 * 2) * 2;
+#pragma unroll
+      for (int i = 0; i < kPieces; i++) {
+        const bool there = e.residual && token < p_.m && column + i * 8 < columns;
+        to[i][half] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16) : 0;
+      }
     }
   }
 

@@ -3,7 +3,7 @@
 namespace radix::gemm {
 
 void wide_fp8_bf16(const Problem& problem) {
-  wide<bf16>(problem);
+  wide_fp8<bf16>(problem);
 }
 
 }  // namespace radix::gemm

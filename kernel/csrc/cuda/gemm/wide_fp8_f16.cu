@@ -3,7 +3,7 @@
 namespace radix::gemm {
 
 void wide_fp8_f16(const Problem& problem) {
-  wide<f16>(problem);
+  wide_fp8<f16>(problem);
 }
 
 }  // namespace radix::gemm

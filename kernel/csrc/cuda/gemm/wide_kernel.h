@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] * weight[n, k]^T in FP8 for many tokens, on wgmma. Bound by the tensor cores, and by power.
+// out[m, n] = x[m, k] * weight[n, k]^T for many tokens, on wgmma. Bound by the tensor cores, and by power.
 //
 // Block: a producer warpgroup and two consumer warpgroups of 64 tokens each; persistent over tiles of 128 tokens x
 // kColumns weight rows. A stage of the ring holds [128, 128] of x and [kColumns, 128] of the weight.
@@ -56,19 +56,19 @@ class WideScales {
 };
 
 // Scale and bias of a tile's columns to shared memory, by one warp.
-template <class Out, int kColumns>
+template <class Out, int kColumns, bool kScaled>
 __device__ void wide_columns(const WideParams& p, const WidePlace& at, float2* columns) {
   const Epilogue& e = p.epilogue;
   for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
     const int column = at.n_tile * kColumns + i;
     const int row = p.gated ? min(column / 16 * 8 + column % 8, p.n / 2 - 1) * p.row_step + column / 8 % 2 * p.up_offset
                             : min(column, p.n - 1);
-    columns[i] = make_float2(e.scale_w[row * e.scale_w_step], e.bias ? bias_of<Out>(e, row) : 0.f);
+    columns[i] = make_float2(kScaled ? e.scale_w[row * e.scale_w_step] : 1.f, e.bias ? bias_of<Out>(e, row) : 0.f);
   }
 }
 
 // What the producer's thread loads: stages of tiles, in the order in which consumers read them.
-template <int kColumns, Share kShare>
+template <hopper::Operand kType, int kColumns, Share kShare>
 class WideProducer {
  public:
   using Tile = WideTile<kColumns>;
@@ -102,10 +102,12 @@ class WideProducer {
 
  private:
   static constexpr uint16_t kBoth = 3;
+  static constexpr int kChunk =
+      kType == hopper::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
 
   __device__ void load_weight(int stage, const WidePlace& at, int rank, int chunk) const {
     const int part = kShare == Share::weight ? rank * (kColumns / 2) : 0, row = at.n_tile * kColumns + part;
-    const int k = (first_chunk_ + chunk) * 128;
+    const int k = (first_chunk_ + chunk) * kChunk;
     const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.batch, w = p_.gated ? row / 16 : 0;
     char* to = s_.weight(stage) + part * 128;
     uint64_t* full = &s_.full[stage];
@@ -118,7 +120,7 @@ class WideProducer {
   }
   __device__ void load_tokens(int stage, const WidePlace& at, int rank, int chunk) const {
     const int part = kShare == Share::tokens ? rank * (kWideTokens / 2) : 0, y = at.m_tile * kWideTokens + part;
-    const int k = (first_chunk_ + chunk) * 128;
+    const int k = (first_chunk_ + chunk) * kChunk;
     char* to = s_.tokens(stage) + part * 128;
     if constexpr (kShare == Share::tokens) {
       hopper::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
@@ -133,7 +135,7 @@ class WideProducer {
   const int first_chunk_;
 };
 
-template <class Out, int kColumns, Sums kSums, Share kShare>
+template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_kernel(const __grid_constant__ hopper::TensorMap x_map, const __grid_constant__ hopper::TensorMap weight_map,
                 const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p) {
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      WideProducer<kColumns, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
+      WideProducer<kType, kColumns, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
       pdl_wait();
       Ring<Tile::kStages> ring;
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
           }
         } else {
           barrier_wait(shared.columns_empty, parity);
-          wide_columns<Out, kColumns>(p, at, shared.columns());
+          wide_columns<Out, kColumns, kType == Operand::e4m3>(p, at, shared.columns());
           barrier_arrive(shared.columns_full);
         }
       }
@@ -190,7 +192,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } else {
     take_registers<232>();
     pdl_wait();
-    WideConsumer<Out, kColumns, kSums, kShare> self(p, shared);
+    WideConsumer<kType, Out, kColumns, kSums, kShare> self(p, shared);
     uint32_t parity = 0;
     for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
       const WidePlace at = wide_place<kShare>(p, tile, rank);
