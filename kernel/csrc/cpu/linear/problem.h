@@ -118,21 +118,27 @@ struct OutputRow {
   }
 };
 
-// The sums of `count` packed blocks for row m -> outputs. Gated: `up` has those of the blocks with the up rows.
+// Sums with bias and gate, 16 / Vec::width of which make a block. Gated: `up` has those of the up rows, whose bias is
+// `up_bias` further.
+template <bool Gated>
+inline Vec finished(const float* sums, const float* up, const float* bias, int64_t up_bias) {
+  Vec v = load(sums);
+  if (bias) v = v + load(bias);
+  if constexpr (Gated) {
+    Vec u = load(up);
+    if (bias) u = u + load(bias + up_bias);
+    v = silu_times(v, u);
+  }
+  return v;
+}
+
+// The sums of `count` packed blocks for row m -> outputs.
 template <class T, bool Gated>
 void finish_row(const Problem& p, const float* sums, const float* up, int64_t m, int64_t block, int64_t count) {
   const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
   const OutputRow<T> row(p, m, block * kBlockN, Gated ? p.n / 2 : p.n);
-  for (int64_t i = 0; i < count * kBlockN; i += Vec::width) {
-    Vec v = load(sums + i);
-    if (bias) v = v + load(bias + i);
-    if constexpr (Gated) {
-      Vec u = load(up + i);
-      if (bias) u = u + load(bias + p.blocks * kBlockN + i);
-      v = silu_times(v, u);
-    }
-    row.put(i, v);
-  }
+  for (int64_t i = 0; i < count * kBlockN; i += Vec::width)
+    row.put(i, finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN));
 }
 
 // The same for a block whose gate and up rows alternate: 8 outputs.
@@ -158,7 +164,7 @@ inline void finish(const Problem& p, const float* sums, const float* up_sums, in
     for (int64_t r = 0; r < rows; r++) {
       const float* line = sums + r * stride;
       switch (p.gate) {
-        case RK_GATE_NONE: finish_row<T, false>(p, line, nullptr, m + r, block, count); break;
+        case RK_GATE_NONE: finish_row<T, false>(p, line, line, m + r, block, count); break;
         case RK_GATE_HALVES: finish_row<T, true>(p, line, up_sums + r * stride, m + r, block, count); break;
         default:
           for (int64_t b = 0; b < count; b++) finish_pairs<T>(p, line + b * kBlockN, m + r, block + b);
@@ -166,6 +172,44 @@ inline void finish(const Problem& p, const float* sums, const float* up_sums, in
     }
   });
 }
+
+// Whether outputs go past the caches, in whole lines: more of them than stay there, and none that were read. Rows of a
+// matrix tend to lie a multiple of 4 KiB apart, so that its lines of one column would push each other out anyway.
+inline bool streams_outputs(const Problem& p) {
+  constexpr int64_t kLeast = 1 << 20;
+  const int64_t columns = p.gate == RK_GATE_HALVES ? p.n / 2 : p.n;
+  const bool lines = columns % 32 == 0 && p.out.dims <= 1 && p.out.stride[0] % linear_layout::kLine == 0 &&
+                     reinterpret_cast<uintptr_t>(p.out.data) % linear_layout::kLine == 0;
+  return lines && p.m * columns * 2 >= kLeast && p.type != DType::f32 && !p.out_f32 && !p.has_residual &&
+         p.gate != RK_GATE_INTERLEAVED;
+}
+
+#if defined(__AMX_BF16__)
+// finish_row() of two blocks into a line that is not fetched first.
+template <class T, bool Gated>
+void stream_row(const Problem& p, const float* sums, const float* up, int64_t m, int64_t block) {
+  const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
+  const auto half = [&](int64_t i) {
+    return narrow(finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN).v, T{});
+  };
+  const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(kBlockN), 1);
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p.out.at<T>(m) + block * kBlockN), line);
+}
+
+inline void stream(const Problem& p, const float* sums, const float* up_sums, int64_t stride, int64_t m, int64_t rows,
+                   int64_t block) {
+  dispatch_float(p.type, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if constexpr (sizeof(T) == 2) {
+      for (int64_t r = 0; r < rows; r++) {
+        const float *line = sums + r * stride, *up = up_sums + r * stride;
+        p.gate == RK_GATE_HALVES ? stream_row<T, true>(p, line, up, m + r, block)
+                                 : stream_row<T, false>(p, line, up, m + r, block);
+      }
+    }
+  });
+}
+#endif
 
 // What becomes of the sums of a task's blocks while they are computed, a few rows at a time.
 struct GateEnds {  // they wait for those of the up rows
@@ -176,9 +220,11 @@ struct OutputEnds {
   const Problem& p;
   const float *sums, *up_sums;  // [][stride]
   int64_t stride, m, block, count;
+  bool streaming;
 
   // Fetches the lines that the outputs will be written to.
   void begin(int64_t row, int64_t rows) const {
+    if (streaming) return;
     const int64_t item = p.out_f32 || p.type == DType::f32 ? 4 : 2;
     const int64_t width = (p.gate == RK_GATE_INTERLEAVED ? kBlockN / 2 : kBlockN) * item;
     for (int64_t r = row; r < row + rows; r++) {
@@ -187,6 +233,9 @@ struct OutputEnds {
     }
   }
   void finish(int64_t row, int64_t rows) const {
+#if defined(__AMX_BF16__)
+    if (streaming) return stream(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block);
+#endif
     RK_ISA::finish(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block, count);
   }
 };
@@ -223,6 +272,7 @@ struct VectorProduct {
 template <class Product>
 void run_product(const Problem& p, const Product& product) {
   constexpr int64_t kStride = Product::kBlocks * kBlockN;
+  const bool streaming = Product::kOnTiles && streams_outputs(p);
   const auto task = [&](int64_t m0, int64_t m1, int64_t block, int64_t count, [[maybe_unused]] bool more) {
     [[maybe_unused]] const auto scope = product.scope(p.m);
     alignas(64) float sums[2][Product::kRows * kStride];
@@ -231,7 +281,7 @@ void run_product(const Problem& p, const Product& product) {
     const int blocks = static_cast<int>(count);
     for (int64_t m = m0; m < m1; m += Product::kRows) {
       const int rows = static_cast<int>(lesser(Product::kRows, m1 - m));
-      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count};
+      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count, streaming};
       if constexpr (Product::kOnTiles) {
         const uint8_t* next = !more ? nullptr : block + count < p.blocks ? w + count * p.block_bytes : p.packed;
         if (up) {
@@ -246,6 +296,7 @@ void run_product(const Problem& p, const Product& product) {
         ends.finish(0, rows);
       }
     }
+    if (streaming) __builtin_ia32_sfence();  // before others are told that the task is done
   };
   for_tasks(p, product.chunk_rows(p.m), Product::kBlocks, task);
 }
