@@ -13,13 +13,14 @@ using namespace hopper;
 // kDim: columns of queries and keys, kVDim: of values, the head dimensions rounded up to rows of 128 bytes. kConsumers:
 // warpgroups of 64 rows. kCluster: blocks that work on neighbouring tiles of one head; each copies its share of the
 // keys and values to all of them. kHeld: columns of the queries that are read from shared memory once a tile. kStages:
-// blocks of keys, and of values, in shared memory.
-template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, int kHeld_, int kStages_ = 2>
+// blocks of keys, and of values, in shared memory. kGather: pages are too small for the copy engine.
+template <class T_, int kDim_, int kVDim_, int kBlockN_, int kConsumers_, int kCluster_, int kHeld_, int kStages_,
+          bool kGather_ = false>
 struct Config {
   using T = T_;
   static constexpr int kDim = kDim_, kVDim = kVDim_, kBlockN = kBlockN_, kConsumers = kConsumers_;
   static constexpr int kCluster = kCluster_, kStages = kStages_, kTurnedStages = 2, kHeld = kHeld_;
-  static constexpr bool kFp8 = std::is_same_v<T, e4m3>;
+  static constexpr bool kGather = kGather_, kFp8 = std::is_same_v<T, e4m3>;
   static constexpr Operand kType = kFp8 ? Operand::e4m3 : std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRowElements = 128 / sizeof(T);  // of 128 bytes

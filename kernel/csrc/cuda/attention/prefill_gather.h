@@ -14,7 +14,7 @@ __device__ inline void copy_async(uint32_t shared, const void* from, bool there)
 }
 
 // kGatherers warps, each a share of a block's rows. Where a row begins is found by one lane for all that copy it, page
-// ids are read a block ahead, and a copy takes three instructions: a warp alone on its scheduler has nothing else to do
+// ids are read a block ahead, and a copy takes few instructions: a warp alone on its scheduler has nothing else to do
 // between them. A thread's copies of a block arrive at its barrier by themselves, so that only free places hold the
 // gathering up.
 template <class C, class Shared>
@@ -22,7 +22,7 @@ class Gatherer {
   using T = typename C::T;
   static constexpr int kRows = C::kBlockN / C::kGatherers;  // of a warp
   static constexpr int kPlaces = (kRows + 31) / 32;
-  static constexpr int kBatch = 4;  // copies of a lane whose addresses are found together
+  static constexpr int kPiece = 16 / sizeof(T);  // elements of a copy
   static_assert(kRows % 4 == 0);
 
   // The pages of the rows that this lane owns.
@@ -57,20 +57,9 @@ class Gatherer {
   }
 
  private:
-  template <int kBytes>
-  static constexpr int kChunks = kBytes / C::kBlockN / 16;  // 16-byte pieces of a row
-  // Rows that one copy of the warp brings of the values, and so the order in which lanes own rows: lanes that copy the
-  // same row sit side by side, and each such segment owns every kOwn-th row.
-  static constexpr int kOwn = 32 / kChunks<C::kValueBytes>, kSegment = 32 / kOwn;
-
-  __device__ int row_of(int place) const { return 32 * place + lane_ % kSegment * kOwn + lane_ / kSegment; }
-  // What the owner of row `at` + this lane's segment has, for copies of kAtOnce rows.
-  template <int kAtOnce>
-  __device__ static uint32_t of_row(uint32_t mine, int at) {
-    static_assert(kAtOnce == kOwn || kAtOnce == 1);
-    if constexpr (kAtOnce == kOwn) return __shfl_sync(~0u, mine, at % 32 / kOwn, kSegment);
-    return __shfl_sync(~0u, mine, at % kOwn * kSegment + at % 32 / kOwn);
-  }
+  // Eight lanes copy 128 bytes of a row, and the lanes beside them of the next three rows: lane 8 s + i owns the rows
+  // 4 i + s of every 32.
+  __device__ int row_of(int place) const { return 32 * place + lane_ % 8 * 4 + lane_ / 8; }
 
   __device__ Pages look_up(int n) const {
     Pages pages{};
@@ -91,43 +80,37 @@ class Gatherer {
   template <int kBytes>
   __device__ void copy(const Source& source, int n, const Pages& pages, char (&stages)[C::kStages][kBytes],
                        uint64_t* full, uint64_t* empty, hopper::Ring<C::kStages>& ring) {
-    const int token = n * C::kBlockN + first_, chunk = lane_ % kChunks<kBytes>;
+    const int token = n * C::kBlockN + first_, valid = kv_len_ - token;
     uint32_t begins[kPlaces];  // of this lane's rows, in units of 16 bytes
 #pragma unroll
     for (int i = 0; i < kPlaces; i++)
-      begins[i] = (pages.at[i] * source.page + slot_of(token + row_of(i)) * source.token) / (16 / int{sizeof(T)});
-    const char* data = static_cast<const char*>(source.data) + kv_head_ * source.head * int{sizeof(T)} + chunk * 16;
-    const int valid = chunk * (16 / int{sizeof(T)}) < source.dim ? kv_len_ - token : 0;
+      begins[i] = (pages.at[i] * source.page + slot_of(token + row_of(i)) * source.token) / kPiece;
+    const char* data = static_cast<const char*>(source.data) + kv_head_ * source.head * int{sizeof(T)} + lane_ % 8 * 16;
     hopper::barrier_wait(&empty[ring.index], ring.parity ^ 1);
-    if (__all_sync(~0u, valid >= kRows)) {
-      copy_rows<kBytes, false>(data, begins, valid, hopper::shared_address(stages[ring.index]));
+    if (valid >= kRows && source.dim * int{sizeof(T)} * C::kBlockN == kBytes) {
+      copy_rows<kBytes, false>(data, begins, valid, source.dim, hopper::shared_address(stages[ring.index]));
     } else {
-      copy_rows<kBytes, true>(data, begins, valid, hopper::shared_address(stages[ring.index]));
+      copy_rows<kBytes, true>(data, begins, valid, source.dim, hopper::shared_address(stages[ring.index]));
     }
     hopper::copy_async_arrive(&full[ring.index]);
     ring.next();
   }
 
-  // A lane copies its 16 bytes of one row, of the row kAtOnce further on, and so on; zeros from row `valid` on.
+  // Four rows at a time, one column of 128 bytes after the other: registers of an address are read late, so the fewer
+  // addresses the better. Zeros from row `valid` and from element `dim` on.
   template <int kBytes, bool kMask>
-  __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], int valid, uint32_t block) {
-    constexpr int kAtOnce = 32 / kChunks<kBytes>;
-    static_assert(32 % (kBatch * kAtOnce) == 0 && kRows % (kBatch * kAtOnce) == 0);
-    const int chunk = lane_ % kChunks<kBytes>, row = lane_ / kChunks<kBytes>;
-    if (kMask) valid -= row;
+  __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], int valid, int dim, uint32_t block) {
+    constexpr int kColumns = kBytes / C::kBlockN / 128;
+    const int chunk = lane_ % 8, row = lane_ / 8;
     // Rows of 128 bytes; the pieces of row r stand at places ^ r % 8.
-    const uint32_t to = block + (chunk / 8 * C::kBlockN + first_ + row) * 128 + ((chunk ^ first_ + row) % 8 << 4);
+    const uint32_t to = block + (first_ + row) * 128 + ((chunk ^ first_ + row) % 8 << 4);
 #pragma unroll
-    for (int at = 0; at < kRows; at += kBatch * kAtOnce) {
-      const char* from[kBatch];
+    for (int at = 0; at < kRows; at += 4) {
+      const char* from = data + uint64_t{__shfl_sync(~0u, begins[at / 32], at % 32 / 4, 8)} * 16;
 #pragma unroll
-      for (int j = 0; j < kBatch; j++)
-        from[j] = data + uint64_t{of_row<kAtOnce>(begins[at / 32], at + j * kAtOnce)} * 16;
-#pragma unroll
-      for (int j = 0; j < kBatch; j++) {
-        const int r = at + j * kAtOnce;
-        if (row < kAtOnce) copy_async((to ^ r % 8 << 4) + r * 128, from[j], !kMask || r < valid);
-      }
+      for (int c = 0; c < kColumns; c++)
+        copy_async((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from + c * 128,
+                   !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
     }
   }
 

@@ -115,8 +115,8 @@ class Consumer {
       first_block(t, n, s, q, softmax);
     }
     k_at_.next();
-    if constexpr (!C::kFp8)
-      if (a_.box_tokens && (n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
+    if constexpr (!C::kFp8 && !C::kGather)
+      if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
     for (;; n--) {
       // Here, behind the loop's branch: in one block with the softmax the compiler would wait before it.
       wgmma_wait<0>();
@@ -179,8 +179,7 @@ class Consumer {
   }
   // Gathered blocks were not written by the copy engine.
   __device__ void see_gathered() {
-    if constexpr (C::kCluster == 1)
-      if (!a_.box_tokens) fence_async_shared();
+    if constexpr (C::kGather) fence_async_shared();
   }
   __device__ void wait_values() {
     if constexpr (C::kFp8) {
@@ -401,13 +400,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) char memory[];
   Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
-  const int arrivals = args.box_tokens ? C::kIssuers : 32 * C::kGatherers;  // of the producer at a block
+  constexpr int kArrivals = C::kGather ? 32 * C::kGatherers : C::kIssuers;  // of the producer at a block
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
     barrier_init(&shared.q_empty, 4 * C::kConsumers + 3);
     for (int i = 0; i < C::kStages; i++) {
-      barrier_init(&shared.k_full[i], arrivals);
-      barrier_init(&shared.v_full[i], arrivals);
+      barrier_init(&shared.k_full[i], kArrivals);
+      barrier_init(&shared.v_full[i], kArrivals);
       barrier_init(&shared.k_empty[i], 4 * C::kConsumers * C::kCluster);
       barrier_init(&shared.v_empty[i], (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
     }

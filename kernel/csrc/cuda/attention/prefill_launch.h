@@ -56,8 +56,8 @@ void launch_config(Args a, rk_stream stream) {
   const Params& p = a.p;
   a.tokens_per_tile = C::kBlockM / p.group();
   a.tokens_per_step = a.tokens_per_tile * C::kCluster;
-  a.box_tokens = box_tokens<C>(p);
-  if (!a.box_tokens && p.kv_pages * std::max(p.k_page, p.v_page) * int{sizeof(typename C::T)} > int64_t{16} << 32)
+  a.box_tokens = C::kGather ? 0 : box_tokens<C>(p);
+  if (C::kGather && p.kv_pages * std::max(p.k_page, p.v_page) * int{sizeof(typename C::T)} > int64_t{16} << 32)
     fail(RK_UNSUPPORTED, "flash_attn: prefill gathers from at most 64 GiB, got %lld pages", (long long)p.kv_pages);
   int sms = 0;
   gpu::check_gpu(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, p.device.id), "multiprocessors");
@@ -74,23 +74,30 @@ void launch_config(Args a, rk_stream stream) {
                    a.box_tokens ? key_map<C>(a, p.v, p.v_dim, p.v_page, p.v_token, p.v_head) : none);
 }
 
+// A block to a tile.
+template <class T, int kDim, int kVDim, int kBlockN, int kConsumers, int kHeld, int kStages>
+void launch_alone(const Args& a, rk_stream stream) {
+  using Copied = Config<T, kDim, kVDim, kBlockN, kConsumers, 1, kHeld, kStages>;
+  using Gathered = Config<T, kDim, kVDim, kBlockN, kConsumers, 1, kHeld, kStages, true>;
+  box_tokens<Copied>(a.p) > 0 ? launch_config<Copied>(a, stream) : launch_config<Gathered>(a, stream);
+}
+
 // A pair of blocks shares its keys where rows fill both tiles and the copy engine can bring them.
 template <class T, int kDim, int kVDim, int kBlockN, int kHeld, int kStages>
 void launch_alone_or_paired(const Args& a, rk_stream stream) {
   using Pair = Config<T, kDim, kVDim, kBlockN, 2, 2, kHeld, kStages>;
   const bool pair = a.p.max_seqlen_q > Pair::kBlockM / a.p.group() && box_tokens<Pair>(a.p) > 0;
-  pair ? launch_config<Pair>(a, stream)
-       : launch_config<Config<T, kDim, kVDim, kBlockN, 2, 1, kHeld, kStages>>(a, stream);
+  pair ? launch_config<Pair>(a, stream) : launch_alone<T, kDim, kVDim, kBlockN, 2, kHeld, kStages>(a, stream);
 }
 
 template <class T>
 void launch(const Args& a, rk_stream stream) {
   const int dim = a.p.head_dim, v_dim = a.p.v_dim, larger = std::max(dim, v_dim);
-  if (larger <= 64) return launch_config<Config<T, 64, 64, 128, 3, 1, 0>>(a, stream);
+  if (larger <= 64) return launch_alone<T, 64, 64, 128, 3, 0, 2>(a, stream);
   if (larger <= 128) return launch_alone_or_paired<T, 128, 128, 128, 128, 3>(a, stream);
   if (dim <= 192 && v_dim <= 128) return launch_alone_or_paired<T, 192, 128, 128, 128, 2>(a, stream);
-  if (larger <= 192) return launch_config<Config<T, 192, 192, 96, 2, 1, 0>>(a, stream);
-  return launch_config<Config<T, 256, 256, 80, 2, 1, 0>>(a, stream);
+  if (larger <= 192) return launch_alone<T, 192, 192, 96, 2, 0, 2>(a, stream);
+  return launch_alone<T, 256, 256, 80, 2, 0, 2>(a, stream);
 }
 
 }  // namespace radix::attention::prefill

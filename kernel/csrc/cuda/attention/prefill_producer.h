@@ -33,10 +33,10 @@ class Producer {
       const Tile& t = shared_.tiles[i & 1];
       threadIdx.x < 32 ? deal(schedule, i) : barrier_wait(&shared_.q_full, i & 1);
       if (t.row < 0) break;
-      if constexpr (C::kCluster > 1) {
-        send_blocks(t);
+      if constexpr (C::kGather) {
+        gatherer.gather(t);
       } else {
-        a_.box_tokens ? send_blocks(t) : gatherer.gather(t);
+        send_blocks(t);
       }
       __syncwarp();
       if (threadIdx.x >= 32 && lane_ == 0) barrier_arrive(&shared_.q_empty);  // the tile was read
