@@ -4,8 +4,8 @@
 
 #include "radix_kernels/types.h"
 
-/* out = (input - mean) / sqrt(variance + eps) * weight + bias, mean and (biased) variance over the last dim; computed in
- * float32, the variance from the differences, rounded once. input, out [..., H]: bf16, fp16 or fp32, last dim
+/* out = (input - mean) / sqrt(variance + eps) * weight + bias, mean and (biased) variance over the last dim; computed
+ * in float32, the variance from the differences, rounded once. input, out [..., H]: bf16, fp16 or fp32, last dim
  * contiguous, other strides free; out may be input itself. weight, bias [H] (optional, each): input's dtype or fp32. */
 typedef struct rk_layernorm_args {
   uint32_t struct_size;

@@ -18,11 +18,10 @@ typedef struct rk_packed_expert {
  * last dim contiguous; out may be hidden_states. topk_weights fp32, topk_ids int32 [T, k], contiguous. A pair whose id
  * is no expert adds nothing. expert_map (int32, optional): an expert's local number, -1: elsewhere.
  * An expert's products are those of rk_linear over its tokens at once, so that its weights are read once: with
- * RK_GATE_HALVES where I is a multiple of 16, else rk_linear and rk_silu_and_mul. silu(gate) * up and an expert's result
- * are rounded to the dtype; results are added in float32 in the order of k and rounded once. A row's bits depend on no
- * other row.
- * workspace: uint8, contiguous, at least rk_fused_experts_packed_workspace_size() of the same args (which needs no
- * workspace). RK_UNSUPPORTED on a GPU. */
+ * RK_GATE_HALVES where I is a multiple of 16, else rk_linear and rk_silu_and_mul. silu(gate) * up and an expert's
+ * result are rounded to the dtype; results are added in float32 in the order of k and rounded once. A row's bits depend
+ * on no other row. workspace: uint8, contiguous, at least rk_fused_experts_packed_workspace_size() of the same args
+ * (which needs no workspace). RK_UNSUPPORTED on a GPU. */
 typedef struct rk_fused_experts_packed_args {
   uint32_t struct_size;
   int32_t num_experts;
