@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 CONFIG = Path(__file__).parents[2] / "bench/serving/models/qwen3-0.6b/config.json"
-LIMIT = 1.10  # 1.08 is usual; 1.25 with what packing frees still in glibc's hands
+LIMIT = 1.15  # modules and pools, 36 to 50 MB whatever the model, are 1.09 to 1.12; 1.25 if packing gave nothing back
 CHILD = Path(__file__).with_name("memory_child.py")
 
 

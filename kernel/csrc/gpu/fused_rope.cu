@@ -17,6 +17,14 @@ constexpr int kThreads = 128;
 // Of a multiprocessor. The grid is no larger: a block goes on to further heads, which costs less than its start.
 template <int kUnits>
 constexpr int kBlocks = kUnits == 1 ? 8 : 4;
+// The second launch bound: blocks of a multiprocessor, on AMD waves of a SIMD.
+#if defined(__HIP__)
+template <int kUnits>
+constexpr int kBound = kUnits == 1 ? 4 : 2;
+#else
+template <int kUnits>
+constexpr int kBound = kBlocks<kUnits>;
+#endif
 
 // [T, H, D] or, with pages for tokens, [pages, page_size, H, D]; strides in bytes.
 struct Heads {
@@ -188,7 +196,7 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
 }
 
 template <bool kNeox, int kLanes, int kUnits, int N, class T>
-__global__ void __launch_bounds__(kThreads, kBlocks<kUnits>) fused_kernel(Task task) {
+__global__ void __launch_bounds__(kThreads, kBound<kUnits>) fused_kernel(Task task) {
   wait_for_previous();
   constexpr int kGroups = kThreads / kLanes;
   const int heads = task.q_heads + 2 * task.kv_heads;
