@@ -226,12 +226,6 @@ bool aligned(const Task& task) {
   return bits % 16 == 0;
 }
 
-int multiprocessors(rk_device device) {
-  int count = 0;
-  check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
-  return count;
-}
-
 struct Choice {
   void (*kernel)(Task);
   int lanes, blocks;

@@ -11,6 +11,15 @@ inline void check_gpu(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail(RK_RUNTIME, "%s: %s", what, cudaGetErrorString(error));
 }
 
+// Asked for once a device.
+inline int multiprocessors(rk_device device) {
+  static int counts[64] = {};
+  int& count = counts[device.id % 64];
+  if (count == 0)
+    check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
+  return count;
+}
+
 // Makes the tensors' device current for the time of a launch.
 class DeviceScope {
  public:

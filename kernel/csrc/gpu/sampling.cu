@@ -34,10 +34,8 @@ Scratch scratch_of(char* space, int64_t rows, int64_t columns, int64_t quads) {
 
 // Groups that a part scans: as many as leave two blocks for each multiprocessor.
 int64_t quads_for(rk_device device, int64_t rows, int64_t columns) {
-  int multiprocessors = 0;
-  check_gpu(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
   for (int64_t quads : {8, 4, 2})
-    if (rows * (groups_of(columns) / (kScanParts * quads)) >= 2 * multiprocessors) return quads;
+    if (rows * (groups_of(columns) / (kScanParts * quads)) >= 2 * multiprocessors(device)) return quads;
   return 1;
 }
 

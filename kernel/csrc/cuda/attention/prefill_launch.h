@@ -59,8 +59,7 @@ void launch_config(Args a, rk_stream stream) {
   a.box_tokens = C::kGather ? 0 : box_tokens<C>(p);
   if (C::kGather && p.kv_pages * std::max(p.k_page, p.v_page) * int{sizeof(typename C::T)} > int64_t{16} << 32)
     fail(RK_UNSUPPORTED, "flash_attn: prefill gathers from at most 64 GiB, got %lld pages", (long long)p.kv_pages);
-  int sms = 0;
-  gpu::check_gpu(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, p.device.id), "multiprocessors");
+  const int sms = gpu::multiprocessors(p.device);
   const int64_t steps = (p.tokens / a.tokens_per_step + p.batch) * p.kv_heads;
   if (steps > INT_MAX) fail(RK_UNSUPPORTED, "flash_attn: prefill cannot count %lld tiles", (long long)steps);
   LaunchShape shape;

@@ -7,14 +7,6 @@
 namespace radix {
 namespace experts {
 
-int multiprocessors(rk_device device) {
-  static int counts[64] = {};
-  int& count = counts[device.id % 64];
-  if (count == 0)
-    gpu::check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
-  return count;
-}
-
 namespace {
 
 // Bytes before each part of the workspace, and of all.

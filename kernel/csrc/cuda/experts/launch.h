@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/tensor.h"
+#include "gpu/launch.h"
 #include "radix_kernels/types.h"
 
 namespace radix::experts {
@@ -47,7 +48,7 @@ struct Scratch {
   int scale_step;                  // pairs, up to a multiple of 4
 };
 
-int multiprocessors(rk_device device);
+using gpu::multiprocessors;
 
 void few_bf16(const Problem& problem);
 void few_f16(const Problem& problem);

@@ -7,14 +7,6 @@
 namespace radix {
 namespace gemm {
 
-int multiprocessors(rk_device device) {
-  static int counts[64] = {};
-  int& count = counts[device.id % 64];
-  if (count == 0)
-    gpu::check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
-  return count;
-}
-
 namespace {
 
 // x [..., m, k], its rows `x_step` apart; a weight [..., n, k] or its transposed view, rows along dimension `row`.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/gemm/epilogue.h"
+#include "gpu/launch.h"
 #include "radix_kernels/types.h"
 
 namespace radix::gemm {
@@ -27,7 +28,7 @@ struct Problem {
 
 constexpr int kSkinnyTokens = 16, kNarrowTokens = 64;
 
-int multiprocessors(rk_device device);
+using gpu::multiprocessors;
 
 void skinny_bf16(const Problem& problem);
 void skinny_f16(const Problem& problem);

@@ -20,15 +20,19 @@ __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// Names ending in _at take the barrier's address in shared memory, for loops that keep it in a register.
+__device__ inline void barrier_arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  barrier_arrive_at(shared_address(barrier));
 }
 // Arrives, and keeps the phase open until so many bytes have been copied.
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-__device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+__device__ inline bool barrier_try_wait_at(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
       "{\n"
@@ -37,18 +41,16 @@ __device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
       "selp.u32 %0, 1, 0, p;\n"
       "}"
       : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(barrier), "r"(parity)
       : "memory");
   return done;
 }
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!barrier_try_wait(barrier, parity)) {
+__device__ inline void barrier_wait_at(uint32_t barrier, uint32_t parity) {
+  while (!barrier_try_wait_at(barrier, parity)) {
   }
 }
-
-// The same by the barrier's address in shared memory, for loops that keep it in a register.
-__device__ inline void barrier_arrive_at(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  barrier_wait_at(shared_address(barrier), parity);
 }
 // Whether the phase has completed; does not wait.
 __device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
@@ -63,20 +65,6 @@ __device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
       : "r"(barrier), "r"(parity)
       : "memory");
   return done;
-}
-__device__ inline void barrier_wait_at(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
 }
 
 __device__ inline float load_shared(uint32_t address) {

@@ -138,9 +138,7 @@ __device__ void combine(const WideArgs& a, int runs, char* raw) {
 
 // Blocks of a launch: one an SM, so that all of them run at once.
 inline unsigned blocks_of(const WideArgs& a) {
-  int count = 0;
-  gpu::check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, a.p.device.id), "mla_decode");
-  return std::min(kMaxRuns, count) / a.cluster * a.cluster;
+  return std::min(kMaxRuns, gpu::multiprocessors(a.p.device)) / a.cluster * a.cluster;
 }
 
 }  // namespace radix::mla
