@@ -64,7 +64,7 @@ inline uint64_t __builtin_amdgcn_s_memrealtime() {  // tens of nanoseconds
 // Host functions that the file's own host code names; nothing here calls them.
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrMultiProcessorCount };
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
   cudaLaunchAttributeClusterDimension,
