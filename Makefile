@@ -57,7 +57,8 @@ OLD_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm activation kv_c
 test-old-torch: install
 	rm -rf build/old-torch
 	$(RUN) -m pip install -q --no-deps --target build/old-torch dist/radix_kernels_cpu-*.whl pytest pluggy iniconfig packaging pygments
-	$(OLD_PYTHON) -c "import torch; print('torch', torch.__version__)"
+	PYTHONPATH=build/old-torch $(OLD_PYTHON) -c "import torch, radix_kernels as rk; print('torch', torch.__version__); \
+	    assert rk.capabilities()['backend'] == 'cpu', rk._loader.reason"
 	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
 
 # Every CPU kernel once under Valgrind, which knows AVX2 at most; after `make dev`.

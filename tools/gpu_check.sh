@@ -21,7 +21,7 @@ cpu=(env "PYTHONPATH=$site/cpu:." "$python")
 amx=(env RADIX_CPU_ISA=amx "${cpu[@]}")
 pytest=(-m pytest -q -p no:cacheprovider -o pythonpath=.)
 "$python" -c "import xdist" 2>/dev/null && pytest+=(-n "${JOBS:-3}")
-ops=(tests/kernel/test_{norm,activation,rope,fused_rope,kv_cache,sampling,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
+ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
 rm -f "$out"/*.log "$out"/*.line
 
 # stage NAME SECONDS COMMAND...: runs it into OUT/NAME.log; the summary gets its last line.
@@ -44,7 +44,10 @@ stage machine 60 bash -c "nvidia-smi --query-gpu=name,driver_version,memory.tota
   lscpu | grep -E 'Model name|^CPU\(s\)'; grep -om1 'amx[a-z0-9_]*' /proc/cpuinfo" &
 stage facts 60 "${cuda[@]}" -c "
 import json, platform, torch, radix_kernels as rk
-print(platform.python_version(), torch.__version__, json.dumps(rk.capabilities(), indent=1))" &
+facts = rk.capabilities()
+print(platform.python_version(), torch.__version__, json.dumps(facts, indent=1))
+assert facts['backend'] == '$device' and '$device' in facts['devices'], rk._loader.reason or facts['isa']
+print('native kernels of', facts['backend'], facts['isa'])" &
 stage ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}" &
 stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_attention*.py &
 stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_attention.py &
@@ -52,9 +55,12 @@ stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_m
 stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,quantize}.py &
 stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
   tests/kernel/test_grouped_gemm.py &
+stage torch-ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_torch_ops.py &
 if [[ $device == cuda ]]; then
   stage ops-cupy 200 "${cuda[@]}" "${pytest[@]}" --device cupy "${ops[@]}" &
   stage syncs 100 "${cuda[@]}" -m tests.gpu.no_sync &
+  stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py &
+  stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2 &
 fi
 {
   stage draws-cpu 100 "${cpu[@]}" -m tests.gpu.sampling_equality write "$site/draws.npy"

@@ -42,6 +42,8 @@ def main() -> None:
             memory, arithmetic = _least_seconds(case, limits)
             rows.append(measure(case, device, compute_bound=arithmetic > memory, arm_seconds=args.arm_seconds))
             print(_line(rows[-1], limits), flush=True)
+    if not rows:
+        sys.exit("no case: no shape contains " + " or ".join(args.shapes or ["anything"]))
     if args.json:
         Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
 

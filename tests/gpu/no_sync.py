@@ -14,6 +14,7 @@ import warnings
 import torch
 
 from radix_runtime import Engine, SamplingParams
+from tests.kernel.on_device import no_library_for
 
 PARAMS = [
     SamplingParams(temperature=0, max_new_tokens=20),
@@ -33,6 +34,8 @@ def run(engine: Engine, first_id: int) -> None:
 
 
 def main() -> None:
+    if why := no_library_for("cuda"):
+        sys.exit(f"nothing to check: {why}")
     with Engine(None, device="cuda", chunked_prefill_size=64) as engine:
         run(engine, 100)  # first calls compile and allocate
         torch.cuda.set_sync_debug_mode("warn")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import radix_kernels as rk
+from tests.kernel.on_device import no_library_for
 
 ROWS, VOCAB, SEED = 10_000, 4_099, 20_26
 TIE = 1e-4
@@ -91,6 +92,8 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    if why := no_library_for(args.device):
+        sys.exit(f"no native draws on {args.device}: {why}")
     data = problem()
     ids = draw(data, args.device)
     if args.action == "write":

@@ -20,11 +20,15 @@ if not torch.cuda.is_available():
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
     parser.addoption("--device", choices=on_device.DEVICES, default="cpu", help="where ops run")
+    parser.addoption("--reference", action="store_true", help="go on without a native library: ops run the reference")
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
+    device = config.getoption("--device")
+    if (why := on_device.no_library_for(device)) and not config.getoption("--reference"):
+        raise pytest.UsageError(f"no native kernel runs on {device} here, tests would be of the reference: {why}")
 
 
 @pytest.fixture(autouse=True)
