@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -165,10 +166,27 @@ def test_any_json_in_any_field(kind: type[Body], data: st.DataObject) -> None:
 def test_a_large_id_list_is_fast_enough_to_walk() -> None:
     """Depth is only walked where brackets could make it deep."""
     walked: list[Any] = []
-    original = protocol._walk
-    protocol._walk = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
+    original = protocol._is_deep
+    protocol._is_deep = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
     try:
         parse_json(json.dumps({"prompt": list(range(10_000))}).encode())
     finally:
-        protocol._walk = original
+        protocol._is_deep = original
     assert not walked
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"' + b"k" * 2_000_000 + b'":[' + b"[]," * 33 + b",".join([b"1"] * 800_000) + b"]}",
+        b'{"' + b"k" * 30_000 + b'":[' + b"[]," * 33 + b",".join([b"1"] * 16_000) + b",NaN]}",
+        b'{"messages":[' + b",".join([b"{}"] * 500_000) + b"]}",
+    ],
+    ids=["a long key", "a long key and a bad number", "many messages"],
+)
+def test_no_body_holds_up_the_event_loop(body: bytes) -> None:
+    """The first took half a minute when each part of it got its path."""
+    start = time.process_time()
+    with pytest.raises(RequestError):
+        decode_body(ChatBody, body, False, {})
+    assert time.process_time() - start < 3

@@ -17,6 +17,7 @@ from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
 
 MAX_DEPTH = 32
+MAX_BODIES = 4096  # in a list of them
 _MAX_WARNINGS = 10
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
@@ -74,7 +75,7 @@ class ChatMessage(Body, kw_only=True):
     reasoning_content: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class TemplateOptions(Body, kw_only=True):
@@ -207,18 +208,27 @@ def parse_json(data: bytes) -> Any:
     """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else `invalid_json`."""
     try:
         value = msgspec.json.decode(data)
-        may_be_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH
-        too_deep = may_be_deep and any(depth > MAX_DEPTH for _, depth, _ in _walk(value))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise _explain_json(data) from None
-    if too_deep:
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deep(value):
         raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested beyond MAX_DEPTH. It may have millions of parts: nothing is kept of them."""
+    level = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        parts = (part.values() if type(part) is dict else part for part in level)
+        level = [child for part in parts for child in part if type(child) in (dict, list)]
+    return bool(level)
 
 
 def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
     """`raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse."""
     if isinstance(raw, list):
+        if len(raw) > MAX_BODIES:
+            raise refusal("invalid_value", f"{path} may have at most {MAX_BODIES} entries", path)
         return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
     if not isinstance(raw, dict):
         return raw
@@ -263,19 +273,16 @@ def _explain_type(text: str) -> RequestError:
 def _explain_json(data: bytes) -> RequestError:
     if len(data) <= _EXPLAINED:
         with suppress(ValueError, RecursionError):
-            for path, _, value in _walk(json.loads(data)):
+            for path, value in _walk(json.loads(data)):
                 if isinstance(value, float) and not math.isfinite(value):
-                    path = path.removeprefix(".")[:64]
                     return refusal("invalid_type", f"{path}: not a finite number", path)
     return refusal("invalid_json", "the body is not valid JSON")
 
 
-def _walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, int, Any]]:
-    """Path, depth (in arrays and objects, itself included) and value of everything in a JSON value."""
-    nested = isinstance(value, (dict, list))
-    yield path, depth + nested, value
-    if nested:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, child in items:
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path (its first 64 characters) and value of everything in a small JSON value."""
+    yield path, value
+    if isinstance(value, (dict, list)):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             where = f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]"
-            yield from _walk(child, where, depth + 1)
+            yield from _walk(child, where.removeprefix(".")[:64])
