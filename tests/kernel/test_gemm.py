@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels import _dispatch
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -216,6 +217,85 @@ def test_leading_dimensions(rng):
     both = rk.linear_silu_and_mul(x, packed)
     assert both.shape == (2, 3, 16)
     assert_same_bits(both.flatten(0, 1), rk.linear_silu_and_mul(x.flatten(0, 1), packed))
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (5, 13)], ids=str)
+def test_other_leading_dimensions_are_refused(rows, rng):
+    """Of as many rows, which a kernel that sees rows alone would pair with others than theirs."""
+    x, w = spread((*rows, 64), torch.bfloat16, rng), spread((64, 64), torch.bfloat16, rng)
+    turned = torch.zeros(*rows[::-1], 64, dtype=torch.bfloat16)
+    for weight in (rk.pack_weight(w), w):
+        with pytest.raises(ValueError, match="residual"):
+            rk.linear(x, weight, residual=turned)
+        with pytest.raises(ValueError, match="out"):
+            rk.linear(x, weight, out=turned)
+        with pytest.raises(ValueError, match="out"):
+            rk.linear(x, weight, residual=torch.zeros(*rows, 64, dtype=torch.bfloat16), out=turned)
+        with pytest.raises(ValueError, match="out"):
+            rk.linear_silu_and_mul(x, weight, out=turned[..., :32].contiguous())
+
+
+@pytest.mark.parametrize("tokens", [3, 64, 65])
+def test_bias_and_residual_of_any_strides(tokens, rng):
+    x, w = spread((tokens, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
+    bias, residual = spread((96,), torch.bfloat16, rng)[::2], spread((48, tokens), torch.bfloat16, rng).t()
+    for weight in (rk.pack_weight(w), w):
+        for ends in ((bias, None), (None, residual), (bias, residual)):
+            got = rk.linear(x, weight, ends[0], residual=ends[1])
+            assert_close("linear", got, oracle_linear(x, w, *ends), COMPOSED[x.dtype])
+
+
+class _OnHopper(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU: what is chosen for it can be seen here."""
+
+    device = torch.device("cuda")
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Calls of linear_dense, which stands in for the library's and checks what that one checks."""
+    calls = []
+
+    def run(x, weight, bias, residual, gate, static, out):
+        given = [t for t in (x, weight, bias, residual, out) if t is not None]
+        assert all(t.stride(-1) == 1 for t in given) and {t.ndim for t in given if t is not bias} == {2}
+        wide = oracle_linear(x, weight, bias, residual)
+        if gate:
+            first, second = wide.chunk(2, dim=-1)
+            wide = torch.nn.functional.silu(first) * second
+        out.copy_(wide)
+        calls.append(len(x))
+
+    monkeypatch.setattr(_dispatch, "native", lambda op, x: run if op == "linear_dense" else None)
+    return calls
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("rows", [(2, 3), (5, 13)], ids=str)
+def test_what_the_fused_kernel_is_given(rows, rng, hopper):
+    def make(*shape):
+        return spread(shape, torch.bfloat16, rng).as_subclass(_OnHopper)
+
+    count, x, w = math.prod(rows), make(*rows, 64), make(64, 64)
+    residual, bias = make(*rows, 64), make(64)
+    expected = oracle_linear(x, w, bias, residual)
+    strided = make(64, *rows).permute(1, 2, 0).copy_(residual), make(128)[::2].copy_(bias)
+    for other, vector in ((residual, bias), strided):
+        out = make(*rows, 64)
+        assert rk.linear(x, w, vector, residual=other, out=out) is out
+        assert_close("linear", out.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor), ROUNDED[x.dtype])
+    assert rk.linear_silu_and_mul(x, w).shape == (*rows, 32)
+    assert hopper == [count] * 3
+    for wrong in (make(*rows[::-1], 64), make(count, 64), make(*rows, 63)):
+        with pytest.raises(ValueError, match="residual"):
+            rk.linear(x, w, residual=wrong)
+        with pytest.raises(ValueError, match="out"):
+            rk.linear(x, w, residual=residual, out=wrong)
+    with pytest.raises(ValueError, match="bias"):
+        rk.linear(x, w, make(63), residual=residual)
+    assert hopper == [count] * 3
+    with pytest.raises(ValueError, match="out"):
+        rk.linear_silu_and_mul(x, w, out=make(*rows[::-1], 32))
 
 
 def scaled(a, b, sa, sb, bias=None):

@@ -10,7 +10,7 @@ from typing import Any
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 from .activation import silu_and_mul
-from .linear import PackedWeight, fused_product, is_packed, linear, linear_packed, raw_weight
+from .linear import PackedWeight, fused_product, is_packed, linear, linear_packed, run_fused
 
 _GATE = {False: 1, True: 2}
 _HALVES = ("bfloat16", "float16")
@@ -31,15 +31,14 @@ def linear_silu_and_mul(
     """
     op = "linear_silu_and_mul"
     _checks.dtype(op, "x", x, _checks.FLOATS)
-    rows, inputs = (int(size) for size in weight.shape)
+    rows = int(weight.shape[0])
     _checks.require(op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number")
     features = rows // 2
     if out is None:
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], features))
-    run = fused_product(x, weight, out, many=True) if features % 8 == 0 else None
+    run = fused_product(x, weight, out=out, gated=True) if features % 8 == 0 else None
     if run is not None:
-        flat = (x.reshape(-1, inputs), raw_weight(weight), None, None)
-        run(*flat, _GATE[interleaved], isinstance(weight, PackedWeight), out.reshape(-1, features))
+        run_fused(run, x, weight, None, None, _GATE[interleaved], out)
         return out
     if is_packed(weight) and (interleaved or features % 16 == 0):
         return linear_packed(op, x, weight, gate=_GATE[interleaved], out=out)

@@ -7,6 +7,7 @@ the row-major weight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,11 +195,11 @@ def linear(
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or
     [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
-    out. out_dtype: a dtype or its name, x's (default) or float32. out: [..., N] of it. Accumulated in
-    float32, bias and residual added in float32, rounded once; with a float32 out, as logits should
-    be, not at all. The quantized kinds: see `pack_weight`; a NaN or infinity in x makes its whole row of outputs
-    not finite. With a packed weight on the CPU a row's bits depend on neither the other rows nor the
-    number of threads.
+    out; as torch tensors both may have any strides. out_dtype: a dtype or its name, x's (default) or
+    float32. out: [..., N] of it. Accumulated in float32, bias and residual added in float32, rounded
+    once; with a float32 out, as logits should be, not at all. The quantized kinds: see `pack_weight`; a
+    NaN or infinity in x makes its whole row of outputs not finite. With a packed weight on the CPU a
+    row's bits depend on neither the other rows nor the number of threads.
     On Hopper up to 64 rows of bfloat16 or float16, and with a residual more, run on kernels of our
     own, where K (of more than 64 rows N too) is a multiple of 8 and rows begin at multiples of 16
     bytes: a row's bits depend neither on the other rows nor on their number within 1 .. 16, 17 .. 64,
@@ -210,11 +211,13 @@ def linear(
     """
     op = "linear"
     name = _out_dtype(op, x, out_dtype, out)
-    run = fused_product(x, weight, out, many=name != "float32" and _whole_rows(residual))
+    bias, residual = _dense_last(bias), _dense_last(residual)
+    run = fused_product(x, weight, bias, residual, out, wide=name == "float32")
     if run is not None:
         if out is None:
             out = _arrays.empty(x, (*x.shape[:-1], int(weight.shape[0])), name)
-        return _run_fused(run, x, weight, bias, residual, out)
+        run_fused(run, x, weight, bias, residual, 0, out)
+        return out
     packed = is_packed(weight)
     if out is None and (packed or not _arrays.is_torch(x)):
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])), name)
@@ -265,10 +268,20 @@ def linear_packed(
 _FEW_ROWS = 64
 
 
-def fused_product(x: Array, weight: PackedWeight | Array, out: Array | None, many: bool) -> _dispatch.Native | None:
-    """The kernel for x @ weight.T of few rows, None where another way is right (for `linear` and its kin).
+def fused_product(
+    x: Array,
+    weight: PackedWeight | Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    out: Array | None = None,
+    *,
+    gated: bool = False,
+    wide: bool = False,
+) -> _dispatch.Native | None:
+    """The kernel of few rows or with something fused, None where another way is right (for `linear` and its kin).
 
-    many: of more rows too, because something is fused. What is wrong with the arguments is for that other way to say.
+    gated: out has half of weight's rows; wide: out is float32. What is wrong with the arguments is for that other way
+    to say, so that it is said in the same words of any number of rows.
     """
     if not _arrays.is_torch(x) or x.device.type != "cuda" or x.ndim < 1:
         return None
@@ -276,16 +289,20 @@ def fused_product(x: Array, weight: PackedWeight | Array, out: Array | None, man
     if run is None or (isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT):
         return None
     rows = x.numel() // max(x.shape[-1], 1)
-    if rows < 1 or (rows > _FEW_ROWS and not many) or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
+    many, fused = rows > _FEW_ROWS, gated or (residual is not None and not wide)
+    if rows < 1 or (many and not fused) or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
         return None
     w = raw_weight(weight)
     if not _arrays.is_torch(w) or w.ndim != 2 or w.dtype != x.dtype or w.shape[1] != x.shape[-1] or w.shape[0] < 1:
         return None
-    if out is not None and (not _arrays.is_torch(out) or out.ndim != x.ndim or not (out.ndim == 2 or _dense(out))):
+    shape = (*x.shape[:-1], w.shape[0] // (2 if gated else 1))
+    if not (_fits(bias, w.shape[:1]) and _fits(residual, shape) and _fits(out, shape)):
         return None
-    if rows > _FEW_ROWS and (w.shape[0] % 8 or not (out is None or _aligned(out.reshape(-1, out.shape[-1])))):
+    if out is not None and not (out.ndim == 2 or _dense(out)):
         return None
-    return run if _aligned(x.reshape(-1, x.shape[-1])) and _aligned(w) else None
+    if many and (w.shape[0] % 8 or not all(t is None or _aligned(_flat(t)) for t in (residual, out))):
+        return None
+    return run if _aligned(_flat(x)) and _aligned(w) else None
 
 
 def raw_weight(weight: PackedWeight | Array) -> Any:
@@ -293,12 +310,30 @@ def raw_weight(weight: PackedWeight | Array) -> Any:
     return _rows(weight) if isinstance(weight, PackedWeight) else weight
 
 
-def _run_fused(run: Any, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> Any:
-    flat = residual if residual is None else residual.reshape(-1, residual.shape[-1])
-    x = x.reshape(-1, x.shape[-1])
-    static = isinstance(weight, PackedWeight)
-    run(x, raw_weight(weight), bias, flat, 0, static, out.view(-1, out.shape[-1]) if out.ndim != 2 else out)
-    return out
+def run_fused(
+    run: _dispatch.Native, x: Any, weight: PackedWeight | Array, bias: Any, residual: Any, gate: int, out: Any
+) -> None:
+    """Calls what `fused_product` found; gate as in `linear_packed`."""
+    flat = None if residual is None else _flat(residual)
+    run(_flat(x), raw_weight(weight), bias, flat, gate, isinstance(weight, PackedWeight), _flat(out))
+
+
+def _flat(x: Any) -> Any:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _fits(x: Any, shape: Sequence[int]) -> bool:
+    """Whether x is None, or a tensor of that shape whose last dimension is contiguous."""
+    if x is None:
+        return True
+    return _arrays.is_torch(x) and tuple(x.shape) == tuple(shape) and (x.stride(-1) == 1 or x.shape[-1] == 1)
+
+
+def _dense_last(x: Array | None) -> Array | None:
+    """x as kernels read it: a torch tensor whose last dimension is not contiguous becomes one where it is."""
+    if x is None or not _arrays.is_torch(x) or x.ndim == 0 or x.shape[-1] < 2 or x.stride(-1) == 1:
+        return x
+    return x.contiguous()
 
 
 def _aligned(x: Any) -> bool:
@@ -306,11 +341,6 @@ def _aligned(x: Any) -> bool:
     steps = 16 // x.element_size()
     whole = x.shape[1] % steps == 0 and (x.shape[0] == 1 or x.stride(0) % steps == 0)
     return whole and x.stride(1) == 1 and x.data_ptr() % 16 == 0
-
-
-def _whole_rows(residual: Any) -> bool:
-    """Whether there is a residual that the kernels of many rows can read."""
-    return _arrays.is_torch(residual) and residual.ndim > 0 and _aligned(residual.reshape(-1, residual.shape[-1]))
 
 
 def _dense(x: Any) -> bool:
