@@ -17,8 +17,12 @@ PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
 install: $(VENV)/.installed-$(BACKEND)
 
+# The backends' wheels lie over one another: one is installed at a time.
+SIBLINGS := $(filter-out $(BACKEND),cpu cuda rocm)
 $(VENV)/.installed-$(BACKEND): $(VENV)/.packages $(KERNEL_SOURCES)
 	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS)
+	rm -f $(VENV)/.installed-*
+	$(RUN) -m pip uninstall -q -y $(addprefix radix-kernels-,$(SIBLINGS))
 	$(RUN) -m pip install -q --force-reinstall --no-deps dist/radix_kernels_$(BACKEND)-*.whl
 	touch $@
 
@@ -26,7 +30,7 @@ $(VENV)/.packages: runtime/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --upgrade pip
 	$(RUN) -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
-	$(RUN) -m pip install -q scikit-build-core pybind11 cmake ninja
+	$(RUN) -m pip install -q scikit-build-core pybind11 cmake ninja hatchling
 	$(RUN) -m pip install -q -e ./runtime
 	touch $@
 
@@ -34,21 +38,22 @@ $(VENV)/.packages: runtime/pyproject.toml
 serve: install
 	$(VENV)/bin/radix serve $(MODEL) $(ARGS)
 
-$(VENV)/.test-packages: $(VENV)/.packages
+TEST_PACKAGES := $(VENV)/.test-packages$(if $(findstring triton,$(REQUIRE)),-triton)
+$(TEST_PACKAGES): $(VENV)/.packages
 	$(RUN) -m pip install -q -e './runtime[test]' $(if $(findstring triton,$(REQUIRE)),triton==3.7.1)
 	touch $@
 
-lint: $(VENV)/.test-packages
+lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime
 	git ls-files '*.cpp' '*.h' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
-test: install $(VENV)/.test-packages lint
+test: install $(TEST_PACKAGES) lint
 	$(PYTEST) -q tests
 
 # Whole products of options where `test` takes a cover of them.
-test-full: install $(VENV)/.test-packages lint
+test-full: install $(TEST_PACKAGES) lint
 	RADIX_TEST_FULL=1 $(PYTEST) -q tests
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.

@@ -31,14 +31,23 @@ GLIBC_FLOOR = (2, 34)
 BUILD_MODULES = ("scikit_build_core", "pybind11", "cmake", "ninja")
 
 
-def wanted_files() -> dict[str, Path]:
-    """Relative path in the stage -> source file, for everything but pyproject.toml."""
+def wanted_files(root: Path = ROOT) -> dict[str, Path]:
+    """Relative path in the stage -> source file, for everything but pyproject.toml.
+
+    In a git checkout the files that git knows (`git add` is enough), so that no stray file gets into a wheel.
+    """
+    listed = subprocess.run(["git", "ls-files", "-z", *STAGED], cwd=root, capture_output=True, text=True).stdout
+    known = set(listed.split("\0")) - {""}
     files: dict[str, Path] = {}
     for name in STAGED:
-        top = ROOT / name
+        top = root / name
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
-            relative = path.relative_to(ROOT).as_posix()
-            if path.is_file() and not SKIPPED.search(relative):
+            relative = path.relative_to(root).as_posix()
+            if not path.is_file() or SKIPPED.search(relative):
+                continue
+            if known and relative not in known:
+                print(f"left out, for git does not know it: {relative}", file=sys.stderr)
+            else:
                 files[relative] = path
     return files
 
@@ -59,7 +68,7 @@ def stage(backend: str, target: Path) -> None:
         os.utime(copy)  # newer than what was built from the last copy
 
 
-def build(backend: str, folder: Path, pythons: list[str], archs: str, jobs: int) -> Path:
+def build(folder: Path, pythons: list[str], archs: str, jobs: int) -> Path:
     """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
@@ -121,7 +130,7 @@ def main() -> None:
     (folder / "src").mkdir(parents=True, exist_ok=True)
     args.dist.mkdir(parents=True, exist_ok=True)
     stage(args.backend, folder / "src")
-    built = build(args.backend, folder, args.pythons, args.archs, args.jobs)
+    built = build(folder, args.pythons, args.archs, args.jobs)
     wheel = retag(built, args.dist)
     shutil.rmtree(built.parent)
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

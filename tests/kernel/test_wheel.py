@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -104,6 +105,17 @@ def test_package_is_whole(unpacked):
     for name in ("__init__.py", "_loader.py", "py.typed", "reference/__init__.py"):
         assert (package / name).read_bytes() == (source / name).read_bytes()
     assert not list(unpacked.rglob("__pycache__")) and (package / "_build.json").exists()
+    command = ["git", "ls-files", "."]
+    tracked = subprocess.run(command, cwd=source, capture_output=True, text=True).stdout.split()
+    if not tracked:
+        pytest.skip("not a git checkout: which files belong is not known")
+    built = {"_build.json", "lib/libradix_kernels.so", *(p.name for p in package.glob("_bind.*.so"))}
+    assert {p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()} - built == set(tracked)
+
+
+def test_license_is_in_it(unpacked):
+    (text,) = unpacked.glob("*.dist-info/licenses/LICENSE")
+    assert text.read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_needed_libraries(unpacked):
@@ -133,6 +145,23 @@ def test_exported_symbols(unpacked):
         assert defined, library.name
         strange = [name for name in defined if not re.fullmatch(pattern, name)]
         assert not strange, (library.name, strange)
+
+
+def test_only_what_git_knows_is_staged(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("build_wheel", ROOT / "tools/build_wheel.py")
+    assert spec and spec.loader
+    build_wheel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_wheel)
+    package = tmp_path / "kernel/python"
+    (package / "lib").mkdir(parents=True)
+    for name in ("kept.py", "stray.py", "lib/built.so"):
+        (package / name).touch()
+    everything = {"kernel/python/kept.py", "kernel/python/stray.py"}
+    assert set(build_wheel.wanted_files(tmp_path)) == everything  # an unpacked archive
+    for command in (["init", "-q"], ["add", "kernel/python/kept.py"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert set(build_wheel.wanted_files(tmp_path)) == {"kernel/python/kept.py"}
+    assert capsys.readouterr().err == "left out, for git does not know it: kernel/python/stray.py\n"
 
 
 # ------------------------------------------------------------------ the installed wheel

@@ -1,0 +1,52 @@
+"""What `make` does to .venv, with pip and the builder played by a script that writes down its arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(target, VAR=value) -> the commands given to .venv's Python."""
+    log, python, venv = tmp_path / "log", tmp_path / "python", tmp_path / "venv"
+    python.write_text(f'#!/bin/sh\necho "$*" >>{log}\n')
+    python.chmod(0o755)
+    venv.mkdir()
+    (venv / ".packages").touch()
+
+    def run(target: str, **variables: str) -> list[str]:
+        log.write_text("")
+        settings = [f"{name}={value}" for name, value in {"VENV": venv, "RUN": python, **variables}.items()]
+        env = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # not of a make around us
+        command = ["make", "-s", target, *settings]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return log.read_text().splitlines()
+
+    run.venv = venv
+    return run
+
+
+def test_another_backend_takes_the_place_of_the_first(make):
+    for backend, others in (("cpu", "cuda rocm"), ("cuda", "cpu rocm"), ("cpu", "cuda rocm")):
+        commands = make("install", BACKEND=backend)
+        removed = " ".join(f"radix-kernels-{name}" for name in others.split())
+        assert commands[1] == f"-m pip uninstall -q -y {removed}"
+        assert commands[2].startswith("-m pip install") and f"radix_kernels_{backend}-" in commands[2]
+        assert [p.name for p in make.venv.glob(".installed-*")] == [f".installed-{backend}"]
+        assert make("install", BACKEND=backend) == []
+
+
+def test_triton_is_installed_when_asked_for_later(make):
+    target = str(make.venv / ".test-packages")
+    assert "triton" not in make(target, REQUIRE="")[0]
+    assert make(target, REQUIRE="") == []
+    assert "triton==" in make(f"{target}-triton", REQUIRE="cuda,triton")[0]
