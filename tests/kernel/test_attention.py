@@ -180,6 +180,26 @@ def test_queries_that_see_nothing(sinks, rng):
     run(make_case([(2, 0), (5, 3), (1, 4)], rng), {"sinks": True} if sinks else {}, rng)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("kv_len", [1, 5, 8, 16, 64, 512, 600, 1024])
+def test_nan_reaches_out_and_lse(kv_len, queries, dtype, rng):
+    """In a query or in a key that it sees, wherever it stands among the lanes, blocks and parts of the keys."""
+    n = min(queries, kv_len)
+    for options in ({}, {"sinks": torch.randn(4, generator=rng)}):
+        for position in (None, kv_len - 1, int(torch.randint(kv_len, (), generator=rng))):
+            case = make_case([(n, kv_len), (1, 40)], rng, dtype=dtype)
+            if position is None:
+                case.q[:n, :, 3] = math.nan
+            else:
+                case.k_cache[case.page_table[0, position // 16], position % 16, :, 5] = math.nan
+            out, lse = rk.flash_attn_with_kvcache(*case.args, **options, return_softmax_lse=True)
+            seen = torch.zeros(n + 1, dtype=torch.bool)
+            seen[:n] = position is None or torch.arange(kv_len - n, kv_len) >= position
+            assert torch.equal(lse.isnan(), seen[:, None].expand_as(lse))
+            assert torch.equal(out.isnan(), seen[:, None, None].expand_as(out))
+
+
 def test_large_scores_do_not_overflow(rng):
     case = make_case([(4, 40)], rng)
     case.q *= 200
@@ -298,6 +318,17 @@ def test_merge_state_with_an_empty_side(rng):
     assert torch.equal(out, a) and torch.equal(lse, la)
     out, lse = rk.merge_state(garbage, nothing, garbage, nothing)
     assert not out.any() and torch.equal(lse, nothing)
+
+
+@pytest.mark.parametrize("sides", [(math.nan, -math.inf), (math.nan, 0.5), (math.nan, math.nan)], ids=str)
+@pytest.mark.parametrize("swap", [False, True])
+def test_merge_state_of_nan(sides, swap, rng):
+    """A side of NaN is not one that saw nothing."""
+    la, lb = (torch.full((3, 2), x) for x in (reversed(sides) if swap else sides))
+    a, b = (spread((3, 2, 48), torch.float32, rng) for _ in range(2))
+    for merge in (rk.merge_state, rk.reference.merge_state):
+        out, lse = merge(a, la, b, lb)
+        assert out.isnan().all() and lse.isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 
 import pytest
@@ -124,6 +125,23 @@ def test_queries_that_see_nothing(sinks, rng):
     options = {"sinks": True} if sinks else {}
     run(make_case([(2, 0), (5, 3)], rng, dim=16), rng, **options)
     run(make_case([(1, 0), (1, 3)], rng, dim=16), rng, **options)
+
+
+@pytest.mark.parametrize("rows", [[(3, 40)], [(1, 40)], [(1, 600)]], ids=str)
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_nan_reaches_out_and_lse(rows, where, rng):
+    """In prefill, decode, and decode over two splits."""
+    case = make_case(rows, rng, dim=16)
+    last = rows[0][1] - 1
+    case.q[:, :, 3] = math.nan
+    if where == "key":
+        case.q.nan_to_num_(0.5)
+        case.k_cache[case.page_table[0, last // 16], last % 16, :, 5] = math.nan
+    out, lse = torch.zeros_like(case.q), torch.zeros(case.q.shape[:2])
+    launch(case, out, lse=lse)
+    first = 0 if where == "query" else rows[0][0] - 1  # only the last query sees the last key
+    assert out[first:].isnan().all() and lse[first:].isnan().all()
+    assert not out[:first].isnan().any() and not lse[:first].isnan().any()
 
 
 def test_rows_do_not_depend_on_the_batch(rng):

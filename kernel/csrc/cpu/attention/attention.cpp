@@ -183,7 +183,7 @@ void run(const AttentionTask& task, int64_t batch) {
   Plan* const shared = &plan;  // a thread_local by name would be another one on the pool's threads
   const int64_t tiles = static_cast<int64_t>(plan.tiles.size()), n = tiles + static_cast<int64_t>(plan.items.size());
   std::atomic<int64_t> next{0};
-  parallel_for(std::min<int64_t>(n, num_threads()), 1, [&](int64_t, int64_t) noexcept {
+  parallel_for(std::min<int64_t>(n, num_threads()), 1, [&](int64_t, int64_t) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
       if (i < tiles) {
         tile(task, shared->tiles[i]);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <new>
 
 #include "cpu/attention/products.h"
 #include "cpu/attention/softmax.h"
@@ -11,13 +12,14 @@ namespace radix::cpu::RK_ISA {
 
 constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
-// Scratch of one thread, allocated when it is first needed.
+// Scratch of one thread, allocated when it is first needed. get() throws std::bad_alloc.
 template <class State>
 class ThreadState {
  public:
   ~ThreadState() { std::free(state_); }
   State& get() {
     if (!state_) state_ = static_cast<State*>(std::aligned_alloc(64, sizeof(State)));
+    if (!state_) throw std::bad_alloc();
     return *state_;
   }
 
@@ -56,6 +58,17 @@ class LaneTile {
   void write(int64_t r, float m, float l, const float* o) const {
     RunningSoftmax running{m * kLn2, l};
     running.finish<T>(task_, tile_.token + r / tile_.group, tile_.head + r % tile_.group, o);
+  }
+
+  // Calls fn(base, end) for the blocks that hold what some row sees. The first one's rows have been found; fn finds
+  // those of the next, so that it can fetch them while it works.
+  template <class Fn>
+  void each_block(const Fn& fn) {
+    const Range all = seen_by_any();
+    if (all.empty()) return;
+    const int64_t begin = all.begin / Block * Block;
+    find_block(begin, all.end);
+    for (int64_t base = begin; base < all.end; base += Block) fn(base, all.end);
   }
 
   // The rows of the block that begins at `base`.

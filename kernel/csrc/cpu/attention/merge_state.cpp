@@ -16,7 +16,7 @@ void merge_state(const rk_merge_state_args& args, int64_t begin, int64_t end) {
       const T* b = values(*args.out_b);
       T* out = values(*args.out);
       const float la = *scalar(*args.lse_a), lb = *scalar(*args.lse_b);
-      const float top = la > lb ? la : lb;
+      const float top = la > lb || la != la ? la : lb;  // NaN where either is
       if (top == -__builtin_inff()) {
         for (int64_t i = 0; i < dim; i++) from_float(0.f, out[i]);
         *scalar(*args.lse) = top;

@@ -55,12 +55,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
 
   void run() {
     load_queries();
-    const Range all = seen_by_any();
-    if (!all.empty()) {
-      const int64_t begin = all.begin / kBlock * kBlock;
-      find_block(begin, all.end);
-      for (int64_t base = begin; base < all.end; base += kBlock) run_block(base, all.end);
-    }
+    each_block([&](int64_t base, int64_t end) { run_block(base, end); });
     finish();
   }
 

@@ -66,7 +66,7 @@ inline void softmax(const rk_attention_options& o, float* s, int64_t begin, int6
   }
   m = reduce_max(top);
   m = m > tail_top ? m : tail_top;
-  // All scores -inf: nothing to see after all. (NaN scores stay NaN through exp.)
+  // All scores -inf: nothing to see after all. (NaN scores may be missing in m, but stay NaN through exp.)
   const Vec shift = set1(m == kNegInf ? 0.f : m);
   Vec total = zero();
   for (t = begin; t + W <= end; t += W) {
@@ -88,7 +88,7 @@ struct RunningSoftmax {
 
   // Takes in a part (m, l, value) that covers later positions; o: [dim].
   void combine(float* o, const float* part, int64_t dim, float part_m, float part_l) {
-    if (part_m == kNegInf) return;
+    if (part_m == kNegInf && part_l == 0.f) return;  // saw nothing; scores of NaN alone leave -inf too, but NaN sums
     const float top = m > part_m ? m : part_m;
     const float keep = m == kNegInf ? 0.f : exp_scalar(m - top), add = exp_scalar(part_m - top);
     const Vec vk = set1(keep), va = set1(add);

@@ -327,8 +327,9 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
     const int t = pass / 2, half = pass % 2;
     __syncthreads();  // the pass before has been read
     if (j == 0) top[warp * C::kRows + pass * 8 + g] = {run.m[t][half], run.l[t][half]};
-    // A warp that saw nothing of a row leaves its part as it is: nobody reads it.
-    if (pass * 8 + g < rows && run.m[t][half] != -INFINITY)
+    // A warp that saw nothing of a row leaves its part as it is: nobody reads it. Scores of NaN alone leave the maximum
+    // at -inf too, but a sum that is not 0.
+    if (pass * 8 + g < rows && (run.m[t][half] != -INFINITY || run.l[t][half] != 0))
       store_row<C>(buffer + (warp * 8 + g) * C::kJoinRow, run.o[t], j, half);
 #ifndef RADIX_PLANT_MISSING_BARRIER  // set by tools/sanitize.sh alone: racecheck must miss this barrier
     __syncthreads();
@@ -347,7 +348,7 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, 0.f};
 #pragma unroll
       for (int w = 0; w < C::kWarps; w++) {
-        if (ml[w].x == -INFINITY) continue;
+        if (ml[w].x == -INFINITY && ml[w].y == 0) continue;
         const float share = weight(ml[w].x, m);
         sum.l += ml[w].y * share;
         add_scaled(sum.o, *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8) * C::kJoinRow + L::dim(i)),

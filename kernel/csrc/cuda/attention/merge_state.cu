@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = threadIdx.x % 32;
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * kWarps) {
     const int64_t t = row / heads, h = row % heads;
-    const float la = *lse_a.at(t, h), lb = *lse_b.at(t, h), top = fmaxf(la, lb);
+    const float la = *lse_a.at(t, h), lb = *lse_b.at(t, h);
+    const float top = la > lb || la != la ? la : lb;  // NaN where either is
     const bool none = top == -INFINITY;
     const float wa = none ? 0.f : expf(la - top), wb = none ? 0.f : expf(lb - top), sum = none ? 1.f : wa + wb;
     for (int64_t i = lane * N; i < dim; i += 32 * N) {

@@ -318,14 +318,15 @@ class Consumer {
         sum = sum * factor + exp2_fast(sink - larger);
         base = larger;
       }
-      float inverse = sum > 0 ? factor / sum : 0.f;
+      const bool none = sum == 0;  // NaN was there to be seen: it stays
+      float inverse = none ? 0.f : factor / sum;
       if constexpr (C::kFp8) inverse *= v_scale_;
 #pragma unroll
       for (int i = 0; i < C::kVDim / 2; i += 4) o[i + 2 * r] *= inverse, o[i + 2 * r + 1] *= inverse;
       const int64_t token = t.q_begin + t.first + token_[r];
       if (a_.p.lse && there && lane_ % 4 == 0)
         a_.p.lse[token * a_.p.lse_token + head * a_.p.lse_head] =
-            sum > 0 ? (base + log2f(sum)) * 0.6931471805599453f : -INFINITY;
+            none ? -INFINITY : (base + log2f(sum)) * 0.6931471805599453f;
       uint16_t* out = static_cast<uint16_t*>(a_.p.out) + token * a_.p.out_token + head * a_.p.out_head;
       if constexpr (!C::kFp8) {
         store_row(out, there, o, r);

@@ -179,7 +179,7 @@ def attend(
         total = total * shrink + tl.exp(sink - new_top)
         acc = acc * shrink[:, None]
         top = new_top
-    some = total > 0
+    some = total != 0  # NaN counts: it is there to be seen
     result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
     log_sum = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     if SPLIT > 0:
@@ -236,7 +236,7 @@ def combine(
         values = tl.load(part_out + (first + split) * V_DIM + dim, mask=dim < V_DIM, other=0.0)
         # A split that saw nothing has written no values: whatever is there is not used.
         acc += tl.where(part == float("-inf"), 0.0, values) * tl.exp(part - base)
-    some = total > 0
+    some = total != 0  # NaN counts: it is there to be seen
     result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
     tl.store(out + token * out_token + head * out_head + dim, result.to(out.dtype.element_ty), mask=dim < V_DIM)
     if WITH_LSE:
