@@ -17,6 +17,7 @@ from tests.kernel.sampling_cases import (
     clear_of_borders,
     draw_python,
     kept_python,
+    near_tie,
     philox_python,
     random_row,
     sample,
@@ -172,6 +173,24 @@ def test_masked_ids_are_never_drawn(rng):
     single = torch.full((2, 8), -math.inf)
     single[:, 5] = -3e38
     assert sample(single, [Row(), Row(temperature=0.0)]).tolist() == [5, 5]
+
+
+def test_infinite_temperature_draws_evenly_from_what_is_allowed(rng):
+    allowed = torch.tensor([2, 17, 300, 20_001])
+    logits = torch.full((1300, 20_003), -math.inf)
+    logits[:, allowed] = torch.randn(1300, 4, generator=rng) * 5
+    first = int(integers(0, 2**40, (), rng))
+    rows = [Row(temperature=math.inf, seed=first + i) for i in range(1300)]
+    ids = sample(logits, rows)
+    counts = torch.stack([(ids == i).sum() for i in allowed])
+    assert int(counts.sum()) == 1300
+    assert float((counts - 325).square().sum()) / 325 < 28.5  # chi-square, 3 degrees of freedom: once in 350,000 runs
+    few = [Row(temperature=math.inf, seed=first + i, **f) for i, f in enumerate(FILTERS)]
+    ids = sample(logits[: len(few)], few)
+    assert torch.isin(ids, allowed).all()
+    for i, row in enumerate(few):  # ids are in the order of their logits still, but all of one mass
+        row.temperature = 3e38
+        assert int(sample(logits[i : i + 1], [row])) == int(ids[i]) or near_tie(logits[i], row)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -71,6 +71,8 @@ def test_draws_equal_those_of_the_whole(shards, vocab_size, rng):
     logits[9, -1] = math.inf
     logits[10, : vocab_size // 2] = -math.inf
     logits[11] = 1.0
+    logits[12, : vocab_size // 2] = -math.inf
+    rows[12].temperature = math.inf
     expected = sample(logits, rows)
     got = draw(logits, rows, shards, 2048 // shards, order=list(range(shards))[::-1])
     for i in torch.nonzero(got != expected).flatten().tolist():

@@ -87,6 +87,15 @@ def test_greedy_and_rows_without_an_answer(rng):
     assert draw(logits, rows).tolist() == [30, -1, -1, -1, 123, 77]
 
 
+def test_infinite_temperature(rng):
+    allowed = torch.tensor([3, 70, 280])
+    logits = torch.full((len(FILTERS), 300), -float("inf"))
+    logits[:, allowed] = torch.randn(len(FILTERS), 3, generator=rng)
+    rows = [Row(seed=i, temperature=float("inf"), **f) for i, f in enumerate(FILTERS)]
+    assert torch.isin(draw(logits, rows), allowed).all()
+    check(logits, rows)
+
+
 def test_edits_and_logprobs(rng):
     rows = [random_row(rng) for _ in range(3)]
     logits = torch.randn(3, 67, generator=rng)

@@ -84,8 +84,10 @@ struct Draw {
   __device__ PhiloxBlock words(int64_t b, uint32_t block) const {
     return philox(static_cast<uint64_t>(seed[b]), block, static_cast<uint32_t>(position[b]), stream, 0);
   }
+  // What divides the logits: infinity would make NaN of those that are -inf.
+  __device__ float divisor(int64_t b) const { return fminf(temperature[b], FLT_MAX); }
   // log2(e) / temperature, for bounds.
-  __device__ float slope(int64_t b) const { return fminf(kLog2e / temperature[b], FLT_MAX); }
+  __device__ float slope(int64_t b) const { return fminf(kLog2e / divisor(b), FLT_MAX); }
   __device__ float score(int64_t b, float x, uint32_t id) const {
     const PhiloxBlock block = words(b, id / 4);
     const uint32_t low = id & 1u ? block.word[1] : block.word[0], high = id & 1u ? block.word[3] : block.word[2];

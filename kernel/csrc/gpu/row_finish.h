@@ -209,7 +209,7 @@ __device__ inline Standing standing_of(const Scratch& scratch, Kind kind, int64_
 }
 
 __device__ inline Filters filters_of(const Draw& draw, const Scratch& scratch, int64_t b, float largest) {
-  const float temperature = draw.temperature[b];
+  const float temperature = draw.divisor(b);
   Filters f{
       draw.has_top_k(b), draw.has_top_p(b), draw.top_k[b], draw.top_p[b], draw.min_p[b], largest / temperature, 0};
   if (draw.needs_mass(b))
@@ -223,7 +223,7 @@ __device__ int32_t choose(Selection& s, const Finish& k, int64_t b) {
   const Kind kind = draw.kind(b);
   const Standing standing = standing_of(k.scratch, kind, b);
   if (!isfinite(standing.largest)) return -1;
-  const float temperature = draw.temperature[b];
+  const float temperature = draw.divisor(b);
   if (kind == Kind::greedy) return static_cast<int32_t>(id_of(standing.best));
   if (!isfinite(standing.largest / temperature)) {
     const Row<kEdits> row(k.logits, b, 1.f, k.edits);

@@ -174,7 +174,7 @@ __device__ inline uint64_t score_quad(const Quad& mine, const Draw& draw, int64_
     logit = k == i ? x : logit;
   }
   const uint32_t id = quad * 4 + i;
-  const uint64_t word = logit > -INFINITY ? order_word(draw.score(b, logit / draw.temperature[b], id), id) : 0;
+  const uint64_t word = logit > -INFINITY ? order_word(draw.score(b, logit / draw.divisor(b), id), id) : 0;
   const uint64_t other = MaxWord()(word, shuffle_from(word, (threadIdx.x ^ 1) % kLanes));
   return MaxWord()(other, shuffle_from(other, (threadIdx.x ^ 2) % kLanes));
 }
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const RK_PARAMETE
   row.template edit<kCount>(group, v);
   const Kind kind = s.draw.kind(b);
   if (kind == Kind::filtered)
-    return write_stats<kCount>(v, kLog2e / s.draw.temperature[b], s.draw.needs_mass(b),
+    return write_stats<kCount>(v, kLog2e / s.draw.divisor(b), s.draw.needs_mass(b),
                                s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
   __shared__ Best best_of[kScanParts];
   Quad logits;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kSelectThreads, 2) candidates_kernel(const RK_
   const Draw& draw = k.draw;
   const Kind kind = draw.kind(b);
   Standing standing = standing_of(k.scratch, kind, b);
-  const float temperature = draw.temperature[b];
+  const float temperature = draw.divisor(b);
   const bool finite = isfinite(standing.largest);
   // Greedy after all, if this is the largest of all shards.
   const bool greedy_after_all = finite && kind != Kind::greedy && !isfinite(standing.largest / temperature);
@@ -115,7 +115,7 @@ __device__ inline int32_t merge_row(Selection& s, const Merge& k, int64_t b) {
   if (!isfinite(largest)) return -1;
   const Draw& draw = k.draw;
   const Kind kind = draw.kind(b);
-  const float temperature = draw.temperature[b];
+  const float temperature = draw.divisor(b);
   const bool greedy_after_all = kind != Kind::greedy && !isfinite(largest / temperature);
   if (kind != Kind::filtered || greedy_after_all) {
     uint64_t best = 0;

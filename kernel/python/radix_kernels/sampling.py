@@ -132,7 +132,8 @@ def top_k_top_p_sampling(
     Returns out.
 
     A temperature of 0 or less, or one so small that max(logits) / temperature overflows, takes
-    the largest logit (lowest id on ties) and no filter. An id whose logit is -inf is never drawn.
+    the largest logit (lowest id on ties) and no filter; infinity counts as the largest float32.
+    An id whose logit is -inf is never drawn.
     A row with a NaN, with +inf, or with nothing but -inf gives -1. Top-p masses are sums of
     float32 terms or better, so an id whose mass lies within 1e-5 of the border may fall to
     either side. Errors: TypeError, ValueError.

@@ -1,6 +1,7 @@
 // One row of logits: the draw, cut into segments of fixed size for the pool. Inside of a pool's thread the segments run
 // one after the other, with the same result. Bound by the passes over the row (bytes) and, for a draw without filters,
 // by Philox (20 multiplications for 4 ids).
+#include <cfloat>
 #include <cmath>
 
 #include "common/philox.h"
@@ -22,7 +23,7 @@ int64_t segments(int64_t n) {
 // Calls fn(segment, begin, end) for the segments of [0, n).
 template <class Fn>
 void each_segment(int64_t n, const Fn& fn) {
-  parallel_for(segments(n), 1, [&](int64_t first, int64_t last) noexcept {
+  parallel_for(segments(n), 1, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; s++) fn(s, s * kSegment, std::min(n, (s + 1) * kSegment));
   });
 }
@@ -249,15 +250,17 @@ void row_first_ids(const float* x, int64_t n, int64_t count, std::vector<int32_t
 int32_t draw_row(const float* logits, int64_t n, const RowSettings& s) {
   const float largest = row_max(logits, n);
   if (!std::isfinite(largest)) return -1;
-  if (!(s.temperature > 0) || !std::isfinite(largest / s.temperature)) return first_equal(logits, n, largest);
+  // Infinity would make NaN of the ids that may not be drawn.
+  const float temperature = std::min(s.temperature, FLT_MAX);
+  if (!(temperature > 0) || !std::isfinite(largest / temperature)) return first_equal(logits, n, largest);
   float* x = scratch<float, 6>(n);
   each_segment(n, [&](int64_t, int64_t begin, int64_t end) {
-    sampling_kernels().divide(logits + begin, s.temperature, x + begin, end - begin);
+    sampling_kernels().divide(logits + begin, temperature, x + begin, end - begin);
   });
   const Draw draw{x, n, s};
   const bool top_k = s.top_k > 0 && s.top_k < n;
   if (!top_k && s.top_p >= 1 && s.min_p <= 0) return draw_all(draw);
-  return draw_filtered(draw, largest / s.temperature, s.top_k);
+  return draw_filtered(draw, largest / temperature, s.top_k);
 }
 
 }  // namespace radix::cpu

@@ -6,7 +6,7 @@ import torch
 
 from ..sampling import LogitEdits
 from .philox import uniform
-from .sampling import edited_logits
+from .sampling import edited_logits, finite_temperature
 
 _HEADER = 3
 _LOW = 0xFFFFFFFF
@@ -62,6 +62,7 @@ def sampling_candidates(
     )
     ids = first_id + torch.arange(columns, device=logits.device).expand(rows, -1)
     largest = x.amax(-1)
+    temperature = finite_temperature(temperature)
     greedy = (temperature <= 0) | ~torch.isfinite(largest / temperature)
     by_k = (top_k > 0) & (top_k < vocab_size)
     filtered = (temperature > 0) & (by_k | (top_p < 1) | (min_p > 0))
@@ -110,6 +111,7 @@ def sample_candidates(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `radix_kernels.sample_candidates`."""
+    temperature = finite_temperature(temperature)
     ids = [
         _merge_row(
             records[:, b],

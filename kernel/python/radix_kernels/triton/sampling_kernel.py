@@ -12,6 +12,7 @@ import triton.language as tl
 
 DIGITS = tl.constexpr(16)  # candidates of a pass: four bits of a key
 LAST_ID = tl.constexpr(0x7FFFFFFF)
+LARGEST = tl.constexpr(3.4028234663852886e38)  # float32
 
 
 @triton.jit
@@ -141,6 +142,8 @@ def draw_rows(
     b = tl.program_id(0)
     row = logits + b.to(tl.int64) * stride
     temperature = tl.load(temperatures + b)
+    # Infinity would make NaN of the ids that may not be drawn.
+    temperature = tl.where(temperature == float("inf"), LARGEST, temperature)
     # The largest, the lowest id that has it, and whether there is a NaN.
     largest = tl.full([], -float("inf"), tl.float32)
     first = tl.full([], -1, tl.int32)
