@@ -1,6 +1,7 @@
 // Workers own a mailbox each; the caller posts a job to as many as it needs, works on part 0 itself and waits for the
 // rest. Both sides spin for at most 50 us and then sleep on a futex. The job is written before the mailboxes are, and
-// is not touched again until every worker that got it has counted down.
+// is not touched again until every worker that got it has counted down, nor is the first error of its parts read
+// before.
 #include "cpu/thread_pool.h"
 
 #include <linux/futex.h>
@@ -15,8 +16,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -114,7 +118,10 @@ class Pool {
     for (int t = 1; t < threads; t++) workers_[t - 1]->post(Worker::kWork);
     work(0);
     wait_for_workers();
+    const std::exception_ptr error = std::exchange(error_, nullptr);
+    failed_.store(false, std::memory_order_relaxed);
     busy_.store(false, std::memory_order_release);
+    if (error) std::rethrow_exception(error);
     return true;
   }
 
@@ -124,6 +131,7 @@ class Pool {
   // Ends all workers; the next op starts them anew under the new configuration.
   void reconfigure(int threads, bool pin) {
     while (busy_.exchange(true, std::memory_order_acquire)) sched_yield();
+    const Release at_end{busy_};
     for (auto& worker : workers_) worker->post(Worker::kStop);
     for (auto& worker : workers_) pthread_join(worker->thread, nullptr);
     workers_.clear();
@@ -131,7 +139,6 @@ class Pool {
     claims_.release();
     places_.clear();
     if (pin && spinning()) places_ = claims_.take(config().cpus, threads);
-    busy_.store(false, std::memory_order_release);
   }
 
  private:
@@ -140,6 +147,12 @@ class Pool {
     const void* context;
     int64_t n;
     int threads;
+  };
+
+  // Gives the pool back at the end of a scope, also when memory runs out in it.
+  struct Release {
+    std::atomic<bool>& busy;
+    ~Release() { busy.store(false, std::memory_order_release); }
   };
 
   struct alignas(64) Worker {
@@ -171,7 +184,11 @@ class Pool {
   void work(int part) {
     const Job& job = job_;
     inside_pool = true;
-    job.fn(job.context, job.n * part / job.threads, job.n * (part + 1) / job.threads);
+    try {
+      job.fn(job.context, job.n * part / job.threads, job.n * (part + 1) / job.threads);
+    } catch (...) {
+      if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    }
     inside_pool = false;
   }
 
@@ -195,22 +212,31 @@ class Pool {
     return nullptr;
   }
 
-  // Starts workers until `threads` (the caller included) can run; returns how many can, fewer when the system refuses.
-  int grow(int threads) {
-    sigset_t all, before;
-    sigfillset(&all);
-    while (static_cast<int>(workers_.size()) < threads - 1) {
-      auto worker = std::make_unique<Worker>();
-      worker->pool = this;
-      worker->index = static_cast<int>(workers_.size()) + 1;
-      pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the caller's threads
-      const int error = pthread_create(&worker->thread, nullptr, worker_main, worker.get());
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      if (error) break;
-      if (!places_.empty()) bind(worker->thread, places_[worker->index]);
-      workers_.push_back(std::move(worker));
+  // Starts workers until `threads` (the caller included) can run; returns how many can, fewer when the system refuses a
+  // thread or memory.
+  int grow(int threads) noexcept {
+    try {
+      workers_.reserve(threads - 1);  // a thread that runs must find its place
+      while (static_cast<int>(workers_.size()) < threads - 1 && start_worker()) {
+      }
+    } catch (const std::bad_alloc&) {
     }
     return static_cast<int>(workers_.size()) + 1;
+  }
+
+  bool start_worker() {
+    auto worker = std::make_unique<Worker>();
+    worker->pool = this;
+    worker->index = static_cast<int>(workers_.size()) + 1;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the caller's threads
+    const int error = pthread_create(&worker->thread, nullptr, worker_main, worker.get());
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (error) return false;
+    if (!places_.empty()) bind(worker->thread, places_[worker->index]);
+    workers_.push_back(std::move(worker));
+    return true;
   }
 
   static void bind(pthread_t thread, int cpu) {
@@ -225,6 +251,8 @@ class Pool {
   std::vector<int> places_;  // a CPU for each thread, the caller first; empty: nobody is bound
   Job job_{};
   std::atomic<bool> busy_{false};
+  std::atomic<bool> failed_{false};  // a part of the job: error_ is what it threw
+  std::exception_ptr error_;
   alignas(64) Word pending_{0};
 };
 

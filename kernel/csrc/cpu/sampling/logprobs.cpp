@@ -35,7 +35,7 @@ void token_logprobs(const rk_token_logprobs_args& args, rk_stream) {
   for (int64_t b = 0; b < logits.shape[0]; b++)
     if (ids[b] < -1 || ids[b] >= n)
       fail(RK_INVALID, "token_logprobs: ids[%lld] is %d, expected -1 to %lld", (long long)b, ids[b], (long long)n - 1);
-  parallel_for(logits.shape[0], 1, [&](int64_t begin, int64_t end) noexcept {
+  parallel_for(logits.shape[0], 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++)
       row_logprobs(data_ptr<float>(logits) + b * logits.strides[0], n, ids[b], top_n,
                    data_ptr<float>(*args.logprob) + b, data_ptr<float>(*args.top_logprobs) + b * top_n,

@@ -36,7 +36,7 @@ void each_row(int64_t rows, const Fn& fn) {
   if (rows < num_threads()) {
     for (int64_t b = 0; b < rows; b++) fn(b);
   } else {
-    parallel_for(rows, 1, [&](int64_t begin, int64_t end) noexcept {
+    parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; b++) fn(b);
     });
   }

@@ -1,0 +1,92 @@
+"""Where the system refuses memory a CPU op raises, whichever thread asked for it, and the next call works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radix_kernels import _loader
+from tests.child import IMPORT_PATH
+
+SOURCE = Path(__file__).with_name("refuse_memory.c")
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")]
+
+BEGIN = """
+import contextlib, ctypes, os
+import torch
+import radix_kernels as rk
+
+refuse_memory = ctypes.CDLL(None).refuse_memory
+refuse_memory.argtypes = [ctypes.c_size_t] * 2
+NEVER = 2**64 - 1
+
+@contextlib.contextmanager
+def refusing(plain=NEVER, aligned=NEVER):
+    refuse_memory(plain, aligned)
+    try:
+        yield
+    finally:
+        refuse_memory(NEVER, NEVER)
+
+def must_raise(op, **sizes):
+    try:
+        with refusing(**sizes):
+            op()
+    except RuntimeError as error:
+        assert "out of host memory" in str(error), error
+    else:
+        raise AssertionError("memory was not asked for")
+    op()
+
+rk.set_num_threads(2)
+"""
+PREFILL = """
+q, out = torch.randn(64, 4, 64), torch.zeros(64, 4, 64)
+k, v = torch.randn(2, 64, 2, 64)
+cu = torch.tensor([0, 64], dtype=torch.int32)
+must_raise(lambda: rk.flash_attn_varlen(q, k, v, cu, cu, out=out), aligned=1 << 16)
+exact = rk.reference.flash_attn_varlen(q.double(), k.double(), v.double(), cu, cu)
+assert (out - exact).abs().max() < 1e-5
+"""
+# One row is cut over the threads, several are dealt to them.
+SAMPLING = """
+for rows, changes in ((1, {}), (4, {}), (4, {"bitmask": torch.full((4, 4748), -1, dtype=torch.int32)})):
+    logits, out = torch.randn(rows, 151_936), torch.zeros(rows, dtype=torch.int32)
+    one, zero = torch.ones(rows), torch.zeros(rows)
+    columns = one, zero.int(), one * 0.9, zero, torch.arange(rows), torch.arange(rows)
+    edits = rk.LogitEdits(**changes) if changes else None
+    must_raise(lambda: rk.top_k_top_p_sampling(logits, *columns, edits=edits, out=out), plain=1 << 16)
+    assert torch.equal(out, rk.reference.top_k_top_p_sampling(logits, *columns))
+"""
+WORKERS = """
+def threads():
+    return len(os.listdir("/proc/self/task"))
+x, out = torch.randn(4096, 2048), torch.zeros(4096, 1024)
+expected = rk.reference.silu_and_mul(x)
+before = threads()
+with refusing(aligned=0):
+    rk.silu_and_mul(x, out=out)  # alone
+assert threads() == before and torch.allclose(out, expected, atol=1e-6)
+out.zero_()
+rk.silu_and_mul(x, out=out)
+assert threads() == before + 1 and torch.allclose(out, expected, atol=1e-6)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("preload") / "librefuse_memory.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-fno-builtin", str(SOURCE), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.mark.parametrize("body", [PREFILL, SAMPLING, WORKERS], ids=["prefill", "sampling", "workers"])
+def test_refused_memory(body, library):
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "LD_PRELOAD": str(library)}
+    done = subprocess.run([sys.executable, "-c", BEGIN + body], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
