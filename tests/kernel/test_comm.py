@@ -157,6 +157,14 @@ def test_bad_arguments(path):
         comm.gather(torch.ones(4))
 
 
+def test_an_element_larger_than_a_segment(path):
+    comm = ShmCommunicator(str(path), 0, 1, max_bytes=8)
+    for tensor in (torch.ones(3, dtype=torch.complex128), torch.ones((), dtype=torch.complex128)):
+        with pytest.raises(ValueError, match="element has 16 bytes, a segment 8"):
+            comm.broadcast(tensor)
+    assert comm.all_reduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+
+
 _CHILD = """
 import sys, torch
 from radix_kernels import _loader

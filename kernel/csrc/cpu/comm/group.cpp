@@ -127,6 +127,8 @@ std::string rk_comm::late_ranks() const {
 template <class Fn>
 void rk_comm::for_pieces(const rk_tensor& tensor, int64_t numel, const Fn& fn) const {
   const int64_t item = std::max(1, element_size(tensor)), step = max_bytes_ / item * item;
+  if (step == 0)
+    fail(RK_INVALID, "communicator: an element has %lld bytes, a segment %lld", (long long)item, (long long)max_bytes_);
   for (int64_t offset = 0; offset < numel * item; offset += step) fn(offset, std::min(step, numel * item - offset));
 }
 

@@ -92,7 +92,10 @@ class ShmGroup:
             self._words[0] = self.rank + 1
 
     def _pieces(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return flat.split(max(1, self._max_bytes // flat.element_size())) if flat.numel() else ()
+        step = self._max_bytes // flat.element_size()
+        if step == 0:
+            raise ValueError(f"communicator: an element has {flat.element_size()} bytes, a segment {self._max_bytes}")
+        return flat.split(step) if flat.numel() else ()
 
     def _exchange(self, piece: torch.Tensor, publish: bool = True) -> list[torch.Tensor]:
         """Publishes `piece` and returns every rank's, as views that live until the exchange after
