@@ -40,6 +40,25 @@ def problems(rng):
     }
 
 
+def attention_calls(rng):
+    """Values of another size, INT8 KV, FP8 KV, and FP8 queries."""
+    one = torch.ones(1)
+    wide = make_case([(2, 9), (1, 5)], rng, dim=32, v_dim=48, dtype=torch.bfloat16).args
+    plain = make_case([(2, 9), (1, 5)], rng, dim=32, dtype=torch.bfloat16).args
+
+    def narrow(args, dtype, *which):
+        return tuple(x.nan_to_num(1).to(dtype) if i in which else x for i, x in enumerate(args))
+
+    scales = {name: torch.rand(plain[1].shape[:3], generator=rng) / 100 for name in ("k_scale", "v_scale")}
+    fp8 = torch.float8_e4m3fn
+    return {
+        "values of another size": (wide, {}),
+        "int8 KV": (narrow(plain, torch.int8, 1, 2), scales),
+        "fp8 KV": (narrow(plain, fp8, 1, 2), {"k_scale": one, "v_scale": one}),
+        "fp8": (narrow(wide, fp8, 0, 1, 2), {"q_scale": one, "k_scale": one, "v_scale": one}),
+    }
+
+
 OPS = list(problems(torch.Generator().manual_seed(0)))
 
 
@@ -61,6 +80,18 @@ def test_same_bits_as_the_function(op, rng):
     for mine, theirs in zip(args, copies, strict=True):
         if isinstance(mine, torch.Tensor) and mine.is_floating_point():
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.filterwarnings("ignore:radix_kernels runs its reference")
+@pytest.mark.parametrize("kind", attention_calls(torch.Generator().manual_seed(0)))
+def test_attention_of_every_kind(kind, rng):
+    args, scales = attention_calls(rng)[kind]
+    op = torch.ops.radix_kernels.flash_attn_with_kvcache
+    # The check of the schema multiplies its inputs, which torch cannot do with FP8.
+    torch.library.opcheck(op, args, scales, test_utils=CHECKS[1:] if "fp8" in kind else CHECKS)
+    got = op(*args, **scales)
+    assert got.shape == (*args[0].shape[:2], args[2].shape[-1]) and got.dtype == torch.bfloat16
+    assert_same_bits(got, rk.flash_attn_with_kvcache(*args, **scales))
 
 
 def test_compile_traces_in_one_graph(rng):

@@ -115,8 +115,11 @@ def flash_attn_with_kvcache(
     window_left: int = -1,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `radix_kernels.flash_attn_with_kvcache`; the window's right side is -1."""
+    """See `radix_kernels.flash_attn_with_kvcache`; the window's right side is -1, and FP8 queries get bfloat16."""
     return rk.flash_attn_with_kvcache(
         q,
         k_cache,
@@ -129,7 +132,10 @@ def flash_attn_with_kvcache(
         window_size=(window_left, -1),
         softcap=softcap,
         sinks=sinks,
-        out=_contiguous_like(q),
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        out=_attended(q, v_cache),
     )
 
 
@@ -146,8 +152,16 @@ def _(
     window_left: int = -1,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return _contiguous_like(q)
+    return _attended(q, v_cache)
+
+
+def _attended(q: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=dtype)
 
 
 def _contiguous_like(x: torch.Tensor) -> torch.Tensor:
