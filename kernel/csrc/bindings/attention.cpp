@@ -15,6 +15,24 @@ rk_attention_options options(float scale, bool causal, int left, int right, floa
   return o;
 }
 
+// What the two attention ops share.
+template <class Args>
+void read_shared(Call& call, Args& args, const rk_attention_options& options, py::handle q, py::handle cu_seqlens_q,
+                 py::handle sinks, py::handle out, py::handle lse, py::handle k_scale, py::handle v_scale,
+                 py::handle workspace, int64_t max_seqlen_q, py::handle q_scale) {
+  args.options = options;
+  args.q = call.in("q", q);
+  args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
+  args.sinks = call.optional_in("sinks", sinks);
+  args.out = call.out("out", out);
+  args.lse = call.optional_out("lse", lse);
+  args.k_scale = call.optional_in("k_scale", k_scale);
+  args.v_scale = call.optional_in("v_scale", v_scale);
+  args.workspace = call.optional_out("workspace", workspace);
+  args.max_seqlen_q = max_seqlen_q;
+  args.q_scale = call.optional_in("q_scale", q_scale);
+}
+
 }  // namespace
 
 void bind_attention(py::module_& m) {
@@ -25,21 +43,12 @@ void bind_attention(py::module_& m) {
            int64_t max_seqlen_q, py::handle q_scale) {
           Call call("flash_attn_with_kvcache");
           rk_flash_attn_with_kvcache_args args{sizeof args};
-          args.options = options(scale, causal, left, right, softcap);
-          args.q = call.in("q", q);
+          read_shared(call, args, options(scale, causal, left, right, softcap), q, cu_seqlens_q, sinks, out, lse,
+                      k_scale, v_scale, workspace, max_seqlen_q, q_scale);
           args.k_cache = call.in("k_cache", k_cache);
           args.v_cache = call.in("v_cache", v_cache);
           args.page_table = call.in("page_table", page_table);
           args.kv_lens = call.in("kv_lens", kv_lens);
-          args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
-          args.sinks = call.optional_in("sinks", sinks);
-          args.out = call.out("out", out);
-          args.lse = call.optional_out("lse", lse);
-          args.k_scale = call.optional_in("k_scale", k_scale);
-          args.v_scale = call.optional_in("v_scale", v_scale);
-          args.workspace = call.optional_out("workspace", workspace);
-          args.max_seqlen_q = max_seqlen_q;
-          args.q_scale = call.optional_in("q_scale", q_scale);
           call.run(rk_flash_attn_with_kvcache, args);
         });
   m.def("flash_attn_varlen",
@@ -48,20 +57,11 @@ void bind_attention(py::module_& m) {
            py::handle k_scale, py::handle v_scale, py::handle workspace, int64_t max_seqlen_q, py::handle q_scale) {
           Call call("flash_attn_varlen");
           rk_flash_attn_varlen_args args{sizeof args};
-          args.options = options(scale, causal, left, right, softcap);
-          args.q = call.in("q", q);
+          read_shared(call, args, options(scale, causal, left, right, softcap), q, cu_seqlens_q, sinks, out, lse,
+                      k_scale, v_scale, workspace, max_seqlen_q, q_scale);
           args.k = call.in("k", k);
           args.v = call.in("v", v);
-          args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
           args.cu_seqlens_k = call.in("cu_seqlens_k", cu_seqlens_k);
-          args.sinks = call.optional_in("sinks", sinks);
-          args.out = call.out("out", out);
-          args.lse = call.optional_out("lse", lse);
-          args.workspace = call.optional_out("workspace", workspace);
-          args.max_seqlen_q = max_seqlen_q;
-          args.q_scale = call.optional_in("q_scale", q_scale);
-          args.k_scale = call.optional_in("k_scale", k_scale);
-          args.v_scale = call.optional_in("v_scale", v_scale);
           call.run(rk_flash_attn_varlen, args);
         });
   m.def("flash_attn_workspace_size", [](int64_t tokens, int64_t batch, int64_t heads, int64_t kv_heads,

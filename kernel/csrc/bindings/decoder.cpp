@@ -1,9 +1,8 @@
 #include "radix_kernels/decoder.h"
 
-#include <deque>
+#include <vector>
 
 #include "bindings/held.h"
-#include "bindings/packed_desc.h"
 
 namespace radix::bind {
 namespace {
@@ -13,8 +12,8 @@ class Decoder {
  public:
   Decoder(py::handle norm, py::handle table, float eps, float scale, int activation) {
     Call call("decoder");
-    args_.norm = hold(call, "norm", norm);
-    args_.cos_sin_cache = hold(call, "cos_sin_cache", table);
+    args_.norm = keep_.tensor(call, "norm", norm);
+    args_.cos_sin_cache = keep_.tensor(call, "cos_sin_cache", table);
     args_.eps = eps;
     args_.softmax_scale = scale;
     args_.activation = activation;
@@ -25,23 +24,25 @@ class Decoder {
                  py::tuple o, py::tuple gate_up, py::tuple down, py::handle k_cache, py::handle v_cache, int left) {
     Call call("decoder");
     rk_decoder_layer layer{};
-    layer.input_norm = hold(call, "input_norm", input_norm);
-    layer.post_norm = hold(call, "post_norm", post_norm);
-    layer.q_norm = hold(call, "q_norm", q_norm);
-    layer.k_norm = hold(call, "k_norm", k_norm);
+    layer.input_norm = keep_.tensor(call, "input_norm", input_norm);
+    layer.post_norm = keep_.tensor(call, "post_norm", post_norm);
+    layer.q_norm = keep_.tensor(call, "q_norm", q_norm);
+    layer.k_norm = keep_.tensor(call, "k_norm", k_norm);
     layer.qkv = product(call, "qkv", qkv);
     layer.o = product(call, "o", o);
     layer.gate_up = product(call, "gate_up", gate_up);
     layer.down = product(call, "down", down);
-    layer.k_cache = hold(call, "k_cache", k_cache);
-    layer.v_cache = hold(call, "v_cache", v_cache);
+    layer.k_cache = keep_.tensor(call, "k_cache", k_cache);
+    layer.v_cache = keep_.tensor(call, "v_cache", v_cache);
     layer.window_left = left;
     layers_.push_back(layer);
+    args_.layers = layers_.data();
+    args_.num_layers = static_cast<int32_t>(layers_.size());
   }
 
   int64_t workspace_size(py::handle hidden, py::handle page_table, int64_t max_seqlen_q) const {
     Call call("decoder");
-    rk_decoder_args args = base();
+    rk_decoder_args args = args_;
     args.hidden = call.in("hidden", hidden);
     args.page_table = call.in("page_table", page_table);
     args.max_seqlen_q = max_seqlen_q;
@@ -53,7 +54,7 @@ class Decoder {
   void run(py::handle hidden, py::handle positions, py::handle slot_mapping, py::handle page_table, py::handle kv_lens,
            py::handle cu_seqlens_q, int64_t max_seqlen_q, py::handle workspace) const {
     Call call("decoder");
-    rk_decoder_args args = base();
+    rk_decoder_args args = args_;
     args.hidden = call.out("hidden", hidden);
     args.positions = call.in("positions", positions);
     args.slot_mapping = call.in("slot_mapping", slot_mapping);
@@ -66,27 +67,13 @@ class Decoder {
   }
 
  private:
-  const rk_tensor* hold(Call& call, const char* name, py::handle object) {
-    return held_.emplace_back(call, name, object).tensor();
-  }
-
   rk_decoder_linear product(Call& call, const char* name, const py::tuple& parts) {
-    const py::object desc = parts[0];
-    descs_.push_back(desc);
-    return {&desc.cast<const PackedDesc&>().desc, hold(call, name, parts[1]), hold(call, "bias", parts[2])};
+    return {keep_.desc(parts[0]), keep_.tensor(call, name, parts[1]), keep_.tensor(call, "bias", parts[2])};
   }
 
-  rk_decoder_args base() const {
-    rk_decoder_args args = args_;
-    args.num_layers = static_cast<int32_t>(layers_.size());
-    args.layers = layers_.data();
-    return args;
-  }
-
-  rk_decoder_args args_{sizeof(rk_decoder_args)};
+  rk_decoder_args args_{sizeof(rk_decoder_args)};  // what all calls share
   std::vector<rk_decoder_layer> layers_;
-  std::deque<Held> held_;  // their addresses are in layers_
-  std::vector<py::object> descs_;
+  Keeper keep_;
 };
 
 }  // namespace

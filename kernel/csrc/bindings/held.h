@@ -1,10 +1,12 @@
-// Tensors that a Python object of this module keeps, for calls that come later.
+// Tensors and packed weights that a Python object of this module keeps, for calls that come later.
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <string>
+#include <vector>
 
-#include "bindings/exchange.h"
+#include "bindings/packed_desc.h"
 
 namespace radix::bind {
 
@@ -35,6 +37,23 @@ class Held {
   py::object object_;
   rk_tensor view_{};
   int64_t shape_[kMaxHeldDims], strides_[kMaxHeldDims];
+};
+
+// All that an object keeps; what is returned points into it.
+class Keeper {
+ public:
+  const rk_tensor* tensor(Call& call, const char* name, py::handle object) {
+    return tensors_.emplace_back(call, name, object).tensor();
+  }
+  // object: a PackedDesc.
+  const rk_packed_desc* desc(const py::object& object) {
+    descs_.push_back(object);
+    return &object.cast<const PackedDesc&>().desc;
+  }
+
+ private:
+  std::deque<Held> tensors_;
+  std::vector<py::object> descs_;
 };
 
 }  // namespace radix::bind

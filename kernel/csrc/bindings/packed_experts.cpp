@@ -1,10 +1,8 @@
 #include "radix_kernels/packed_experts.h"
 
-#include <deque>
 #include <vector>
 
 #include "bindings/held.h"
-#include "bindings/packed_desc.h"
 
 namespace radix::bind {
 namespace {
@@ -16,16 +14,18 @@ class PackedExperts {
   void add(const py::tuple& w1, const py::tuple& w2) {
     Call call("pack_experts");
     rk_packed_expert expert{};
-    expert.w1_desc = desc(w1[0]);
-    expert.w1 = held_.emplace_back(call, "w1", w1[1]).tensor();
-    expert.w2_desc = desc(w2[0]);
-    expert.w2 = held_.emplace_back(call, "w2", w2[1]).tensor();
+    expert.w1_desc = keep_.desc(w1[0]);
+    expert.w1 = keep_.tensor(call, "w1", w1[1]);
+    expert.w2_desc = keep_.desc(w2[0]);
+    expert.w2 = keep_.tensor(call, "w2", w2[1]);
     experts_.push_back(expert);
+    args_.experts = experts_.data();
+    args_.num_experts = static_cast<int32_t>(experts_.size());
   }
 
   int64_t workspace_size(py::handle hidden_states, py::handle topk_ids) const {
     Call call("fused_experts_packed");
-    rk_fused_experts_packed_args args = base();
+    rk_fused_experts_packed_args args = args_;
     args.hidden_states = call.in("hidden_states", hidden_states);
     args.topk_ids = call.in("topk_ids", topk_ids);
     int64_t bytes = 0;
@@ -36,7 +36,7 @@ class PackedExperts {
   void run(py::handle hidden_states, py::handle topk_weights, py::handle topk_ids, py::handle expert_map,
            py::handle out, py::handle workspace) const {
     Call call("fused_experts_packed");
-    rk_fused_experts_packed_args args = base();
+    rk_fused_experts_packed_args args = args_;
     args.hidden_states = call.in("hidden_states", hidden_states);
     args.topk_weights = call.in("topk_weights", topk_weights);
     args.topk_ids = call.in("topk_ids", topk_ids);
@@ -47,21 +47,9 @@ class PackedExperts {
   }
 
  private:
-  const rk_packed_desc* desc(const py::object& object) {
-    descs_.push_back(object);
-    return &object.cast<const PackedDesc&>().desc;
-  }
-
-  rk_fused_experts_packed_args base() const {
-    rk_fused_experts_packed_args args{sizeof args};
-    args.num_experts = static_cast<int32_t>(experts_.size());
-    args.experts = experts_.data();
-    return args;
-  }
-
+  rk_fused_experts_packed_args args_{sizeof(rk_fused_experts_packed_args)};  // what all calls share
   std::vector<rk_packed_expert> experts_;
-  std::deque<Held> held_;  // their addresses are in experts_
-  std::vector<py::object> descs_;
+  Keeper keep_;
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ uint8_t to_e4m3(float x) {
   if (a < 0x1p-6f) return sign | static_cast<uint8_t>(std::nearbyint(a * 512));
   uint32_t u;
   std::memcpy(&u, &a, 4);
-  return sign | static_cast<uint8_t>((u + 0x7ffff + (u >> 20 & 1) >> 20) - (120 << 3));
+  return sign | static_cast<uint8_t>(((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3));
 }
 
 // A token in the FP8 form.
