@@ -66,10 +66,10 @@ test-old-torch: install
 	    assert rk.capabilities()['backend'] == 'cpu', rk._loader.reason"
 	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
 
-# Every CPU kernel once under Valgrind, which knows AVX2 at most; after `make dev`.
+# Every op of the CPU library under Valgrind, at the level AVX2, for it knows no more; after `make dev`.
 memcheck:
 	mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Ikernel/include tests/kernel/memcheck.cpp \
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -pthread -Ikernel/include tests/kernel/memcheck.cpp \
 	    -o build/memcheck kernel/python/radix_kernels/lib/libradix_kernels.so -Wl,-rpath,$(CURDIR)/kernel/python/radix_kernels/lib
 	RADIX_CPU_ISA=avx2 valgrind -q --error-exitcode=1 build/memcheck
 

@@ -1,11 +1,14 @@
-// Small, odd shapes of every CPU kernel, each tensor in an allocation of exactly its size: run under Valgrind this
-// finds reads and writes past the ends, and outputs that were not written (`make memcheck`). Values are checked by the
-// tests.
+// Small, odd shapes of every op of the CPU library, each tensor in an allocation of exactly its size: run under
+// Valgrind this finds reads and writes past the ends, and outputs that were not written (`make memcheck`). At one
+// instruction-set level, for Valgrind knows AVX2 at most. Values are checked by the tests.
+#include <unistd.h>
+
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "radix_kernels/radix_kernels.h"
@@ -71,6 +74,13 @@ Tensor numbers(rk_dtype dtype, Shape shape) {
     for (size_t i = 0; i < t.bytes() / 2; i++)
       t.as<uint16_t>()[i] = static_cast<uint16_t>(random_bits() % (top + 1u) | (random_bits() & 0x8000u));
   }
+  return t;
+}
+
+// Bits, of bytes below `end`.
+Tensor bits(rk_dtype dtype, Shape shape, unsigned end = 256) {
+  Tensor t(dtype, std::move(shape));
+  for (size_t i = 0; i < t.bytes(); i++) t.as<uint8_t>()[i] = static_cast<uint8_t>(random_bits() % end);
   return t;
 }
 
@@ -178,51 +188,95 @@ void attention(rk_dtype dtype, bool scaled, int64_t dim, int64_t page) {
   }
 }
 
-// A weight [n, k] in packed storage, which is aligned to 64 bytes.
+// How a packed weight holds its elements.
+struct Kind {
+  uint32_t kind = RK_WEIGHT_DENSE, group = 0, zeros = 0;
+
+  bool four_bits() const { return kind == RK_WEIGHT_INT4 || kind == RK_WEIGHT_W4A8; }
+};
+
+// A weight [n, k] in packed storage of exactly its size, which is aligned to 64 bytes: quantized from numbers, or of
+// codes that are there already.
 class Packed {
  public:
-  Packed(rk_dtype dtype, int64_t n, int64_t k)
-      : desc_{sizeof desc_, 0, dtype, n, k, 0, 0, dtype, 0}, raw_(kU8, {bytes() + 63}) {
-    tensor_ = *static_cast<const rk_tensor*>(raw_);
-    tensor_.shape = &bytes_;
-    tensor_.strides = &stride_;
-    tensor_.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(tensor_.data) + 63) / 64 * 64);
-    const Tensor w = numbers(dtype, {n, k});
-    const rk_pack_weight_args pack = {sizeof pack, &desc_, w, &tensor_, nullptr, nullptr};
+  Packed(rk_dtype dtype, int64_t n, int64_t k, Kind kind = {}, bool from_codes = false)
+      : desc_{sizeof desc_, 0, dtype, n, k, kind.kind, kind.group, dtype, kind.zeros}, kind_(kind) {
+    done("packed_weight_info", rk_packed_weight_info(&desc_, &bytes_), {});
+    tensor_ = {std::aligned_alloc(64, static_cast<size_t>(bytes_)), {RK_DEVICE_CPU, 0}, 1, kU8, &bytes_, &stride_, 0};
+    const Tensor w = from_codes ? bits(codes_dtype(), codes()) : numbers(dtype, {n, k});
+    const Tensor scales = numbers(dtype, groups()), zeros = bits(kU8, groups(), 17);
+    const rk_pack_weight_args pack = {sizeof pack,
+                                      &desc_,
+                                      w,
+                                      &tensor_,
+                                      from_codes ? static_cast<const rk_tensor*>(scales) : nullptr,
+                                      kind.zeros ? static_cast<const rk_tensor*>(zeros) : nullptr};
     done("pack_weight", rk_pack_weight(&pack, 0), {});
   }
+  ~Packed() { std::free(tensor_.data); }
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
 
   const rk_packed_desc* desc() const { return &desc_; }
   operator const rk_tensor*() const { return &tensor_; }
 
- private:
-  int64_t bytes() {
-    done("packed_weight_info", rk_packed_weight_info(&desc_, &bytes_), {});
-    return bytes_;
+  void unpack() const {
+    const bool dense = kind_.kind == RK_WEIGHT_DENSE;
+    Tensor w(dense ? desc_.dtype : codes_dtype(), codes()), scales(desc_.dtype, groups()), zeros(kU8, groups());
+    const rk_unpack_weight_args unpack = {sizeof unpack,
+                                          &desc_,
+                                          &tensor_,
+                                          w,
+                                          dense ? nullptr : static_cast<const rk_tensor*>(scales),
+                                          kind_.zeros ? static_cast<const rk_tensor*>(zeros) : nullptr};
+    done("unpack_weight", rk_unpack_weight(&unpack, 0), {&w});
+    if (!dense) scales.read();
+    if (kind_.zeros) zeros.read();
   }
 
+ private:
+  rk_dtype codes_dtype() const { return kind_.four_bits() ? kU8 : kI8; }
+  Shape codes() const { return {desc_.n, kind_.four_bits() ? (desc_.k + 1) / 2 : desc_.k}; }
+  Shape groups() const { return {desc_.n, kind_.group ? (desc_.k + kind_.group - 1) / kind_.group : 1}; }
+
   rk_packed_desc desc_;
+  Kind kind_;
   int64_t bytes_ = 0, stride_ = 1;
-  Tensor raw_;
   rk_tensor tensor_;
 };
 
-void dense(rk_dtype dtype) {
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 33, 40}, {5, 16, 7}, {70, 48, 65}}) {
-    const Packed packed(dtype, n, k);
-    const Tensor x = numbers(dtype, {m, k}), bias = numbers(dtype, {n});
-    Tensor out(dtype, {m, n}), back(dtype, {n, k});
-    const rk_linear_args linear = {sizeof linear, packed.desc(), x, packed, bias, out, nullptr, 0};
+constexpr Kind kQuantized[] = {{RK_WEIGHT_INT8, 0},  {RK_WEIGHT_INT8, 32},    {RK_WEIGHT_W8A8, 0},
+                               {RK_WEIGHT_W8A8, 64}, {RK_WEIGHT_INT4, 32},    {RK_WEIGHT_INT4, 64, 1},
+                               {RK_WEIGHT_W4A8, 32}, {RK_WEIGHT_W4A8, 128, 1}};
+
+// Plain, with a residual and, where n allows, with either gate.
+void products(rk_dtype dtype, int64_t m, const Packed& packed) {
+  const int64_t n = packed.desc()->n, k = packed.desc()->k;
+  const Tensor x = numbers(dtype, {m, k}), bias = numbers(dtype, {n});
+  for (const int32_t gate : {RK_GATE_NONE, RK_GATE_HALVES, RK_GATE_INTERLEAVED}) {
+    if (gate != RK_GATE_NONE && n % 32) continue;
+    const int64_t width = gate == RK_GATE_NONE ? n : n / 2;
+    const Tensor residual = numbers(dtype, {m, width});
+    Tensor out(dtype, {m, width});
+    rk_linear_args linear = {sizeof linear, packed.desc(), x, packed, bias, out, nullptr, gate};
     done("linear", rk_linear(&linear, 0), {&out});
-    const rk_unpack_weight_args unpack = {sizeof unpack, packed.desc(), packed, back, nullptr, nullptr};
-    done("unpack_weight", rk_unpack_weight(&unpack, 0), {&back});
-    const Tensor ids = ints({0, static_cast<int32_t>(n) - 1});
-    Tensor rows(dtype, {2, k});
-    const rk_embedding_args embedding = {sizeof embedding, packed.desc(), ids, packed, rows};
-    done("embedding", rk_embedding(&embedding, 0), {&rows});
+    linear.residual = residual;
+    done("linear", rk_linear(&linear, 0), {&out});
   }
+  packed.unpack();
+  const Tensor ids = ints({0, static_cast<int32_t>(n) - 1});
+  Tensor rows(dtype, {2, k});
+  const rk_embedding_args embedding = {sizeof embedding, packed.desc(), ids, packed, rows};
+  done("embedding", rk_embedding(&embedding, 0), {&rows});
+}
+
+void linear(rk_dtype dtype) {
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 33, 40}, {5, 16, 7}, {70, 48, 65}, {3, 64, 34}})
+    products(dtype, m, Packed(dtype, n, k));
+  for (const Kind& kind : kQuantized)
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 17, 34}, {9, 1, 66}, {40, 64, 130}})
+      for (const bool from_codes : {false, true})
+        if (from_codes || !kind.zeros) products(dtype, m, Packed(dtype, n, k, kind, from_codes));
 }
 
 void packed_experts(rk_dtype dtype) {
@@ -301,6 +355,79 @@ void sampling() {
   }
 }
 
+// The latent cache's tokens, and the keys of a prefill.
+void mla_kv(rk_dtype dtype) {
+  const Tensor slots = longs({5, -1, 0});
+  const Tensor latent = numbers(dtype, {3, 40}), rope = numbers(dtype, {3, 10});
+  Tensor cache = numbers(dtype, {2, 3, 50});
+  const rk_store_mla_kv_args store = {sizeof store, latent, rope, cache, slots};
+  done("store_mla_kv", rk_store_mla_kv(&store, 0), {&cache});
+  if (dtype.code == RK_CODE_BFLOAT) {
+    const Tensor wide = numbers(dtype, {3, 512}), turned = numbers(dtype, {3, 64});
+    Tensor packed = bits(kU8, {2, 3, 656});
+    const rk_store_mla_kv_args quantized = {sizeof quantized, wide, turned, packed, slots};
+    done("store_mla_kv", rk_store_mla_kv(&quantized, 0), {&packed});
+  }
+  const Tensor nope = numbers(dtype, {3, 5, 24}), shared = numbers(dtype, {3, 1, 10});
+  Tensor k(dtype, {3, 5, 34});
+  const rk_concat_mla_k_args concat = {sizeof concat, k, nope, shared};
+  done("concat_mla_k", rk_concat_mla_k(&concat, 0), {&k});
+}
+
+// Two sequences of three and two new tokens; `inner` in multiples of 16 is a product with a gate.
+void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
+  const int64_t heads = 4, kv_heads = 2, dim = 16, width = 40, tokens = 5, layers = 2;
+  const Packed qkv(dtype, (heads + 2 * kv_heads) * dim, width, kind), o(dtype, width, heads * dim, kind),
+      gate_up(dtype, 2 * inner, width, kind), down(dtype, width, inner, kind);
+  const Tensor norm = numbers(dtype, {width}), head_norm = numbers(dtype, {dim}), table = numbers(kF32, {8, dim});
+  const auto part = [](const Packed& w) { return rk_decoder_linear{w.desc(), w, nullptr}; };
+  std::vector<Tensor> caches;
+  for (int64_t i = 0; i < 2 * layers; i++) caches.push_back(numbers(dtype, {4, 4, kv_heads, dim}));
+  std::vector<rk_decoder_layer> all;
+  for (size_t i = 0; i < layers; i++)
+    all.push_back({norm, norm, head_norm, head_norm, part(qkv), part(o), part(gate_up), part(down), caches[2 * i],
+                   caches[2 * i + 1], i ? 3 : -1});
+  const Tensor positions = longs({4, 5, 6, 0, 1}), slots = longs({4, 5, 6, 8, 9});
+  const Tensor pages = ints({0, 1, 2, 3}, {2, 2}), kv_lens = ints({7, 2}), starts = ints({0, 3, 5});
+  Tensor hidden = numbers(dtype, {tokens, width});
+  rk_decoder_args args = {sizeof args, layers,    all.data(), norm,  table,   1e-6f,  0.25f, activation,
+                          hidden,      positions, slots,      pages, kv_lens, starts, 3,     nullptr};
+  int64_t bytes = 0;
+  done("decoder_workspace_size", rk_decoder_workspace_size(&args, &bytes), {});
+  const Tensor workspace(kU8, {bytes});
+  args.workspace = workspace;
+  done("decoder", rk_decoder(&args, 0), {&hidden});
+}
+
+// Two ranks, each a thread: the waits are real.
+void collectives() {
+  char path[] = "/tmp/radix_memcheck_XXXXXX";
+  close(mkstemp(path));
+  const auto rank = [&](int32_t self, Tensor& sum, Tensor& gathered, Tensor& sent) {
+    rk_comm* comm = nullptr;
+    done("comm_create", rk_comm_create(path, self, 2, 4096, 60, &comm), {});
+    done("comm_all_reduce", rk_comm_all_reduce(comm, sum), {});
+    done("comm_all_gather", rk_comm_all_gather(comm, sum, gathered), {});
+    done("comm_broadcast", rk_comm_broadcast(comm, sent, 1), {});
+    done("comm_barrier", rk_comm_barrier(comm, 0), {});
+    rk_comm_destroy(comm);
+  };
+  for (const rk_dtype dtype : kFloats) {
+    std::vector<Tensor> sums, gathered, sent;
+    for (int i = 0; i < 2; i++) {
+      sums.push_back(numbers(dtype, {3, 37}));
+      gathered.emplace_back(dtype, Shape{2, 3, 37});
+      sent.push_back(numbers(dtype, {11}));
+    }
+    if (truncate(path, 0)) std::exit(2);
+    std::thread other(rank, 1, std::ref(sums[1]), std::ref(gathered[1]), std::ref(sent[1]));
+    rank(0, sums[0], gathered[0], sent[0]);
+    other.join();
+    for (int i = 0; i < 2; i++) done("collectives", RK_OK, {&sums[i], &gathered[i], &sent[i]});
+  }
+  unlink(path);
+}
+
 }  // namespace
 
 int main() {
@@ -309,11 +436,17 @@ int main() {
     rope_and_store(dtype);
     attention(dtype, false, 80, 7);
     attention(dtype, true, 48, 16);
-    dense(dtype);
+    linear(dtype);
     experts(dtype);
     packed_experts(dtype);
+    if (dtype.bits == 16) mla_kv(dtype);
+    for (const Kind kind : {Kind{}, Kind{RK_WEIGHT_W8A8, 0}, Kind{RK_WEIGHT_INT4, 32}}) {
+      decoder(dtype, kind, 48, RK_ACTIVATION_SILU);
+      decoder(dtype, kind, 24, RK_ACTIVATION_GELU);
+    }
   }
   sampling();
+  collectives();
   const char* level = nullptr;
   done("isa", rk_isa(&level), {});
   std::printf("memcheck: every op ran at level %s (%u)\n", level, outputs);

@@ -14,7 +14,10 @@ from tests.child import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-FILES = ("norm", "rope", "activation", "kv_cache", "linear", "linear_quantized", "attention", "sampling", "bindings")
+FILES = (
+    "norm", "layernorm", "rope", "fused_rope", "activation", "kv_cache", "linear", "linear_quantized", "attention",
+    "moe", "packed_experts", "decoder", "sampling", "sampling_edits", "sampling_logprobs", "comm", "bindings",
+)  # fmt: skip
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
@@ -39,6 +42,12 @@ def test_ops(level):
     # `pythonpath=.`: the package under test is this process's, not the source tree, which may have no library.
     done = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.", *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+def test_every_family_with_kernels_is_among_the_files():
+    manifests = (ROOT / "kernel/csrc/cpu").glob("*/sources.cmake")
+    families = {path.parent.name for path in manifests if "KERNELS" in path.read_text()}
+    assert len(families) > 8 and families <= set(FILES)
 
 
 def test_unknown_level_is_refused():

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(1500)  # the first test compiles the wheel
 TARGETS = ("gfx90a", "gfx942")
 WARP = 64
 LDS_BYTES = 65536
-SCRATCH_BYTES = 640  # a lane
+FINISHER_SCRATCH_BYTES = 704  # a lane: their state for flat rows, which other kernels do not have
 CODE_OBJECT_V5 = 3  # as the ELF header counts
 # A call that was not inlined, memory through the generic path, scratch, a trap.
 UNWANTED = re.compile(r"s_swappc|s_setpc|flat_|scratch_|s_trap|buffer_.*off")
@@ -61,8 +61,9 @@ def test_kernels_fit_the_gpu(kernels, target):
         facts = kernel.facts
         assert facts["wavefront_size"] == 64, name
         # Scalars may spill (addresses, a row's settings): into lanes of vector registers, no memory is involved.
-        for key in ("vgpr_spill_count", "private_segment_fixed_size"):
-            assert facts[key] == 0 or name in FINISHERS, (name, key)
+        assert facts["vgpr_spill_count"] == 0, name
+        scratch = FINISHER_SCRATCH_BYTES if name in FINISHERS else 0
+        assert facts["private_segment_fixed_size"] <= scratch, (name, facts["private_segment_fixed_size"])
         assert facts["dynamic_stack"] == 0, name
         assert facts["group_segment_fixed_size"] <= LDS_BYTES, name
         # 1,024 threads are 16 waves on 4 SIMDs: 4 waves each must fit into 512 registers a lane.
