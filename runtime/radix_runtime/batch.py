@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from .device import Device
+from .errors import ConfigError
 from .memory.kv_pool import KVPool
 from .step_plan import FROM_PROMPT, StepPlan
 
@@ -40,7 +41,8 @@ class ForwardBatch:
         self.max_pages = -(-max_context // kv_pool.page_size)
         self._table = self._empty(max_rows + 1, self.max_pages).fill_(kv_pool.dummy_page)
         if max(self._table.numel(), (kv_pool.num_pages + 1) * kv_pool.page_size) >= 2**31:
-            raise ValueError("the page table or the KV pool has more entries than int32 can count")
+            flags = "see --max-total-tokens, --max-running-requests and --context-length"
+            raise ConfigError(f"the page table or the KV pool has more entries than int32 can count; {flags}")
         self._packed = self._empty(5 * (max_batch + 1) + 5 * max_tokens + 2 * _MAX_PACKED_DELTAS)
         self._input_ids, self._positions = self._empty(max_tokens), self._empty(max_tokens)
         self._slot_mapping = self._empty(max_tokens).long()

@@ -25,6 +25,7 @@ from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
+from .step_plan import Executor
 
 _IDLE_WAIT = 0.05
 
@@ -61,6 +62,11 @@ class Engine:
         self._scheduler = Scheduler(args, self._executor, self._inbox, tokens, eos_ids=eos_ids)
         self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
         self._limits = self._scheduler.limits
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the steps: the engine as its scheduler sees it."""
+        return self._executor
 
     # Generation ---------------------------------------------------------------------------
 

@@ -90,11 +90,12 @@ def load_generation_config(model_dir: Path, file: str = "generation_config.json"
 
 
 def eos_token_ids(model_dir: Path, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
-    """Every id that ends a generation: generation_config's and the tokenizer's, or else config.json's."""
-    found = load_generation_config(model_dir).eos_token_ids
+    """Every id that ends a generation: generation_config's, or else config.json's, and the tokenizer's."""
+    files = ("generation_config.json", "config.json")
+    found = next(filter(None, (load_generation_config(model_dir, file).eos_token_ids for file in files)), [])
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found = [*found, tokenizer.eos_token_id]
-    return tuple(dict.fromkeys(found or load_generation_config(model_dir, "config.json").eos_token_ids))
+    return tuple(dict.fromkeys(found))
 
 
 class _Generation(Extension):

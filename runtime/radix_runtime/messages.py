@@ -5,12 +5,17 @@ routes). Ids travel as raw little-endian int32 bytes."""
 
 import threading
 from collections import deque
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from .sampling_params import SamplingParams
+
+CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
+BATCH_BYTES = 16 << 20  # of several deltas in a message
+_DELTA_BYTES = 128 << 10  # more than a delta takes without prompt logprobs
 
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -99,7 +104,7 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenDelta(_Delta):
-    """The first delta of a choice also has `sampling` and `input_ids`, the context that decoding starts from."""
+    """The first delta of a choice also has `sampling` and the prompt's last CONTEXT_TOKENS `input_ids`."""
 
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
@@ -124,6 +129,22 @@ class TextDelta(_Delta):
 
 class TextBatch(_Message):
     deltas: list[TextDelta]
+
+
+Delta = TypeVar("Delta", TokenDelta, TextDelta)
+
+
+def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
+    """`deltas` in their order, cut into messages of at most BATCH_BYTES or a single one."""
+    start = size = 0
+    for i, delta in enumerate(deltas):
+        scores = delta.prompt_logprobs
+        size += (own := _DELTA_BYTES + (2 * (len(scores.ids) + len(scores.top_ids)) if scores else 0))
+        if size > BATCH_BYTES and i > start:
+            yield deltas[start:i]
+            start, size = i, own
+    if deltas:
+        yield deltas[start:]
 
 
 Message = Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch

@@ -141,7 +141,7 @@ def check_death(run: Run, ranks: int, engine: Engine) -> None:
     params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
     stream = engine.stream(input_ids=[3, 4, 5], sampling_params=params)
     next(stream)
-    os.kill(engine._executor.workers[-1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(engine.executor.workers[-1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
     start = time.monotonic()
     try:
         list(stream)

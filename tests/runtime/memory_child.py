@@ -22,7 +22,7 @@ if __name__ == "__main__":
         max_running_requests=8,
     )
     loaded = process.memory_info().rss
-    runner = engine._executor.runner  # type: ignore[attr-defined]
+    runner = engine.executor.runner  # type: ignore[attr-defined]
     weights = [getattr(module, "weight", None) for module in runner.model.modules()]
     tensors = [*weights, *runner.kv_pool.k, *runner.kv_pool.v]
     print(json.dumps([imported, loaded, sum(int(x.nbytes) for x in tensors if x is not None)]))

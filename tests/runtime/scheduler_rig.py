@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +70,7 @@ class Rig:
         poison: bool = True,
         check: str = "step",
         eos: frozenset[int] = EOS,
+        max_message: float = math.inf,
         **settings: object,
     ) -> None:
         self.engine = FakeEngine(pages, page_size, rows, context, lazy=lazy)
@@ -84,8 +86,9 @@ class Rig:
         self.clock = Clock()
         self.inbox, self.outbox = LocalChannel(), LocalChannel()
         self.scheduler = Scheduler(
-            self.args, self.engine, self.inbox, self.outbox, eos_ids=sorted(eos), clock=self.clock
-        )
+            self.args, self.engine, self.inbox, self.outbox,
+            eos_ids=sorted(eos), clock=self.clock, max_message=max_message,
+        )  # fmt: skip
         self.life = self.scheduler.life
         self.messages: dict[str, Generate] = {}
         self.streams: dict[tuple[str, int], Stream] = {}

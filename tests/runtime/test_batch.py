@@ -11,6 +11,7 @@ import torch
 from radix_runtime import batch as batch_module
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
+from radix_runtime.errors import ConfigError
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.step_plan import StepPlan
 
@@ -181,6 +182,13 @@ def test_a_prefill_step_is_not_padded() -> None:
 def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(16).load(decode_plan(rows, kv), torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+
+
+def test_more_entries_than_an_index_can_count() -> None:
+    sizes = {"max_tokens": 8, "max_batch": 1, "max_rows": 1 << 16}
+    pool = KVPool(1, 1, 1, 16, num_pages=1, dtype=torch.bfloat16, device=Device("cpu", torch.device("meta")))
+    with pytest.raises(ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"):
+        ForwardBatch(Device("cpu", torch.device("meta")), pool, max_context=1 << 15, **sizes)
 
 
 def test_kv_pool() -> None:

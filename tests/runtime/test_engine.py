@@ -262,7 +262,7 @@ def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):
         def broken(batch):
             raise RuntimeError("the machine is on fire")
 
-        monkeypatch.setattr(e._executor.runner, "model", broken)
+        monkeypatch.setattr(e.executor.runner, "model", broken)
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="on fire"):
                 e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 4})
@@ -275,7 +275,7 @@ def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):
     want = [greedy(c.model, p, 6)[0] for p in clean]
     params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
     with engine(c.folder) as e:
-        runner = e._executor.runner
+        runner = e.executor.runner
         forward = runner.model.forward
 
         def poisoned(batch):

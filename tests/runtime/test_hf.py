@@ -230,6 +230,11 @@ def test_generation_config(tmp_path: Path) -> None:
     file.unlink()
     (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
     assert hf.eos_token_ids(tmp_path, None) == (5,)
+    assert hf.eos_token_ids(tmp_path, DEMO) == (5, 2)  # not the tokenizer's alone
+    file.write_text('{"temperature": 1}')
+    assert hf.eos_token_ids(tmp_path, DEMO) == (5, 2)
+    file.write_text('{"eos_token_id": 7}')
+    assert hf.eos_token_ids(tmp_path, DEMO) == (7, 2)
     for wrong in ('{"temperature": "hot"}', '{"top_k": true}', '{"eos_token_id": "x"}', "[]", "{"):
         file.write_text(wrong)
         with pytest.raises(ConfigError):

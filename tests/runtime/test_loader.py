@@ -291,6 +291,15 @@ def test_unknown_quantization(original: Path) -> None:
         Driver(original, args=args)
 
 
+def test_a_weight_that_cannot_be_quantized_is_named(folder: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+
+    rewrite(folder, spoil)
+    with pytest.raises(ConfigError, match=r"checkpoint: .*layers\.1\.mlp\.up_proj\.weight.* not finite"):
+        Driver(folder, args=ServerArgs(model_path=str(folder), quantization="int8"))
+
+
 def test_an_unknown_rope_setting_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["rope_parameters"]["wobble"] = 2.0

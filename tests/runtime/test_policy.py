@@ -171,6 +171,21 @@ def test_only_pages_that_can_be_reused_are_waited_for() -> None:
     assert [c.match.length for c in decision.chunks] == [4, 8]
 
 
+def test_a_long_queue_behind_one_prefix_is_not_walked_to_its_end() -> None:
+    host = Host(pages=10_000, size=4, rows=1000, budget=10_000)
+    shared = list(range(40))
+    host.life.waiting.extend([request(shared), request([90] * 12), *(request([*shared, i]) for i in range(300))])
+    host.life.waiting.extend([request([91] * 12), request([92] * 12)])
+    decision = host.run()
+    assert decision.dedup_waits == policy.MOST_WAITS == 256
+    assert [c.request.ids[0] for c in decision.chunks] == [0, 90]
+    # Only waits in a row count.
+    host.life.waiting.insert(100, request([93] * 12))
+    host.life.running[0].prefill_end = 0
+    decision = host.run()
+    assert len(decision.chunks) == 303 and decision.dedup_waits == 0
+
+
 def test_expected_length_has_room_for_a_page_and_no_more_than_allowed() -> None:
     r = request(range(10), new=100)
     assert policy.expected_len(r, 0.0, 16) == 26

@@ -73,7 +73,7 @@ def test_exact_answers_are_kept(quantization: str, right: dict[str | None, list[
 
 
 def _weight_bytes(engine: Engine) -> int:
-    model = engine._executor.runner.model
+    model = engine.executor.runner.model
     weights = {id(w): w for module in model.modules() if isinstance(w := getattr(module, "weight", None), object)}
     packed = [w for w in weights.values() if isinstance(w, radix_kernels.PackedWeight)]
     assert packed

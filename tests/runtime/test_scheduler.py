@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from radix_runtime.messages import BATCH_BYTES, Logprobs, TokenBatch, TokenDelta, batches, encode
 from radix_runtime.scheduler import policy
 from tests.runtime.scheduler_rig import BOTH, PAGES, RNG, Rig, Stream, prompt
 
@@ -324,6 +325,56 @@ def test_the_queue_is_bounded() -> None:
         assert 1 <= failure.retry_after <= 30
     rig.run()
     rig.verify_all()
+
+
+def test_a_message_stays_within_the_limit_of_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All choices of many long requests that never started end in one step: their prompts do not travel with them."""
+    rig = Rig(pages=20_000, context=70_000, check="off", max_queued_requests=1000)
+    ids, sent = prompt(65_000), []
+    deliver = rig.outbox.send
+    monkeypatch.setattr(rig.outbox, "send", lambda message: (sent.append(encode(message)), deliver(message)))
+    for i in range(17):
+        rig.submit(str(i), ids, max_new_tokens=5, n=16, logit_bias=dict.fromkeys(range(1, 97), -1.0))
+    rig.abort("")
+    rig.run()
+    assert len(rig.streams) == 17 * 16 and all(s.finish.type == "abort" for s in rig.streams.values())
+    assert len(sent) > 1 and max(map(len, sent)) < 2 << 20
+
+
+def test_batches_are_cut_by_bytes_in_order() -> None:
+    def delta(i: int, tokens: int) -> TokenDelta:
+        scores = Logprobs(bytes(4 * tokens), bytes(4 * tokens), 20, bytes(80 * tokens), bytes(80 * tokens))
+        return TokenDelta(str(i), 0, b"", prompt_logprobs=scores if tokens else None)
+
+    deltas = [delta(i, tokens) for i, tokens in enumerate([0, 40_000, 40_000, 250_000, 0, 40_000, *[0] * 300])]
+    cut = list(batches(deltas))
+    assert [d for batch in cut for d in batch] == deltas
+    sizes = [len(encode(TokenBatch(batch))) for batch in cut]
+    assert all(size <= BATCH_BYTES or len(batch) == 1 for size, batch in zip(sizes, cut, strict=True))
+    assert [[int(d.rid) for d in batch] for batch in cut[:3]] == [[0, 1, 2], [3], [4, 5, *range(6, 80)]]
+    assert list(batches([])) == []
+
+
+def test_prompt_logprobs_beyond_a_message_are_refused() -> None:
+    rig = Rig(pages=1000, context=3000, max_message=BATCH_BYTES + 8 * 3 * 1000)
+    for rid, start in (("fits", 1000), ("one more", 999)):
+        rig.submit(rid, prompt(2000), max_new_tokens=1, return_logprob=True, logprob_start=start, top_logprobs=2)
+    rig.run()
+    assert set(rig.failed) == {"one more"} and "logprobs of 1001 prompt tokens" in rig.failed["one more"].message
+    rig.verify_all()
+
+
+@pytest.mark.parametrize("eos", [{1, 2, 97}, {1, 2, -1, 10**12}])
+def test_end_ids_outside_of_the_vocabulary_are_dropped(eos: set[int], caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(eos=frozenset(eos))
+    assert rig.engine.vocab_size == 97
+    [record] = caplog.records
+    assert "end ids" in record.message and "97 ids" in record.message
+    plans, launch = [], rig.engine.launch
+    rig.engine.launch = lambda plan: (plans.append(plan), launch(plan))[1]
+    rig.submit("a", prompt(9), max_new_tokens=6, min_new_tokens=3)
+    rig.run()
+    assert [row.stop_ids for plan in plans for row in plan.new_rows] == [[1, 2]]
 
 
 def test_a_reused_id_ends_both_requests() -> None:

@@ -49,7 +49,7 @@ def open_files():
 
 def test_a_killed_worker_ends_a_running_request():
     with tp_engine() as e:
-        [pid] = [w.pid for w in e._executor.workers]
+        [pid] = [w.pid for w in e.executor.workers]
         stream = e.stream(input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True))
         next(stream)
         os.kill(pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_a_killed_worker_is_reported_while_idle():
 
 def test_a_stopped_worker_does_not_keep_the_engine_from_ending():
     e = tp_engine()
-    [pid] = [w.pid for w in e._executor.workers]
+    [pid] = [w.pid for w in e.executor.workers]
     os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
     e.shutdown()
@@ -93,7 +93,7 @@ def test_nothing_is_left_after_a_shutdown():
     before = open_files()
     threads = threading.active_count()
     e = tp_engine()
-    [pid] = [w.pid for w in e._executor.workers]
+    [pid] = [w.pid for w in e.executor.workers]
     e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 3})
     e.shutdown()
     assert gone(pid)
@@ -106,7 +106,7 @@ from radix_runtime import Engine
 
 def main():
     e = Engine(sys.argv[1], tp_size=2, num_threads=2, dtype="float32", max_total_tokens=512)
-    print(e._executor.workers[0].pid, flush=True)
+    print(e.executor.workers[0].pid, flush=True)
     params = {"max_new_tokens": 100, "ignore_eos": True}
     for _ in e.stream(input_ids=[1, 2], sampling_params=params):
         print("token", flush=True)

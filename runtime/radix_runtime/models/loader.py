@@ -77,11 +77,12 @@ def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]],
         param, part = places[key]
         try:
             param.layer.weight_loader(param.memory(), source, part)
+            missing.remove(key)
+            if missing.isdisjoint(param.sources):
+                key = " + ".join(param.sources)
+                param.layer.finalize(param.name)
         except (ValueError, SafetensorError) as error:
             raise ConfigError(f"checkpoint: {key} {error}") from None
-        missing.remove(key)
-        if missing.isdisjoint(param.sources):
-            param.layer.finalize(param.name)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(missing)[:3])}{more}")

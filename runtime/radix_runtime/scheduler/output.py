@@ -1,8 +1,8 @@
-"""What clients get: tokens become deltas, deltas become one TokenBatch a step."""
+"""What clients get: tokens become deltas, the deltas of a step mostly one TokenBatch."""
 
 import numpy as np
 
-from ..messages import FinishReason, Outbox, TokenBatch, TokenDelta, pack_ids
+from ..messages import CONTEXT_TOKENS, FinishReason, Outbox, TokenBatch, TokenDelta, batches, pack_ids
 from ..step_plan import StepResult
 from .request import Request
 
@@ -42,10 +42,10 @@ class Output:
         own, prompt = (part.take() if part else None for part in (request.logprobs, request.prompt_logprobs))
         delta = TokenDelta(request.rid, request.choice, pack_ids(new), reason, *sizes, own, prompt)
         if first:
-            delta.sampling, delta.input_ids = request.params, request.source.input_ids
+            delta.sampling, delta.input_ids = request.params, request.source.input_ids[-4 * CONTEXT_TOKENS :]
         self._deltas.append(delta)
 
     def flush(self) -> None:
-        if self._deltas:
-            self._outbox.send(TokenBatch(self._deltas))
-            self._deltas = []
+        for batch in batches(self._deltas):
+            self._outbox.send(TokenBatch(batch))
+        self._deltas = []

@@ -28,6 +28,7 @@ class QueueContext(NamedTuple):
 # leave some out and must not change them.
 SchedulePolicy = Callable[[Sequence[Request], QueueContext], Iterable[Request]]
 
+MOST_WAITS = 256  # requests in a row that wait for another's page before the rest is left for the next step
 LPM_WINDOW = 128  # oldest requests among which the longest prefix is looked for
 
 
@@ -146,14 +147,16 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
     room -= sum(max(0, pages_for(expected_len(r, ratio, size)) - r.num_pages) for r in life.running)
     computing = _pages_being_computed(life)
     locked: set[Node] = set()
+    waits = 0
     for request in queue:
-        if rows == 0 or budget <= 0:
+        if rows == 0 or budget <= 0 or waits == MOST_WAITS:
             break
         match = cache.match(request.ids[: request.match_limit], request.extra_key)
         key = match.node, cache.edge(match.node, request.ids, match.length, request.extra_key)
         page_end = match.length + size
         if page_end <= request.match_limit and key in computing:
             decision.dedup_waits += 1
+            waits += 1
             continue  # another request is computing this request's next page
         path = [node for node in match.node.path() if node.lock_count == 0 and node not in locked]
         need = pages_for(expected_len(request, ratio, size)) - len(match.pages) + sum(len(n.pages) for n in path)
@@ -161,6 +164,7 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
             break  # nobody passes it, or it might never get in
         length = min(request.total_len - match.length, budget)
         decision.chunks.append(chunk(request, match.length, length, match))
+        waits = 0
         locked.update(path)
         if cache.enabled and page_end <= request.total_len:
             computing.add(key)

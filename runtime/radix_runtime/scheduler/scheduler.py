@@ -5,6 +5,8 @@ just launched keeps running while the host finishes its predecessor and plans it
 finished as soon as it is launched. That is the only difference: how many steps are in flight when an iteration ends."""
 
 import heapq
+import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -32,6 +34,8 @@ from .request import Request, State
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
 IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Counters:
@@ -58,14 +62,16 @@ class Scheduler:
 
     def __init__(
         self, args: ServerArgs, executor: Executor, inbox: msg.Inbox, outbox: msg.Outbox, *,
-        eos_ids: Sequence[int], clock: Callable[[], float] = time.monotonic,
+        eos_ids: Sequence[int], clock: Callable[[], float] = time.monotonic, max_message: float = math.inf,
     ) -> None:  # fmt: skip
         self.args, self.executor, self.clock = args, executor, clock
-        self.inbox, self.outbox = inbox, outbox
+        self.inbox, self.outbox, self._max_message = inbox, outbox, max_message  # in bytes
         self.heartbeat: Callable[[], None] = lambda: None  # called in every iteration
         self.limits = Limits(executor.max_context, executor.vocab_size, args.max_choices)
         self.limits.max_total_tokens = executor.num_pages * executor.page_size
-        self._eos_ids, self._arrivals = frozenset(eos_ids), count()
+        if outside := [i for i in eos_ids if not 0 <= i < executor.vocab_size]:
+            logger.warning("end ids %s are ignored: the vocabulary has %d ids", outside, executor.vocab_size)
+        self._eos_ids, self._arrivals = frozenset(eos_ids).difference(outside), count()
         allocator = PageAllocator(executor.num_pages, executor.page_size)
         cache = RadixCache(allocator, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache)
         row_pages = min(allocator.pages_for(executor.max_context), executor.num_pages)
@@ -181,6 +187,10 @@ class Scheduler:
         for name, low, high in (("logprob_start", -1, len(ids)), ("top_logprobs", 0, self.limits.vocab_size)):
             if not low <= getattr(message, name) <= high:
                 raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
+        scored = len(ids) - message.logprob_start if message.logprob_start >= 0 else 0
+        if 8 * scored * (1 + message.top_logprobs) > self._max_message - msg.BATCH_BYTES:
+            text = f"logprobs of {scored} prompt tokens with {message.top_logprobs} others each do not fit an answer"
+            raise refusal("invalid_value", text, "logprob_start")
         params = self.limits.admit(ids, message.sampling, "prompt", {}, clip=False)
         assert params.max_new_tokens is not None
         limit, seed = len(ids) + params.max_new_tokens, params.seed

@@ -12,7 +12,6 @@ from ..sampling_params import SamplingParams
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
 _REPLACEMENT = "\ufffd"
-_CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
 
 
 class Detokenizer:
@@ -47,14 +46,14 @@ class Detokenizer:
         return bool(messages)
 
     def _flush(self) -> None:
-        if self._batch:
-            batch, self._batch = self._batch, []
+        for batch in m.batches(self._batch):
             self._outbox.send(m.TextBatch(batch))
+        self._batch = []
 
     def _convert(self, delta: m.TokenDelta) -> None:
         key, finish = (delta.rid, delta.choice), delta.finish
         if delta.sampling is not None:
-            context = [] if delta.input_ids is None else m.unpack_ids(delta.input_ids[-4 * _CONTEXT_TOKENS :]).tolist()
+            context = m.unpack_ids(delta.input_ids or b"").tolist()
             self.streams[key] = TextStream(self._tokenizer, delta.sampling, context)
         if (stream := self.streams.get(key)) is None:
             return

@@ -13,6 +13,7 @@ from ..errors import EXIT_INTERNAL
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
 from .child import Child, run_child
+from .ipc import MAX_BODY
 
 _LOG_SECONDS = 5.0  # between two lines about the load
 _COUNTED = ("prefill", "cached", "generation")
@@ -52,7 +53,7 @@ def main(child: Child) -> None:
 
     executor = create_executor(args, config, rank_died)
     try:
-        scheduler = Scheduler(args, executor, inbox, outbox, eos_ids=eos_ids)
+        scheduler = Scheduler(args, executor, inbox, outbox, eos_ids=eos_ids, max_message=MAX_BODY)
         scheduler.heartbeat = heartbeats(child, scheduler.stats).__next__
 
         def watch() -> None:
