@@ -291,6 +291,19 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
     return found
 
 
+def cuda_operations(library: Path, kernel: str) -> dict[str, list[str]]:
+    """Of each kernel with that in its symbol, what its machine code does about barriers and registers, in order."""
+    program = cuobjdump()
+    assert program
+    usage = subprocess.run([program, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for name in re.findall(rf"Function (\w*{kernel}\w*):", usage):
+        command = [program, "-sass", "-fun", name, str(library)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found[name] = re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/ [^;/]*?\b((?:USETMAXREG|BAR)\.[^;]*?) ;", text)
+    return found
+
+
 def ptx_kernels(library: Path) -> dict[str, set[str]]:
     """sm_XX -> kernels in its PTX."""
     program = cuobjdump()

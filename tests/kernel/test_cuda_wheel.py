@@ -77,6 +77,20 @@ def test_hopper_kernels_do_not_spill(kernels):
         assert kernel.local == 0 and kernel.stack <= most, (name, kernel)
 
 
+def test_registers_come_back_after_a_barrier(library):
+    """MLA's producer gives registers to two warpgroups and takes them back once these have them, not before; and PTX
+    wants a warpgroup to meet between two exchanges."""
+    found = gpu_objects.cuda_operations(library, "mla_wide_kernel")
+    assert len(found) == 2
+    for operations in found.values():
+        plain = [re.sub(r"\.DEFER_BLOCKING|\.CTAPOOL( UP\d,)?", "", op) for op in operations]
+        taken = plain.index("USETMAXREG.TRY_ALLOC 0xa8")
+        assert plain[taken + 1] == "BAR.ARV 0x4, 0x180", plain
+        assert plain[plain.index("USETMAXREG.DEALLOC 0x80") - 1] in ("BAR.SYNC 0x1, 0x80", "BAR.SYNC 0x2, 0x80"), plain
+        given = plain.index("USETMAXREG.DEALLOC 0x30")
+        assert plain[given + 1 : given + 3] == ["BAR.SYNC 0x4, 0x180", "USETMAXREG.TRY_ALLOC 0x80"], plain
+
+
 def test_nothing_of_cuda_is_linked(library):
     dynamic = subprocess.run(
         ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True

@@ -148,6 +148,43 @@ def test_a_hint_that_is_too_low(rng):
     assert_close("mla_decode", got, expected, ATTENTION[torch.bfloat16])
 
 
+@pytest.mark.parametrize("heads", [16, 80])
+@pytest.mark.parametrize("pages", [0, 3])
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_rows_without_tokens_or_pages(heads, pages, batch_invariant, rng):
+    """An output is due even where the page table has no columns and the cache no pages."""
+    nope, rope, cache, table, lens, starts = make_case([(1, 0), (2, 0)], rng, heads=heads).args
+    out, lse = rk.mla_decode(
+        nope, rope, cache[:pages], table[:, :0], lens, starts, softmax_scale=SCALE, return_softmax_lse=True,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+    assert not out.any() and bool((lse == -math.inf).all())
+
+
+@pytest.mark.parametrize("heads", [16, 80])
+def test_a_single_page_of_any_stride(heads, rng):
+    """A dimension of one element steps nowhere, so its stride says nothing."""
+    case = make_case([(1, 40)], rng, heads=heads, page_size=64)
+    nope, rope, cache, table, *rest = case.args
+    page = int(table[0, 0])
+    size = 64 * (LATENT + ROPE)
+    apart = torch.empty(2 * size, dtype=cache.dtype).as_strided((1, 64, LATENT + ROPE), (size + 3, LATENT + ROPE, 1))
+    apart.copy_(cache[page : page + 1])
+    got = rk.mla_decode(nope, rope, apart, torch.zeros_like(table), *rest, softmax_scale=SCALE)
+    assert_close("mla_decode", got, oracle(case)[0], ATTENTION[torch.bfloat16])
+
+
+@pytest.mark.parametrize(("batch", "kv_len"), [(1, 64), (3, 64), (140, 130)])
+def test_every_call_ends(batch, kv_len, rng, request):
+    """Whether or not all blocks have work, in whatever order their warps run."""
+    calls = 1 if request.config.getoption("--device") == "cpu" else 50
+    case = make_case([(1, kv_len)] * batch, rng, heads=128 if calls > 1 else 2, page_size=64)
+    first = rk.mla_decode(*case.args, softmax_scale=SCALE)
+    assert_close("mla_decode", first, oracle(case)[0], ATTENTION[torch.bfloat16])
+    for _ in range(calls):
+        assert_same_bits(rk.mla_decode(*case.args, softmax_scale=SCALE), first)
+
+
 def test_nothing_to_do(rng):
     case = make_case([], rng)
     assert rk.mla_decode(*case.args, softmax_scale=SCALE).shape == (0, 4, LATENT)
@@ -196,6 +233,12 @@ def test_errors(index, change, error, rng):
     args[index] = change(args[index])
     with pytest.raises(error):
         rk.mla_decode(*args, softmax_scale=SCALE)
+
+
+def test_tokens_of_no_row_are_refused(rng):
+    nope, rope, cache, table, lens, starts = make_case([(1, 5)], rng).args
+    with pytest.raises(ValueError, match="page_table has no rows"):
+        rk.mla_decode(nope, rope, cache, table[:0], lens[:0], starts[:1], softmax_scale=SCALE)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

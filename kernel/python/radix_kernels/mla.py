@@ -156,6 +156,7 @@ def _check(op: str, q: Any, rope: Any, cache: Any, table: Any, lens: Any, cu: An
     for name, x in (("page_table", table), ("kv_lens", lens), ("cu_seqlens_q", cu)):
         _checks.dtype(op, name, x, ("int32",))
     _checks.rank(op, "page_table", table, 2)
+    _checks.require(op, table.shape[0] > 0 or 0 in q.shape, "page_table has no rows, but q_nope has tokens")
     _checks.shape(op, "kv_lens", lens, (table.shape[0],), "rows of page_table")
     _checks.shape(op, "cu_seqlens_q", cu, (table.shape[0] + 1,), "rows of page_table, plus 1")
     _checks.shape(op, "out", out, q.shape, "as q_nope")

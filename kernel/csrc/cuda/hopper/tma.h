@@ -41,6 +41,11 @@ struct TileShape {
   uint32_t box[5];
 };
 
+// A dimension of one element may have any stride; a map wants one it could use.
+inline uint64_t map_stride(int64_t stride, int64_t count, int64_t otherwise = 16) {
+  return static_cast<uint64_t>(count > 1 ? stride : otherwise);
+}
+
 inline TensorMap make_tensor_map(const void* data, CUtensorMapDataType type, const TileShape& shape,
                                  CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {

@@ -47,7 +47,7 @@ void run_any_split(const Args& args, rk_stream stream) {
   static_cast<Args&>(a) = args;
   const attention::Params& p = a.p;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
-  if (a.box_tokens < 8) a.box_tokens = 0;
+  if (a.box_tokens < 8 || p.kv_pages == 0) a.box_tokens = 0;  // a map of nothing does not exist
   // Two blocks of rows that read the same tokens share the copies.
   a.cluster = a.box_tokens > 0 && p.heads * p.max_seqlen_q > 64 ? 2 : 1;
   const bool bf = p.dtype == DType::bf16;
@@ -62,7 +62,7 @@ namespace backend {
 
 int64_t mla_decode_workspace_size(const rk_mla_decode_sizes& sizes) {
   const Shape s = shape_of(sizes);
-  if (s.tokens < 1 || s.batch < 1 || s.max_pages < 1) return 0;
+  if (s.tokens < 1 || s.batch < 1) return 0;
   const int64_t wide = sizes.any_split ? wide_workspace_size() : 0;
   return std::max(wide,
                   int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s)));

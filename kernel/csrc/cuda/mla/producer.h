@@ -142,11 +142,11 @@ class Producer {
 
 inline hopper::TensorMap cache_map(const WideArgs& a) {
   const attention::Params& p = a.p;
-  const auto stride = [](int64_t elements) { return static_cast<uint64_t>(elements) * 2; };
-  const hopper::TileShape shape = {3,
-                                   {kKey, static_cast<uint64_t>(p.page_size), static_cast<uint64_t>(p.kv_pages)},
-                                   {stride(p.k_token), stride(p.k_page)},
-                                   {64, static_cast<uint32_t>(a.box_tokens), 1}};
+  const hopper::TileShape shape = {
+      3,
+      {kKey, static_cast<uint64_t>(p.page_size), static_cast<uint64_t>(p.kv_pages)},
+      {hopper::map_stride(p.k_token * 2, p.page_size), hopper::map_stride(p.k_page * 2, p.kv_pages)},
+      {64, static_cast<uint32_t>(a.box_tokens), 1}};
   return hopper::make_tensor_map(
       p.k, p.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, shape,
       CU_TENSOR_MAP_SWIZZLE_128B);

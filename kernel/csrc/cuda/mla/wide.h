@@ -39,7 +39,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 232448);
 
-enum Barrier { kSides = 1, kScorer = 3 };
+enum Barrier { kSides = 1, kScorer = 3, kTaken };
 
 #define RK_MULTIPLY(types)                                                                                  \
   asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." types \
@@ -269,6 +269,9 @@ class Side : Role {
       ends ^= 1;
       s.complete() ? store(s, by) : store_part(part(s, run), rows_of(s));
     }
+    // A warpgroup meets before it exchanges registers once more.
+    __syncwarp();
+    named_barrier(kSides + kSide, 128);
   }
 
  private:
@@ -380,12 +383,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper::give_registers<48>();
     Producer(a, map, shared).run(walk);
     __syncwarp();
+    named_barrier(kTaken, 384);  // what it gave is not there to be taken back before the sides have it
     hopper::take_registers<128>();
   } else if (threadIdx.x >= 256) {
     hopper::take_registers<128>();
     Scorer<T>(a, shared).run(walk, place, run);
   } else {
     hopper::take_registers<168>();
+    hopper::named_arrive(kTaken, 384);
     if (threadIdx.x < 128) {
       Side<T, 0>(a, shared).run(walk, run);
     } else {
