@@ -118,6 +118,21 @@ def test_a_token_does_not_depend_on_the_others(rng):
         assert_same_bits(alone[name].nan_to_num(5.0), args[name].nan_to_num(5.0))
 
 
+@pytest.mark.parametrize("dim", [64, 34])
+def test_a_table_without_positions(dim, rng, request):
+    """No token has a position: nothing is read from it, and nothing is written."""
+    args = case(rng, dim=dim)
+    args["cos_sin_cache"] = args["cos_sin_cache"][:0].clone()
+    before = {name: args[name].clone() for name in ("q", "k_cache", "v_cache")}
+    if request.config.getoption("--device") == "cpu":
+        with pytest.raises(ValueError, match="positions"):
+            rk.fused_qk_norm_rope_store(**args)
+    else:
+        rk.fused_qk_norm_rope_store(**args)
+    for name, x in before.items():
+        assert_same_bits(args[name], x)
+
+
 def test_a_nan_stays_in_its_head(rng):
     args = case(rng, tokens=3)
     args["q"][1, 2, 5] = math.nan

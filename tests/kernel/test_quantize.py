@@ -119,6 +119,19 @@ def test_zeros_and_extremes():
     assert q[2, 0].float() == -448 and q[2, -1].float() == 448
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("scale", [1e-6, 0.05, 1.0, 7.0])
+def test_a_given_scale_and_quotients_beyond_float32(dtype, scale):
+    """They are the largest number, as every other quotient that is too large; NaN stays NaN."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor([[math.inf, -math.inf, math.nan, most, -most, 1.0, -scale, 0.0] * 2]).to(dtype)
+    q, _ = rk.per_tensor_quant_fp8(x, torch.tensor([scale]))
+    largest = torch.finfo(q.dtype).max
+    expected = (x.float() / torch.tensor(scale)).clamp(-largest, largest).to(q.dtype)
+    assert expected[0, :5].float().nan_to_num(nan=0.0).tolist() == [largest, -largest, 0, largest, -largest]
+    assert torch.equal(q.float().nan_to_num(nan=-1.0), expected.float().nan_to_num(nan=-1.0))
+
+
 def test_every_rounding():
     """All e4m3 numbers, the middles between neighbours (to even) and what lies beside them."""
     numbers = torch.arange(0, 0x7F, dtype=torch.uint8).view(E4M3).double()

@@ -275,6 +275,7 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
   task.half = static_cast<int>(table.shape[1] / 2);
   task.eps = args.eps;
   task.inverse_dim = 1.f / static_cast<float>(task.dim);
+  if (task.max_position == 0) return;  // no position exists; of one that does not the kernel reads row 0
   dispatch_float(dtype_of(q), [&](auto t) {
     using T = typename decltype(t)::type;
     const Choice choice = args.is_neox ? choose_kernel<true, T>(task) : choose_kernel<false, T>(task);

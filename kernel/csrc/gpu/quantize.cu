@@ -37,15 +37,15 @@ __device__ inline float largest_of_group(const float (&v)[N], int lanes) {
 }
 
 // v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
-// once.
+// once. A quotient that is about to overflow, and so beyond every format, stays as it is: its correction would be NaN.
 template <int N>
 __device__ inline void divide(float (&v)[N], float scale) {
   const float inverse = 1.f / scale;
   if (inverse > 0x1p-100f && inverse < 0x1p100f) {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      const float quotient = v[j] * inverse;
-      v[j] = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
+      const float quotient = v[j] * inverse, corrected = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
+      v[j] = fabsf(quotient) < 1e30f ? corrected : quotient;
     }
   } else {
 #pragma unroll
