@@ -13,6 +13,8 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 # (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second
 # is half a unit in the last place, with a little room for values next to a rounding border.
 ROUNDED_ONCE = {torch.float32: (1e-6, 4e-6), torch.float16: (4.9e-4, 5.2e-4), torch.bfloat16: (3.95e-3, 4.1e-3)}
+# The reference in float64 against an oracle of its own.
+DEFINITION = (1e-12, 1e-10)
 # Attention may round probabilities to the dtype of the values before they meet.
 ATTENTION = {torch.float32: (1e-5, 9e-5), torch.float16: (6e-4, 4e-3), torch.bfloat16: (5e-3, 3e-2)}
 

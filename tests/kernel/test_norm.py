@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
+from tests.kernel.helpers import (
+    DEFINITION,
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    distant,
+    guarded,
+    spread,
+)
 
 SHAPES = [(0, 64), (1, 1), (1, 17), (3, 64), (5, 127), (2, 3, 256), (7, 1000), (2, 4096)]
 
@@ -30,7 +39,7 @@ def test_rmsnorm(shape, dtype, gap, rng):
     out.check()
     assert_close("rmsnorm", out.view, numpy_rmsnorm(x, w, 1e-5), ROUNDED_ONCE[dtype])
     exact = rk.reference.rmsnorm(x.double(), w.double(), 1e-5)
-    assert_close("rmsnorm", out.view, exact, ROUNDED_ONCE[dtype])
+    assert_close("reference.rmsnorm", exact, numpy_rmsnorm(x, w, 1e-5), DEFINITION)
     assert_same_bits(rk.rmsnorm(x, w, 1e-5), out.view.contiguous())
 
 
@@ -51,6 +60,11 @@ def test_fused_add_rmsnorm(shape, dtype, gap, rng):
     w = spread(shape[-1:], dtype, rng)
     total = (x.double() + r.double()).to(dtype)
     expected = numpy_rmsnorm(total, w, 1e-6)
+    exact, sums = x.double(), r.double()
+    unrounded = exact + sums
+    rk.reference.fused_add_rmsnorm(exact, sums, w.double())
+    assert torch.equal(sums, unrounded)
+    assert_close("reference.fused_add_rmsnorm", exact, numpy_rmsnorm(unrounded, w, 1e-6), DEFINITION)
     assert rk.fused_add_rmsnorm(x, r, w) is None
     assert_same_bits(r, total)
     assert_close("fused_add_rmsnorm", x, expected, ROUNDED_ONCE[dtype])

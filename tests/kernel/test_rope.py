@@ -9,7 +9,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
+from tests.kernel.helpers import (
+    DEFINITION,
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    distant,
+    guarded,
+    spread,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -101,6 +110,9 @@ def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, 
         wide = x.double()
         turned, _ = apply_rotary_pos_emb(wide[..., :rotary], wide[..., :rotary], cos, sin, unsqueeze_dim=1)
         expected.append(torch.cat((turned, wide[..., rotary:]), -1))
+        exact = wide.clone()
+        rk.reference.apply_rope_inplace(positions, exact, None, head_size, cache)
+        assert_close("reference.apply_rope_inplace", exact, expected[-1], DEFINITION)
     rk.apply_rope_inplace(positions, q, k, head_size, cache)
     assert_close("apply_rope_inplace", q, expected[0].flatten(1), ROUNDED_ONCE[dtype])
     assert_close("apply_rope_inplace", k, expected[1], ROUNDED_ONCE[dtype])
@@ -118,6 +130,8 @@ def test_interleaved(dtype, head_size, rotary, rng):
     cos, sin = cache[positions].double().chunk(2, -1)
     turned = torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
     expected = torch.cat((turned, wide[..., rotary:]), -1)
+    rk.reference.apply_rope_inplace(positions, wide, None, head_size, cache, is_neox=False)
+    assert_close("reference.apply_rope_inplace", wide, expected, DEFINITION)
     rk.apply_rope_inplace(positions, q, None, head_size, cache, is_neox=False)
     assert_close("apply_rope_inplace", q, expected, ROUNDED_ONCE[dtype])
 
