@@ -8,6 +8,7 @@ import msgspec
 
 from .errors import ConfigError
 from .hf import read_json
+from .registry import added_names
 
 _ORIGINAL_CONTEXT = "original_max_position_embeddings"
 _ROPE_KEYS = {  # what each type of rope scaling must say
@@ -16,6 +17,7 @@ _ROPE_KEYS = {  # what each type of rope scaling must say
     "llama3": ("factor", _ORIGINAL_CONTEXT, "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", _ORIGINAL_CONTEXT),
 }
+_ROPE_BASE = ("rope_theta", "partial_rotary_factor")  # may stand in the dictionary and beside it
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS["gelu_new"] = "gelu_tanh"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -48,6 +50,7 @@ class _HFConfig(_Common, frozen=True):
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: _Size | None = None
     partial_rotary_factor: float = 1.0
     sliding_window: _Size | None = 4096
     use_sliding_window: bool = False
@@ -85,7 +88,8 @@ class ModelConfig(_Common, frozen=True):
 
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
-        """config.json, merged with `overrides` (a JSON object). Raises ConfigError, naming the key not supported."""
+        """config.json, merged with `overrides` (a JSON object; what both say of RoPE is merged too).
+        Raises ConfigError, naming the key that is not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
@@ -93,7 +97,13 @@ class ModelConfig(_Common, frozen=True):
             changes = msgspec.json.decode(overrides, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise ConfigError(f"--json-model-override-args must be a JSON object: {error}") from None
-        return cls.from_dict(read_json(file) | changes)
+        if unknown := sorted(set(changes) - set(_HFConfig.__struct_encode_fields__)):
+            raise ConfigError(f"--json-model-override-args: {', '.join(unknown)} would change nothing")
+        raw = read_json(file)
+        old, new = _rope_of(raw), _rope_of(changes)
+        if new.get("rope_type", old.get("rope_type")) != old.get("rope_type"):
+            old = {key: old[key] for key in _ROPE_BASE if key in old}  # another type brings its own numbers
+        return cls.from_dict(raw | changes | {"rope_scaling": None, "rope_parameters": old | new})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
@@ -103,8 +113,9 @@ class ModelConfig(_Common, frozen=True):
             hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
-        known = len(hf.architectures) == 1 and hf.architectures[0] in ARCHITECTURES
-        _require(known, f"architecture {hf.architectures} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        known = [*ARCHITECTURES, *added_names("radix.models")]
+        fits = len(hf.architectures) == 1 and hf.architectures[0] in known
+        _require(fits, f"architecture {hf.architectures} is not supported; supported: {', '.join(known)}")
         method = (hf.quantization_config or {}).get("quant_method", "unnamed")
         _require(hf.quantization_config is None, f"quantized checkpoints ({method}) are not supported")
         kv_heads, head_dim = hf.num_key_value_heads or hf.num_heads, hf.head_dim or hf.hidden_size // hf.num_heads
@@ -116,17 +127,17 @@ class ModelConfig(_Common, frozen=True):
         dtype = hf.dtype or hf.torch_dtype
         _require(dtype in ("bfloat16", "float16", "float32"), f"dtype {dtype!r} is not supported")
         family = hf.architectures[0].removesuffix("ForCausalLM")
-        bias = hf.attention_bias and family in ("Llama", "Qwen3")
+        bias = hf.attention_bias and family not in ("Mistral", "Qwen2")
         return cls(
             **{name: getattr(hf, name) for name in _Common.__struct_fields__},
             architecture=hf.architectures[0],
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             hidden_act=_ACTIVATIONS[hf.hidden_act],
-            rope=_rope(hf, head_dim),
+            rope=_rope(_rope_of(given), hf, head_dim),
             qkv_bias=bias or family == "Qwen2",
             o_bias=bias,
-            mlp_bias=hf.mlp_bias and family == "Llama",
+            mlp_bias=hf.mlp_bias and family not in ("Mistral", "Qwen2", "Qwen3"),
             qk_norm=family == "Qwen3",
             layer_windows=_windows(hf, family),
             dtype=dtype,
@@ -158,28 +169,37 @@ def _require(condition: object, otherwise: str) -> None:
         raise ConfigError(f"config.json: {otherwise}")
 
 
-def _rope(hf: _HFConfig, head_dim: int) -> RopeConfig:
-    """transformers 5 writes `rope_parameters`, 4 `rope_theta` and `rope_scaling`."""
-    given = {k: v for k, v in (hf.rope_parameters or hf.rope_scaling or {}).items() if v is not None}
+def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and `rope_scaling`."""
+    names = [name for name in ("rope_parameters", "rope_scaling") if name in raw]
+    given = next(filter(None, map(raw.get, names)), {"rope_type": "default"} if names else {})
+    _require(isinstance(given, dict), "rope_parameters and rope_scaling must be objects")
+    kind = {"rope_type": given["type"]} if "type" in given else {}
+    beside = {key: raw[key] for key in _ROPE_BASE if key in raw}
+    return beside | kind | {key: value for key, value in given.items() if key != "type"}
+
+
+def _rope(said: Mapping[str, Any], hf: _HFConfig, head_dim: int) -> RopeConfig:
+    given = {key: value for key, value in said.items() if value is not None}
     by_layer = any(isinstance(value, dict) for value in given.values())
     _require(not by_layer, "rope_parameters that differ by layer are not supported")
-    old_name = given.pop("type", "default")
-    kind, theta = given.pop("rope_type", old_name), given.pop("rope_theta", hf.rope_theta)
+    kind, theta = given.pop("rope_type", "default"), given.pop("rope_theta", hf.rope_theta)
     _require(kind in _ROPE_KEYS, f"rope type {kind!r} is not supported")
     partial = given.pop("partial_rotary_factor", hf.partial_rotary_factor)
     inside = isinstance(partial, (int, float)) and 0 < partial <= 1
     _require(inside, f"partial_rotary_factor {partial!r} is not in (0, 1]")
+    original = hf.original_max_position_embeddings or (hf.max_position_embeddings if kind == "yarn" else None)
     for key in _ROPE_KEYS[kind]:
-        value: Any = given.setdefault(key, hf.max_position_embeddings if key == _ORIGINAL_CONTEXT else None)
+        value: Any = given.setdefault(key, original if key == _ORIGINAL_CONTEXT else None)
         positive = type(value) in (int, float) and value > 0
         _require(positive, f"rope scaling {kind!r} needs a positive {key}, got {value!r}")
     return RopeConfig(float(theta), int(head_dim * partial), None if kind == "default" else given | {"rope_type": kind})
 
 
 def _windows(hf: _HFConfig, family: str) -> tuple[int | None, ...]:
-    """Llama: none. Mistral: on every layer. Qwen: if on, from `max_window_layers` up or where `layer_types` says so."""
+    """Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where `layer_types` says."""
     layers, window = hf.num_layers, hf.sliding_window
-    if family == "Llama" or (family.startswith("Qwen") and not hf.use_sliding_window) or window is None:
+    if family == "Llama" or (family != "Mistral" and not hf.use_sliding_window) or window is None:
         return (None,) * layers
     if family == "Mistral":
         _require(hf.layer_types is None, "layer_types of a Mistral model are not supported")

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime import ops
+from radix_runtime import ops, registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
+from radix_runtime.models.llama import LlamaForCausalLM
 from tests.runtime.tiny_models import TINY, Driver, Sequence, reference_logits, reference_model, relative_error, save
 
 torch.set_num_threads(1)
@@ -283,6 +284,33 @@ def test_dummy_values(original: Path) -> None:
     embedding = driver.model.get_parameter("model.embed_tokens.weight")
     assert 0.018 < float(embedding.std()) < 0.022
     assert bool((driver.model.get_parameter("model.norm.weight") == 1).all())
+
+
+def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point of `radix.models` is reached from config.json."""
+
+    class Mine(LlamaForCausalLM):
+        pass
+
+    class Entry:
+        name = "MineForCausalLM"
+
+        def load(self) -> type[Mine]:
+            return Mine
+
+    def entry_points(group: str, name: str = Entry.name) -> list[Entry]:
+        return [Entry()] if (group, name) == ("radix.models", Entry.name) else []
+
+    expected = logits(folder)
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("LlamaForCausalLM", Entry.name))
+    with pytest.raises(ConfigError, match="'MineForCausalLM'. is not supported"):
+        Driver(folder)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(loader.models, "_items", {})
+    driver = Driver(folder)
+    assert type(driver.model) is Mine
+    assert torch.equal(driver.step([(Sequence(0, IDS), len(IDS))]), expected)
 
 
 def test_unknown_quantization(original: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+from radix_runtime import registry
 from radix_runtime.errors import ConfigError
 from radix_runtime.model_config import ModelConfig
 
@@ -21,6 +22,7 @@ BASE: dict[str, Any] = {
     "vocab_size": 100,
     "max_position_embeddings": 512,
 }
+_ORIGINAL = "original_max_position_embeddings"
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 
 
@@ -138,6 +140,73 @@ def test_overrides(tmp_path: Path) -> None:
             ModelConfig.from_dir(tmp_path, bad)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("file", "override", "theta", "scaling"),
+    [
+        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_scaling": YARN}, 5e5, YARN),
+        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_scaling": {**YARN, "rope_theta": 9}}, 9.0, YARN),
+        ({"rope_theta": 5e5, **YARN}, {"rope_parameters": {"factor": 2.0}}, 5e5, {**YARN, "factor": 2.0}),
+        ({"rope_theta": 5e5, **YARN}, {"rope_theta": 7}, 7.0, YARN),
+        ({"rope_theta": 5e5, **YARN}, {"rope_scaling": {"type": "linear", "factor": 3}}, 5e5,
+         {"rope_type": "linear", "factor": 3}),
+        ({"rope_theta": 5e5, **YARN}, {"rope_scaling": None}, 5e5, None),
+    ],
+)  # fmt: skip
+def test_rope_overrides_are_merged(
+    file: dict[str, Any], override: dict[str, Any], theta: float, scaling: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Also where the file and the override write RoPE in different ways."""
+    beside = {"rope_theta": file["rope_theta"], "rope_scaling": {k: v for k, v in file.items() if k != "rope_theta"}}
+    for form in ({"rope_parameters": file}, beside):
+        (tmp_path / "config.json").write_text(json.dumps(BASE | form))
+        rope = ModelConfig.from_dir(tmp_path, json.dumps(override)).rope
+        assert (rope.theta, rope.scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize("key", ["rope_scalling", "num_layers", "eos_token_id"])
+def test_an_override_that_would_change_nothing_is_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    with pytest.raises(ConfigError, match=f"--json-model-override-args: {key} would change nothing"):
+        ModelConfig.from_dir(tmp_path, json.dumps({key: 1, "vocab_size": 7}))
+    with pytest.raises(ConfigError, match="must be objects"):
+        ModelConfig.from_dir(tmp_path, '{"rope_scaling": "yarn"}')
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+@pytest.mark.parametrize("inside", [{}, {_ORIGINAL: 64}])
+@pytest.mark.parametrize("beside", [{}, {_ORIGINAL: 32}])
+def test_the_original_context(kind: str, inside: dict[str, int], beside: dict[str, int]) -> None:
+    """As transformers where it stands among the others, or nowhere; but nothing is made up for llama3."""
+    rope = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    if kind == "llama3" and not (inside or beside):
+        with pytest.raises(ConfigError, match="needs a positive original_max_position_embeddings, got None"):
+            config(rope_parameters=rope)
+        return
+    scaling = config(**beside, rope_parameters={**rope, **inside}).rope.scaling
+    theirs = transformers.LlamaConfig(**BASE, rope_parameters={**rope, **beside, **inside})
+    assert scaling is not None and scaling[_ORIGINAL] == theirs.rope_parameters[_ORIGINAL]
+
+
+def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        name = "MyForCausalLM"
+
+    names = {"architectures": ["MyForCausalLM"], "attention_bias": True, "mlp_bias": True, "sliding_window": 8}
+    with pytest.raises(ConfigError, match="is not supported; supported: Llama.*Qwen3ForCausalLM$"):
+        config(**names)
+    monkeypatch.setattr(registry, "entry_points", lambda group, name="": [Entry()] if group == "radix.models" else [])
+    mine = config(**names)
+    assert mine.architecture == "MyForCausalLM" and mine.qkv_bias and mine.o_bias and mine.mlp_bias
+    assert mine.layer_windows == (None,) * 4
+    windows = config(**names, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"] * 2)
+    assert windows.layer_windows == (None, 8, None, 8)
+    with pytest.raises(ConfigError, match="MyForCausalLM$"):
+        config(architectures=["YourForCausalLM"])
+
+
 def test_tp() -> None:
     model = config(num_attention_heads=8, num_key_value_heads=2, hidden_size=128)
     assert [model.kv_heads_per_rank(n) for n in (1, 2, 4, 8)] == [2, 1, 1, 1]
@@ -172,7 +241,7 @@ def test_tp() -> None:
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "needs a positive factor, got None"),
         ({"rope_scaling": {"type": "yarn", "factor": -1}}, "needs a positive factor, got -1"),
-        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "a positive low_freq_factor"),
+        ({"rope_scaling": {"type": "llama3", _ORIGINAL: 9, "factor": 2}}, "a positive low_freq_factor"),
         ({"rope_parameters": {"full_attention": {}}}, "that differ by layer"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
     ],
