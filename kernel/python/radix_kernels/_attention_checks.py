@@ -36,7 +36,7 @@ def check_paged(
 
 def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
     """ValueError unless FP8 and INT8 tensors, and no others, have their scales, FP8 ones all of one size."""
-    int8 = str(k.dtype) == "torch.int8"
+    int8 = is_int8(k)
     scales = (("k_scale", k_scale, "KV", k), ("v_scale", v_scale, "KV", k), ("q_scale", q_scale, "q", q))
     for name, scale, of, x in scales:
         wanted = is_fp8(x) or (int8 and of == "KV")
@@ -59,6 +59,11 @@ def is_fp8(x: Any) -> bool:
     return str(x.dtype) == "torch.float8_e4m3fn"
 
 
+def is_int8(x: Any) -> bool:
+    """True for an int8 tensor."""
+    return str(x.dtype) == "torch.int8"
+
+
 def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
     """TypeError or ValueError unless queries, keys and values fit together."""
     _checks.dtype(op, "q", q, (*_checks.FLOATS, "float8_e4m3fn"))
@@ -66,7 +71,7 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) or str(k.dtype) == "torch.int8" else ("q", q)))
+        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) or is_int8(k) else ("q", q)))
         _checks.contiguous_last(op, name, x)
         _checks.shape(op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension")
     heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
+from ._attention_checks import is_int8
 
 
 def store_kv_cache(
@@ -40,7 +41,7 @@ def store_kv_cache(
     tensors = [_arrays.as_torch(x) for x in (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)]
     tk, tv, tkc, tvc, slots, ks, vs = tensors
     _checks.dtype(op, "slot_mapping", slots, ("int64",))
-    int8 = str(tkc.dtype) == "torch.int8"
+    int8 = is_int8(tkc)
     for name, x, cache_name, cache, scale in (("k", tk, "k_cache", tkc, ks), ("v", tv, "v_cache", tvc, vs)):
         _checks.dtype(op, name, x, _checks.FLOATS)
         _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if int8 else (name, x)))
