@@ -1,5 +1,5 @@
-# Radix. `make serve` and `make test` set up everything they need in .venv, from a clean clone with Python 3.10+, a C++
-# compiler and make. TORCH names the torch to install; on a machine without a GPU TORCH_INDEX may name a pip index of
+# Radix. `make serve` and `make test` set up everything they need in .venv, from a clean clone with Python 3.10+ (its venv
+# module and headers too), gcc 11 or later and make. TORCH names the torch to install; on a machine without a GPU TORCH_INDEX may name a pip index of
 # CPU builds, which spares gigabytes.
 PYTHON ?= python3
 JOBS ?= 2
@@ -47,7 +47,7 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime
-	git ls-files '*.cpp' '*.h' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 test: install $(TEST_PACKAGES) lint
 	$(PYTEST) -q tests

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,18 @@ def test_triton_is_installed_when_asked_for_later(make):
     assert "triton" not in make(target, REQUIRE="")[0]
     assert make(target, REQUIRE="") == []
     assert "triton==" in make(f"{target}-triton", REQUIRE="cuda,triton")[0]
+
+
+def test_missing_python_headers_are_named(tmp_path):
+    cmake = Path(sys.executable).with_name("cmake")
+    program = str(cmake) if cmake.exists() else shutil.which("cmake")
+    if program is None:
+        pytest.skip("cmake is not installed")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{tmp_path};.cpython-399-x86_64-linux-gnu.so'\n")
+    python.chmod(0o755)
+    settings = (f"-DRADIX_PYTHONS={python}", f"-DPython_EXECUTABLE={sys.executable}")
+    command = [program, "-S", str(ROOT), "-B", str(tmp_path / "build"), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert f"{tmp_path}/Python.h is missing: install the headers of {python}" in " ".join(done.stderr.split())

@@ -28,7 +28,7 @@ def oracle(x, w1, w2, weights, ids, **options):
     return rk.reference.fused_experts(*wide, ids, **options)
 
 
-def dequantized(packed, dtype):
+def dequantized(packed):
     """The numbers that an expert's packed weight stands for."""
     if packed.kind == "dense":
         return rk.unpack_weight(packed).double()
@@ -54,7 +54,7 @@ def test_quantized(kind, group, rng):
     x, w1, w2, weights, ids = make(9, 4, 2, 128, 64, torch.bfloat16, rng)
     experts = rk.pack_experts(w1, w2, kind, group=group)
     assert experts.nbytes < (w1.numel() + w2.numel()) * 2
-    a, b = (torch.stack([dequantized(w, x.dtype) for w in side]) for side in (experts.w1, experts.w2))
+    a, b = (torch.stack([dequantized(w) for w in side]) for side in (experts.w1, experts.w2))
     got = rk.fused_experts_packed(x, experts, weights, ids)
     assert_close(f"fused_experts_packed {kind}", got, oracle(x, a, b, weights, ids), TOLERANCE[x.dtype])
 

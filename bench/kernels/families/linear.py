@@ -26,7 +26,7 @@ def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         for m in TOKENS[device.type]:
 
             def make(
-                m: int = m, n: int = n, k: int = k, source: torch.Tensor = source, kind: str | None = None
+                m: int = m, k: int = k, source: torch.Tensor = source, kind: str | None = None
             ) -> tuple[object, ...]:
                 weight = source.clone()
                 x = torch.randn(m, k, device=device, dtype=dtype)

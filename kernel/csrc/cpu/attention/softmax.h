@@ -20,9 +20,6 @@ inline int64_t lesser(int64_t a, int64_t b) {
 inline int64_t greater(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
-inline Range intersect(Range a, Range b) {
-  return {greater(a.begin, b.begin), lesser(a.end, b.end)};
-}
 
 // The KV positions that a query at `position` of its row sees.
 inline Range visible(const rk_attention_options& o, int64_t kv_len, int64_t position) {

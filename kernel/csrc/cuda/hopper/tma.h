@@ -131,11 +131,6 @@ __device__ inline void tma_multicast_4d(void* shared, const TensorMap* map, uint
 }
 
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.
-__device__ inline void tma_store_2d(const TensorMap* map, const void* shared, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(shared_address(shared)), "r"(x), "r"(y)
-               : "memory");
-}
 __device__ inline void tma_store_3d(const TensorMap* map, const void* shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
