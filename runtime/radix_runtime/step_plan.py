@@ -17,6 +17,8 @@ from .sampling_params import SamplingParams
 # source[t]        row of next_token        FROM_PROMPT: token comes from `input_ids`
 FROM_PROMPT = -1
 
+LOGPROB_ROWS = 1024  # of a LogprobSpan at most: so many rows of prompt logits are alive at once
+
 
 class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
     """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice as a signed integer.

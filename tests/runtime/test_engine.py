@@ -214,10 +214,21 @@ def test_bad_settings():
 
 
 def test_the_pool_without_a_size():
-    """A quarter of the memory, 512 MiB for the demo model, never more than can be used."""
+    """A quarter of the memory, 512 MiB for the demo model, 4 times what its requests can fill; so conversations stay
+    in the cache that follow each other."""
     with engine(None, max_total_tokens=None, max_running_requests=2, context_length=100) as e:
-        assert e.get_server_info()["max_total_num_tokens"] == 2 * 112  # whole pages of 16
+        assert e.get_server_info()["max_total_num_tokens"] == 4 * 2 * 112  # whole pages of 16
         assert e.get_server_info()["max_context"] == 100
+    sizes = {"max_total_tokens": None, "max_running_requests": 1, "context_length": 112}
+    with engine(None, **sizes) as e:
+        conversations = [list(range(3 + 100 * i, 99 + 100 * i)) for i in range(3)]
+        first, again = (
+            [e.generate(input_ids=ids, sampling_params={"max_new_tokens": 1}) for ids in conversations]
+            for _ in range(2)
+        )
+        assert [out["meta_info"]["cached_tokens"] for out in first + again] == [0] * 3 + [80] * 3
+    with engine(None, **sizes, disable_radix_cache=True) as e:
+        assert e.get_server_info()["max_total_num_tokens"] == 112
 
 
 def test_threads_share_an_engine(plain):

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 
 import pytest
+import torch
 
+from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
-from radix_runtime.device import Memory
-from radix_runtime.engine.model_runner import kv_pages
+from radix_runtime.device import Device, Memory
+from radix_runtime.distributed import Communicator
+from radix_runtime.engine.model_runner import ModelRunner, kv_pages
 from radix_runtime.errors import ConfigError
+from radix_runtime.memory.kv_pool import KVPool
+from radix_runtime.model_config import ModelConfig
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -31,7 +37,14 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
     [
         ({}, FakeDevice(16 * GIB), need(), 4096),  # a quarter of what is available
         ({}, FakeDevice(16 * GIB), need(ranks=2), 2048),  # the ranks share it
-        ({}, FakeDevice(16 * GIB), need(full=100), 100),  # no more than can be used
+        ({}, FakeDevice(16 * GIB), need(full=100), 400),  # prefixes are cached beside what requests can fill
+        ({}, FakeDevice(16 * GIB), need(full=100, ranks=2), 400),
+        ({"disable_radix_cache": True}, FakeDevice(16 * GIB), need(full=100), 100),  # no more than can be used
+        ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(full=100), 6 * 1024),  # asked for
+        ({"mem_fraction_static": 0.5, "disable_radix_cache": True}, FakeDevice(16 * GIB), need(full=100), 100),
+        ({"mem_fraction_static": 0.5}, FakeDevice(24 * GIB), need(before=20 * GIB), 10 * 1024),  # others gave some back
+        ({}, FakeDevice(70 * GIB, 80 * GIB, False), need(full=100), int(80 * 1024 * 0.88) - 10 * 1024),
+        ({"model_path": None}, FakeDevice(70 * GIB, 80 * GIB, False), need(), 512),
         ({"model_path": None}, FakeDevice(16 * GIB), need(), 512),  # the demo model
         # Half of the 20 GiB that were there, 4 of them weights.
         ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(), 6 * 1024),
@@ -46,6 +59,70 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
 def test_pages(settings, device, wanted, pages, tmp_path):
     args = ServerArgs(**{"model_path": str(tmp_path), **settings})
     assert kv_pages(args, device, **wanted) == pages
+
+
+@dataclass(frozen=True)
+class FakeGpu(Device):
+    """The CPU, called a GPU: each step takes memory by its tokens, rows and scored rows, and keeps the most it took."""
+
+    left: list[int] = field(default_factory=lambda: [16 * GIB])
+
+    def memory(self):
+        return Memory(20 * GIB, self.left[-1])
+
+    def host_empty(self, *shape, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    def synchronize(self):
+        pass
+
+
+def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
+    """A runner on the fake GPU, and the (tokens, sampled rows, scored rows) of its steps before and after the pool."""
+    steps, run = [], ModelRunner.run
+
+    def counted(runner, plan):
+        scored = sum(len(span.targets) // 4 for span in plan.logprob_spans)
+        steps.append((len(plan.source), len(plan.sample_index), scored))
+        gpu.left.append(16 * GIB - max(map(step_bytes, steps)))
+        return run(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "run", counted)
+    options = {"attention_backend": "torch_native", "load_format": "dummy", "mem_fraction_static": 0.5, **settings}
+    args = ServerArgs(model_path=str(folder), **options)
+    return ModelRunner(args, ModelConfig.from_dir(folder), gpu, Communicator()), steps
+
+
+def make_gpu():
+    return FakeGpu("cuda", torch.device("cpu"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "max_position_embeddings": 1 << 15, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
+    monkeypatch.setattr(KVPool, "page_bytes", lambda *sizes: 64 * MIB)  # a small model, as if it were large
+    runner, steps = run_on(make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8)
+    assert steps == [(2048, 1, 1024), (8, 8, 0)] * 2  # the second pair with the pool there
+    assert runner.kv_pool.num_pages == (10 - 4 - 2) * GIB // (64 * MIB)
+    short, steps = run_on(make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, context_length=100)
+    assert steps == [(100, 1, 100), (64, 64, 0)] * 2
+    assert short.kv_pool.num_pages == (6 * GIB - 100 * MIB) // (64 * MIB)
+
+
+@pytest.mark.parametrize("fails", [KVPool, ForwardBatch])
+def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. Process 7 has 70 GiB")
+
+    monkeypatch.setattr(fails, "__init__", full)
+    with pytest.raises(ConfigError, match="memory: CUDA out of memory; see --mem-fraction-static, --chunked-pre"):
+        run_on(make_gpu(), folder, monkeypatch, lambda s: 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radix_runtime.engine.sampler import PROMPT_LOGPROB_ROWS, Sampler, score_in_blocks
+from radix_runtime.engine.sampler import Sampler
 from radix_runtime.messages import pack_ids
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.step_plan import RowSampling
@@ -205,23 +205,3 @@ def test_counts_exist_only_for_rows_with_penalties():
     logits = rng.standard_normal((20, VOCAB)).astype(np.float32)
     want = [r.want(x) for r, x in zip(rows, logits, strict=True)]
     assert step(sampler, rows, logits).ids.tolist() == want
-
-
-@pytest.mark.parametrize("n", [0, 1, PROMPT_LOGPROB_ROWS, 2 * PROMPT_LOGPROB_ROWS + 3])
-def test_prompt_scores_come_in_blocks(n):
-    g = torch.Generator().manual_seed(n)
-    hidden, head = torch.randn(n, 8, generator=g), torch.randn(23, 8, generator=g)
-    targets = torch.randint(0, 23, (n,), generator=g, dtype=torch.int32)
-    sizes = []
-
-    def compute_logits(rows):
-        sizes.append(len(rows))
-        return rows @ head.T
-
-    logprobs, top_ids, _ = score_in_blocks(hidden, targets, 2, compute_logits)
-    assert sum(sizes) == n and max(sizes, default=0) <= PROMPT_LOGPROB_ROWS
-    exact = torch.log_softmax((hidden.double() @ head.T.double()), -1)
-    want = exact.gather(1, targets.long()[:, None])[:, 0]
-    assert torch.allclose(logprobs.double(), want, atol=1e-5)
-    assert torch.equal(top_ids.long(), exact.topk(2)[1])
-    assert not score_in_blocks(hidden, targets, 2, lambda rows: None)

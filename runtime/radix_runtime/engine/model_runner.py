@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import ops
 from ..attention.registry import create_attention_backend
 from ..batch import ForwardBatch
 from ..config import ServerArgs
@@ -22,12 +23,14 @@ from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
-from ..step_plan import FROM_PROMPT, StepPlan, StepResult
-from .sampler import Sampled, Sampler, score_in_blocks
+from ..sampling_params import SamplingParams
+from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
+from .sampler import Sampled, Sampler
 
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
+_CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
 _GPU_FRACTION = 0.88
 _DEMO_LIMIT = 512 << 20
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
@@ -55,18 +58,24 @@ class ModelRunner:
         communicator.barrier(_LOAD_TIMEOUT)
         method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(communicator, self.backend, method, dtype, where, self.max_context)
-        self.model = load_model(config, args, ctx)
-        self.kv_pool = self._make_pool(args, kv_dtype, before)
-        limits = {"max_tokens": max_tokens, "max_rows": self.max_rows, "max_context": self.max_context}
-        self.batch = ForwardBatch(device, self.kv_pool, max_batch=args.max_running_requests, **limits)
-        self._next_token = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=where)
-        self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
-        self._warm_up(min(args.page_size, self.max_context, max_tokens))
+        self._limits = {"max_tokens": max_tokens, "max_rows": self.max_rows, "max_context": self.max_context}
+        self._limits["max_batch"] = args.max_running_requests
+        try:
+            self.model = load_model(config, args, ctx)
+            self._next_token = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=where)
+            self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
+            self._make_pool(args, kv_dtype, before)
+        except torch.cuda.OutOfMemoryError as error:
+            flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
+            raise ConfigError(f"the GPU has not enough memory: {str(error).partition('. ')[0]}; see {flags}") from None
 
-    def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> KVPool:
+    def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
         config, world = self.config, self._comm.world_size
         shape = (config.num_layers, args.page_size, config.kv_heads_per_rank(world), config.head_dim)
         page_bytes = KVPool.page_bytes(*shape, dtype)
+        kind: dict[str, Any] = {"dtype": dtype, "device": self.device}
+        if not self.device.is_cpu:  # the memory of the largest steps, which torch keeps, is not there for the pool
+            self._warm_up(KVPool(*shape, num_pages=1, **kind))
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
         full = args.max_running_requests * -(-self.max_context // args.page_size)
         sharers = world if self.device.is_cpu else 1
@@ -74,7 +83,7 @@ class ModelRunner:
         mine = torch.tensor([pages], device=self.device.torch_device)
         num_pages = int(self._comm.all_gather(mine).min())
         logger.debug("KV cache: %d pages, %.1f MiB", num_pages, num_pages * page_bytes / 2**20)
-        return KVPool(*shape, num_pages=num_pages, dtype=dtype, device=self.device)
+        self._warm_up(KVPool(*shape, num_pages=num_pages, **kind))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -89,9 +98,10 @@ class ModelRunner:
         for span in plan.logprob_spans:
             targets = upload(unpack_ids(span.targets).copy(), hidden.device)
             start = int(plan.query_len[: span.index].sum()) + span.first
-            rows = hidden[start : start + len(targets)]
-            if found := score_in_blocks(rows, targets, span.top_n, self.model.compute_logits):
-                result.prompt_logprobs.append(tuple(map(self._to_host, found)))
+            logits = self.model.compute_logits(hidden[start : start + len(targets)])
+            if logits is not None:
+                logprobs, top, top_ids = ops.token_logprobs(logits, targets, span.top_n)
+                result.prompt_logprobs.append(tuple(map(self._to_host, (logprobs, top_ids, top))))
         return result
 
     def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
@@ -113,12 +123,19 @@ class ModelRunner:
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
 
-    def _warm_up(self, length: int) -> None:
-        """One prefill and one decode step into the dummy page: what is slow once, or cannot run, shows now."""
-        zero, kv_len = np.zeros(1, np.int32), np.array([length], np.int32)
-        prompt, source = np.zeros(length, np.int32), np.full(length, FROM_PROMPT, np.int32)
-        self.run(StepPlan(-1, 0, zero, kv_len, kv_len, prompt, source, sample_index=zero))
-        self.run(StepPlan(-1, 1, zero, zero + 1, kv_len, prompt[:0], zero, sample_index=zero))
+    def _warm_up(self, pool: KVPool) -> None:
+        """From now on `pool` is used: first by a prefill and a decode step into its dummy page, so that what is slow
+        once, or cannot run, shows now. On a GPU these are the largest that there can be."""
+        self.kv_pool, self.batch = pool, ForwardBatch(self.device, pool, **self._limits)
+        small = self.device.is_cpu
+        length = min(self.max_context, pool.page_size if small else self.batch.max_tokens)
+        rows = np.arange(1 if small else self.batch.max_batch, dtype=np.int32)
+        kv_len, source = np.full(len(rows), length, np.int32), np.full(length, FROM_PROMPT, np.int32)
+        drawn = [RowSampling(row, 0, SamplingParams(top_p=0.9)) for row in rows.tolist()]
+        scored = [LogprobSpan(0, 0, bytes(4 * min(length, LOGPROB_ROWS)), 1)]
+        first = rows[:1], kv_len[:1], kv_len[:1], np.zeros(length, np.int32), source
+        self.run(StepPlan(-1, 0, *first, sample_index=rows[:1], new_rows=drawn, logprob_spans=scored))
+        self.run(StepPlan(-1, len(rows), rows, rows * 0 + 1, kv_len, source[:0], rows, sample_index=rows))
         self.device.synchronize()
 
 
@@ -126,8 +143,8 @@ def kv_pages(
     args: ServerArgs, device: Device, page_bytes: int, *, ranks_here: int, full_pages: int, before: Memory
 ) -> int:
     """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or what the memory
-    gives, but no more than can be used. Raises ConfigError with the numbers. `ranks_here` share the memory;
-    `full_pages`: every running request at its longest; `before`: memory before any weights were loaded."""
+    gives (on a GPU, what the largest steps have left). Raises ConfigError with the numbers. `ranks_here` share the
+    memory; `full_pages`: every running request at its longest; `before`: memory before any weights were loaded."""
     memory = device.memory()
     room = memory.available // ranks_here
     if args.max_total_tokens is not None:
@@ -141,13 +158,14 @@ def kv_pages(
         used = memory.total - memory.available
         budget = int(memory.total * (fraction or _GPU_FRACTION)) - used
     elif fraction is not None:
-        budget = int(before.available * fraction) - (before.available - memory.available)
+        budget = int(before.available * fraction) - max(0, before.available - memory.available)
     else:
-        budget = int(memory.available * _CPU_SHARE)
-        if resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
-            budget = min(budget, _DEMO_LIMIT)
+        budget = min(int(memory.available * _CPU_SHARE), _CPU_FULL * full_pages * page_bytes * ranks_here)
+    if fraction is None and resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
+        budget = min(budget, _DEMO_LIMIT)
     budget = min(room, budget // ranks_here)
     if budget < page_bytes:
         needs = f"{budget // _MIB} MiB are left after the weights, a page takes {page_bytes / _MIB:.1f} MiB"
         raise ConfigError(f"no memory for a KV cache: {needs}; see --mem-fraction-static and --page-size")
-    return min(full_pages, budget // page_bytes)
+    pages = budget // page_bytes
+    return min(full_pages, pages) if args.disable_radix_cache else pages

@@ -4,7 +4,7 @@ SamplingParams has the order of effects. Log-probabilities come from the logits 
 by (seed of the row, absolute position of the token), so it depends on neither batch nor rank. State is kept by row of
 the request table; what a batch needs of it is gathered once and kept while the batch stays the same."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from ..messages import unpack_ids
 from ..sampling_params import SamplingParams
 from ..step_plan import RowSampling
 
-PROMPT_LOGPROB_ROWS = 1024  # logits of so many positions exist at once
 _IN_PROMPT = 1 << 30
 
 
@@ -139,17 +138,3 @@ class Sampler:
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return upload(array, self._device)
-
-
-def score_in_blocks(
-    hidden: torch.Tensor, targets: torch.Tensor, top_n: int, logits_of: Callable[[torch.Tensor], torch.Tensor | None]
-) -> list[torch.Tensor]:
-    """Log-probabilities of `targets` int32 [n] after `hidden` [n, H]: [logprobs [n], top_ids [n, top_n], top_logprobs
-    [n, top_n]]. Logits of at most PROMPT_LOGPROB_ROWS rows exist at once. `logits_of` is a collective; it gives None on
-    ranks that do not score, where the result is empty."""
-    blocks = []
-    for rows, ids in zip(hidden.split(PROMPT_LOGPROB_ROWS), targets.split(PROMPT_LOGPROB_ROWS), strict=True):
-        if (logits := logits_of(rows)) is not None:
-            logprobs, top, top_ids = ops.token_logprobs(logits, ids, top_n)
-            blocks.append((logprobs, top_ids, top))
-    return [torch.cat(parts) for parts in zip(*blocks, strict=True)]

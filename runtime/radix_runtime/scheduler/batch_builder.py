@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..messages import pack_ids
-from ..step_plan import FROM_PROMPT, LogprobSpan, RowSampling, StepPlan, StepResult
+from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
 from .lifecycle import Lifecycle
 from .policy import Decision, Entry
 from .request import Request, State
-
-LOGPROB_BLOCK = 1024  # rows of prompt logits that are alive at once
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:
     """Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples scores nothing."""
     request, start = entry.request, max(entry.start + 1, entry.request.logprob_next)
     end = min(entry.end, request.prompt_len - 1) + 1
-    for at in range(start, end, LOGPROB_BLOCK):
-        targets = request.ids[at : min(at + LOGPROB_BLOCK, end)]
+    for at in range(start, end, LOGPROB_ROWS):
+        targets = request.ids[at : min(at + LOGPROB_ROWS, end)]
         yield LogprobSpan(index, at - 1 - entry.start, pack_ids(targets), request.source.top_logprobs)
     request.logprob_next = max(request.logprob_next, end)
