@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -118,6 +119,16 @@ def test_a_hang_ends_with_the_hang_code() -> None:
         join(calls, start)
         assert {call.code for call in calls} == {"engine_dead"}
         assert not any(call.done for call in calls)
+        server.assert_nothing_left()
+
+
+def test_a_hang_shows_the_stacks_of_every_process_of_the_engine() -> None:
+    with Server("--step-timeout", "2", "--tp-size", "2", "--num-threads", "2") as server:
+        start_load(server, 1, 0)
+        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        assert server.wait_exit(2 + 1 + EXIT_SECONDS) == 75
+        for part in ("api_process.py", "detokenizer.py", "engine/worker.py"):
+            assert re.search(rf'File ".*{part}", line', server.log()), part
         server.assert_nothing_left()
 
 

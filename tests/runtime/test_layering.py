@@ -32,7 +32,7 @@ ORDER = (
     ("engine_api",),
     ("cli", "__main__"),
 )
-BASE = {"config", "errors", "log", "hf", "messages", "model_config", "registry", "sampling_params", "step_plan"}
+BASE = set("config errors log hf messages model_config processes registry sampling_params step_plan".split())
 RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(BASE, 0)
 TORCH_FREE = [*sorted(BASE), "memory.page_allocator", "memory.radix_cache", "scheduler.policy"]
 RUNS_THE_ENGINE = {"server.scheduler_process"}

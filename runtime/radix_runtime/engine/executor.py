@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from ..device import Device
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
+from ..processes import start_process
 from ..step_plan import Executor, StepPlan, StepResult, encode_plan
 from .model_runner import ModelRunner
 from .step_ring import RingHandle, StepRing
@@ -144,15 +144,9 @@ class TPExecutor(LocalExecutor):
     def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
         main_thread = threading.current_thread() is threading.main_thread()
         spec = WorkerSpec(args, rank, self._memory_fd, self._ring.handle, os.getpid(), main_thread)
-        # The worker finds what this process finds, and nothing of the current directory besides.
-        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "radix_runtime.engine.worker"],
-            stdin=subprocess.PIPE,
-            stdout=2,  # what it prints is no output of this program
-            pass_fds=[self._memory_fd, *self._ring.handle.fds],
-            env={**os.environ, **paths},
-        )
+        descriptors = [self._memory_fd, *self._ring.handle.fds]
+        # What it prints is no output of this program.
+        process = start_process("radix_runtime.engine.worker", stdout=2, pass_fds=descriptors)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone

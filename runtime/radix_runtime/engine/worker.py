@@ -1,7 +1,7 @@
 """A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
 
-Started as `python -m radix_runtime.engine.worker` with a WorkerSpec on standard input, which stays open as long as rank
-0 lives. It decides nothing and samples nothing."""
+Rank 0 starts it with a WorkerSpec on standard input, which stays open as long as rank 0 lives. It decides nothing and
+samples nothing."""
 
 import ctypes
 import logging
@@ -64,7 +64,3 @@ def _wait_for_end_of_input() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(EXIT_INTERNAL)  # rank 0 is gone: it closes its end only after our own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -76,5 +76,5 @@ async def _obey(child: Child, manager: TokenizerManager, sender: Sender, server:
     os._exit(EXIT_INTERNAL)  # the supervisor has gone
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_child(lambda child: uvloop.run(serve(child)))

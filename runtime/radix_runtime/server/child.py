@@ -5,7 +5,6 @@ on stdin means that the supervisor is gone. The child writes reports, a JSON arr
 
 import contextlib
 import ctypes
-import faulthandler
 import logging
 import mmap
 import os
@@ -25,7 +24,6 @@ from ..log import setup_logging
 from .ipc import API, ROLES, SCHEDULER, Receiver, Sender
 
 _STEP = len(ROLES)
-DUMP_SIGNAL = signal.SIGUSR1  # prints the stacks of all threads
 
 Info = dict[str, float | int | str | None]
 
@@ -152,8 +150,6 @@ def _harden(launch: Launch) -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's business
-    faulthandler.enable()
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     for descriptor in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)

@@ -5,7 +5,7 @@ from .child import Child, run_child
 from .detokenizer import Detokenizer
 
 
-def main(child: Child) -> None:
+def serve(child: Child) -> None:
     inbox, outbox = child.connect()
     path = hf.resolve_model_path(child.args.tokenizer_path or child.args.model_path, weights=False)
     detokenizer = Detokenizer(hf.load_tokenizer(path), inbox, outbox)
@@ -13,5 +13,5 @@ def main(child: Child) -> None:
     detokenizer.run(child.should_stop, child.beat)
 
 
-if __name__ == "__main__":
-    run_child(main)
+def main() -> None:
+    run_child(serve)

@@ -40,7 +40,7 @@ def heartbeats(child: Child, stats: Callable[[], dict[str, float]]) -> Iterator[
             )
 
 
-def main(child: Child) -> None:
+def serve(child: Child) -> None:
     inbox, outbox = child.connect()
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
@@ -72,5 +72,5 @@ def main(child: Child) -> None:
         executor.close()
 
 
-if __name__ == "__main__":
-    run_child(main)
+def main() -> None:
+    run_child(serve)

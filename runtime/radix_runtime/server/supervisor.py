@@ -23,7 +23,8 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_HANG, EXIT_INTERNAL, ConfigError
-from .child import DUMP_SIGNAL, Heartbeats, Info, Launch, on_signals
+from ..processes import DUMP_SIGNAL, start_process
+from .child import Heartbeats, Info, Launch, on_signals
 from .ipc import API, DETOKENIZER, SCHEDULER, TOKEN_BYTES
 
 _JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
@@ -40,11 +41,8 @@ class ChildProcess:
         self.role = launch.role
         self.status, launch.status_fd = os.pipe()
         inherited = [fd for fd in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd) if fd is not None]
-        command = [sys.executable, "-m", f"radix_runtime.server.{launch.role}_process"]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, pass_fds=inherited, env=env, start_new_session=True
-        )
+        module = f"radix_runtime.server.{launch.role}_process"
+        self._popen = start_process(module, bufsize=0, pass_fds=inherited, start_new_session=True)
         os.close(launch.status_fd)
         self.pid = self._popen.pid
         self.exit_descriptor = os.pidfd_open(self.pid)
@@ -168,7 +166,7 @@ class Supervisor:
         self._children[API].write(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
         if code == EXIT_HANG:
             for child in self._children.values():
-                os.kill(child.pid, DUMP_SIGNAL)
+                os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too
             time.sleep(0.5)  # until they have printed their stacks
         for role in (SCHEDULER, DETOKENIZER):
             os.kill(self._children[role].pid, signal.SIGTERM)

@@ -1,0 +1,77 @@
+"""Every process of ours looks for modules where its parent does, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from radix_runtime.config import ServerArgs
+from radix_runtime.engine.executor import TPExecutor
+from radix_runtime.processes import DUMP_SIGNAL, start_process
+from radix_runtime.server.child import Heartbeats, Launch
+from radix_runtime.server.supervisor import ChildProcess
+
+# A few of the modules that our processes import, as a downloaded folder may hold them.
+TRAPS = ("uvicorn", "queue", "random", "faulthandler", "importlib", "msgspec", "torch")
+MODULES = [f"server.{role}_process" for role in ("api", "scheduler", "detokenizer")] + ["engine.worker"]
+
+
+@pytest.fixture
+def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory has our dependencies' names in it."""
+    for name in TRAPS:
+        (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path('SPRUNG').touch()\nraise SystemExit(99)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> None:
+    process = start_process(f"radix_runtime.{module}", stderr=subprocess.PIPE)
+    _, log = process.communicate(timeout=60)  # no line on its standard input: it ends, or trips over that
+    assert not (trapped / "SPRUNG").exists(), log
+    assert process.returncode not in (0, 99) and b"No module named" not in log
+
+
+def test_the_supervisor_starts_its_children_so(trapped: Path) -> None:
+    heartbeats = Heartbeats()
+    args = ServerArgs(model_path="/no/such/model")
+    child = ChildProcess(Launch("api", args, str(trapped), b"token", os.getpid(), heartbeats.descriptor))
+    try:
+        report = os.read(child.status, 1 << 16)
+    finally:
+        child.close()
+    assert b"/no/such/model" in report, "it has come to its own work"
+    assert not (trapped / "SPRUNG").exists()
+
+
+def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module))
+    with pytest.raises((AttributeError, AssertionError)):  # there is no process behind it
+        TPExecutor(ServerArgs(tp_size=2, device="cpu"), None, lambda reason: None)  # type: ignore[arg-type]
+    assert started == ["radix_runtime.engine.worker"]
+
+
+def test_stacks_can_be_asked_for_from_the_first_import_on(tmp_path: Path) -> None:
+    """A worker that hangs where no handler of its own was ever set."""
+    (tmp_path / "sleeper.py").write_text("import time\ndef main():\n    print('up', flush=True)\n    time.sleep(60)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        process = start_process("sleeper", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(DUMP_SIGNAL)
+        assert b"most recent call first" in process.stderr.readline()
+        time.sleep(0.1)
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
