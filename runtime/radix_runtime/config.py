@@ -2,6 +2,7 @@
 
 A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`, `minimum`."""
 
+import math
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ class ServerArgs:
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
     sampling_defaults: str = _model("model", "generation_config.json's or OpenAI's", choices=("model", "openai"))
     json_model_override_args: str = _model("{}", "JSON object merged over config.json", "--hf-overrides")
-    random_seed: int = _model(0, "seed of dummy weights", "--seed")
+    random_seed: int | None = _model(None, "seed of requests without one, and of dummy weights", "--seed")
 
     # Engine
     device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
@@ -69,8 +70,8 @@ class ServerArgs:
     api_key: str | None = _server(None, "key that clients must send")
     api_key_file: str | None = _server(None, "file with one key a line")
     admin_api_key: str | None = _server(None, "key of the admin routes")
-    max_body_size: int = _server(8 << 20, "largest request body in bytes")
-    request_timeout: float | None = _server(None, "seconds after which a request is ended")
+    max_body_size: int = _server(8 << 20, "largest request body in bytes", minimum=1024)
+    request_timeout: float | None = _server(None, "seconds after which a request is ended", minimum=0.001)
     step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
     allow_unknown_fields: bool = _server(False, "ignore unknown request fields (listed in `warnings`)")
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
@@ -85,6 +86,8 @@ class ServerArgs:
             minimum, choices = f.metadata.get("minimum"), f.metadata.get("choices")
             if minimum is not None and value is not None and value < minimum:
                 raise ConfigError(f"{flag} must be at least {minimum}, got {value}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{flag} must be a finite number, got {value}")
             if choices and value not in choices:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:

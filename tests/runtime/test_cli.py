@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -10,12 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from radix_runtime.cli.bench import Record, figures, make_workload, parse_range
+from radix_runtime.cli.client import Client
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
 from radix_runtime.cli.generate import read_lines
 from radix_runtime.config import ServerArgs, flag_name
-from radix_runtime.errors import ConfigError
+from radix_runtime.errors import ConfigError, RequestError
+from tests.runtime.api_stack import Stack
 from tests.runtime.server_process import ROOT, Server, environment
 
 SMALL = ("--max-total-tokens", "4096", "--num-threads", "1")
@@ -77,9 +81,19 @@ def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys:
     assert exit.value.code == 78 and text in error and error.count("\n") == 1
 
 
-def test_values_that_cannot_work() -> None:
-    with pytest.raises(ConfigError, match="--page-size"):
-        parse("--page-size", "0")
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("--page-size", ["0"]),
+        ("--request-timeout", ["0", "-1", "nan", "inf"]),
+        ("--step-timeout", ["nan", "inf"]),
+        ("--max-body-size", ["0", "-5"]),
+    ],
+)
+def test_values_that_cannot_work(flag: str, values: list[str]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=flag):
+            parse(flag, value)
 
 
 def test_help_version_and_unknown_command() -> None:
@@ -124,6 +138,36 @@ def test_generate_names_the_bad_line(tmp_path: Path) -> None:
         read_lines(tmp_path / "absent")
 
 
+def test_lines_end_at_newlines_only(tmp_path: Path) -> None:
+    """JSON may hold U+2028, U+2029 and U+0085 as they are."""
+    text = "a\u2028b\u2029c\x85d\x0be"
+    for name, content in (("in.jsonl", json.dumps({"prompt": text}, ensure_ascii=False)), ("in.txt", text)):
+        (tmp_path / name).write_text(f"{content}\r\n\n{content}", encoding="utf-8", newline="")
+        assert [line.prompt for line in read_lines(tmp_path / name)] == [text, text]
+
+
+def test_the_client_reads_answers_to_their_end_and_keeps_the_connection() -> None:
+    text = "a\u2028b\u2029c\x85d"
+
+    async def ask(url: str) -> list[str]:
+        async with Client(url) as client:
+            answers = []
+            for _ in range(3):
+                body = {"prompt": text, "echo": True, "max_tokens": 1}
+                chunks = [chunk async for chunk in client.chunks("/v1/completions", body)]
+                answers.append("".join(c["text"] for chunk in chunks for c in chunk["choices"]))
+            with pytest.raises(RequestError, match="max_tokens"):
+                await anext(client.chunks("/v1/completions", {"prompt": "a", "max_tokens": -1}))
+            return answers
+
+    connections: list[object] = []
+    made = H11Protocol.connection_made
+    with pytest.MonkeyPatch.context() as patch, Stack() as stack:
+        patch.setattr(H11Protocol, "connection_made", lambda p, t: connections.append(p) or made(p, t))
+        assert all(answer.startswith(text) for answer in asyncio.run(ask(stack.url)))
+    assert len(connections) == 1
+
+
 def test_chat_in_process() -> None:
     stdin = "Hello\n/help\n/reset\n\nHello\n/exit\nnever asked\n"
     result = radix("chat", "--temperature", "0", "--max-new-tokens", "5", *SMALL, stdin=stdin)
@@ -144,7 +188,11 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
             "--output-len", "5:9", "--max-concurrency", "3", "--json", str(report),
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads(report.read_text())
+        found = json.loads(report.read_text())
+        again = ("--url", server.url, "--num-prompts", "6", "--input-len", "20:40", "--output-len", "5:9")
+        assert radix("bench", "serve", *again, "--json", str(report)).returncode == 0
+    # A second run does not measure what the first one has left in the cache.
+    assert json.loads(report.read_text())["cache_hit_rate"] == found["cache_hit_rate"] == 0
     items = make_workload(None, 6, (20, 40), (5, 9), 1000, 0)
     assert found["requests"] == 6 and found["failed"] == 0
     assert found["prompt_tokens"] == sum(len(i.prompt) for i in items)
@@ -168,6 +216,14 @@ def test_bench_offline(tmp_path: Path) -> None:
     lengths = json.loads(workload.read_text())["requests"][:2]
     assert found["prompt_tokens"] == sum(p for p, _ in lengths)
     assert found["output_tokens"] == sum(o for _, o in lengths)
+
+
+def test_bench_offline_with_prompts_that_do_not_fit() -> None:
+    result = radix("bench", "offline", "--input-len", "100000", "--num-prompts", "1", *SMALL)
+    assert result.returncode == 78 and result.stderr.strip().splitlines()[-1].startswith("radix: error: "), (
+        result.stderr
+    )
+    assert "Traceback" not in result.stderr and "100000" in result.stderr
 
 
 def test_bench_offline_with_dummy_weights(tmp_path: Path) -> None:

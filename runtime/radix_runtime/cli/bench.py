@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import re
+import secrets
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -189,7 +190,10 @@ def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> 
     start = time.perf_counter()
     records = [Record(len(item.prompt), start) for item in items]
     params = [{"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True} for i in items]
-    stream = engine.stream(input_ids=[item.prompt for item in items], sampling_params=params)
+    try:
+        stream = engine.stream(input_ids=[item.prompt for item in items], sampling_params=params)
+    except ValueError as error:  # as prompts that are too long
+        raise ConfigError(str(error)) from error
     for output in track(stream, what, sum(item.output_len for item in items), transient=True):
         record, info = records[output["index"]], output["meta_info"]
         record.end = time.perf_counter()
@@ -203,12 +207,14 @@ async def _measure_server(namespace: argparse.Namespace) -> Measured:
     slots = asyncio.Semaphore(namespace.max_concurrency or len(items))
     async with Client(namespace.url, namespace.api_key) as client:
         model = await client.model()
+        # Requests share cached prefixes with those of the same run only.
+        common = {"model": model, "temperature": namespace.temperature, "cache_salt": secrets.token_hex(8)}
 
         async def one(index: int, item: Item) -> Record:
             if namespace.request_rate:
                 await asyncio.sleep(index / namespace.request_rate)
             async with slots:
-                return await _request(client, model, item, namespace.temperature)
+                return await _request(client, item, common)
 
         tasks = [asyncio.create_task(one(i, item)) for i, item in enumerate(items)]
         for done in track(asyncio.as_completed(tasks), "requests", len(tasks)):
@@ -216,9 +222,9 @@ async def _measure_server(namespace: argparse.Namespace) -> Measured:
     return {"model": model}, [task.result() for task in tasks]
 
 
-async def _request(client: Client, model: str, item: Item, temperature: float) -> Record:
-    sampling = {"max_tokens": item.output_len, "temperature": temperature, "ignore_eos": True}
-    body = {"model": model, "prompt": item.prompt, **sampling, "stream_options": {"include_usage": True}}
+async def _request(client: Client, item: Item, common: dict[str, Any]) -> Record:
+    sizes = {"prompt": item.prompt, "max_tokens": item.output_len, "ignore_eos": True}
+    body = {**common, **sizes, "stream_options": {"include_usage": True}}
     record = Record(len(item.prompt), time.perf_counter())
     try:
         async for chunk in client.chunks("/v1/completions", body):

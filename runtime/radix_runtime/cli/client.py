@@ -23,15 +23,17 @@ class Client(httpx.AsyncClient):
         """The chunks of a streamed answer. Raises RequestError also when the stream breaks off without [DONE]."""
         with _reachable():
             async with self.stream("POST", path, json={**body, "stream": True}) as answer:
-                async for line in answer.aiter_lines():
-                    if line == "data: [DONE]":
-                        return
-                    if line.startswith("data: "):
-                        chunk = json.loads(line[6:])
+                done, rest = False, b""
+                async for part in answer.aiter_bytes():  # to its end, after which the connection serves again
+                    *lines, rest = (rest + part).split(b"\n")  # httpx would split at U+2028 too
+                    events = [line[6:] for line in lines if line.startswith(b"data: ")]
+                    done |= b"[DONE]" in events
+                    for chunk in map(json.loads, (event for event in events if event != b"[DONE]")):
                         if "error" in chunk:
-                            raise _error(500, line[6:])
+                            raise _error(500, json.dumps(chunk))
                         yield chunk
-        raise RequestError(500, "stream_broken", "the stream ended without [DONE]")
+        if not done:
+            raise RequestError(500, "stream_broken", "the stream ended without [DONE]")
 
     async def model(self) -> str:
         with _reachable():

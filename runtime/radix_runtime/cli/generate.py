@@ -62,7 +62,7 @@ def _record(index: int, output: dict[str, Any]) -> str:
 
 def read_lines(path: Path) -> list[Line]:
     try:
-        texts = [(n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text.strip()]
+        texts = [(n, text) for n, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if text.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if path.suffix != ".jsonl":
