@@ -164,7 +164,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written out in `text` become their ids, as in transformers."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch, because `encode` of older versions holds the GIL.
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self._prefix + ids if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

@@ -296,6 +296,25 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     assert h.feed(TokenBatch([late])) == []
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_a_stop_string_that_is_a_special_token(kind: str) -> None:
+    """Whether special tokens are shown or not."""
+    tokenizer = make_tokenizer(kind)
+    (end,) = (i for i in tokenizer.special_ids if tokenizer.id_to_text(i) == "<|end|>")
+    plain, after = tokenizer.encode("the lazy dog <", False), tokenizer.encode("jumps", False)
+    whole = run(tokenizer, [5], [plain], SamplingParams(), FinishReason("length"))[0]
+    for shown in (True, False):
+        fields: dict[str, Any] = {"stop": ["<|end|>", "<z"], "skip_special_tokens": not shown}
+        ids = [*plain, end, *after]
+        text, got, finish, count, _ = run(tokenizer, [5], [ids], SamplingParams(**fields), FinishReason("length"))
+        assert (text, finish, count) == (whole, FinishReason("stop", "<|end|>"), len(plain) + 1)
+        assert list(got) == [*plain, end]
+        kept = run(tokenizer, [5], [ids], SamplingParams(**fields, no_stop_trim=True), FinishReason("length"))[0]
+        assert kept == whole + "<|end|>"
+        late = SamplingParams(**fields, min_new_tokens=len(plain) + 1)
+        assert run(tokenizer, [5], [ids], late, FinishReason("length"))[2] == FinishReason("length")
+
+
 def test_matched_stop_token_is_counted_but_not_shown() -> None:
     tokenizer = make_tokenizer("byte_level")
     ids = tokenizer.encode("abc.")

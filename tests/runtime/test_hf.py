@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,24 @@ def test_bytes_of_sentencepiece_tokens_make_the_text(text: str) -> None:
 
 
 SENTENCEPIECE = hf.Tokenizer(sentencepiece())
+
+
+def test_a_long_text_does_not_hold_up_other_threads() -> None:
+    """Its ids are those that the library gives one text; meanwhile the event loop goes on."""
+    tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
+    text = "The quick brown fox, 123 <|im_end|>\n\tjumps é 人工智能. " * 8000
+    backend = tokenizers.Tokenizer.from_file(str(hf.DEMO_MODEL_DIR / "tokenizer.json"))
+    for sample in ("", "a", " a", text[:80], text):
+        for special in (True, False):
+            assert tokenizer.encode(sample, special) == backend.encode(sample, add_special_tokens=special).ids
+    worker = threading.Thread(target=tokenizer.encode, args=(text,))
+    start = last = time.perf_counter()
+    longest = 0.0
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    assert longest < (last - start) / 2
 
 
 def test_odd_ids() -> None:

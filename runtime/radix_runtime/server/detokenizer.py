@@ -111,7 +111,12 @@ class TextStream:
     def push(self, token: int, *, hidden: bool = False) -> str:
         """The text that is now safe to show. A `hidden` token counts and shows nothing."""
         self.count += 1
-        return "" if hidden else self._show(self._utf8.decode(self._bytes(token)))
+        raw = b"" if hidden else self._bytes(token)
+        text = self._show(self._utf8.decode(raw))
+        if self._tokenizer and not (raw or hidden) and self.count > self.sampling.min_new_tokens:
+            if (name := self._tokenizer.id_to_text(token)) in self.sampling.stop:  # special: not shown, and yet an end
+                text, self.matched = text + self.finish() + name * self.sampling.no_stop_trim, name
+        return text
 
     def finish(self) -> str:
         """The rest: incomplete bytes as U+FFFD, and the held tail. May still find a stop."""
