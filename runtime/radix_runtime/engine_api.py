@@ -141,8 +141,8 @@ class Engine:
         params = SamplingParams(max_new_tokens=0)
         call = _Call([self._request(p + t, params, False, True, len(p), 0) for p, t in pairs])
         deque(self._advance(call), maxlen=0)
-        entries = (scored(piece.prompt_logprobs) for _, piece in sorted(call.pieces.items()))
-        return [[entry.logprob or 0.0 for entry in part] for part in entries]
+        parts = (scored(logprobs) for _, logprobs in sorted(call.prompt_logprobs.items()))
+        return [[entry.logprob or 0.0 for entry in part] for part in parts]
 
     # Requests -----------------------------------------------------------------------------
 
@@ -281,6 +281,7 @@ class _Call(Choices):
         return choice
 
     def output(self, choice: int) -> dict[str, Any]:
+        self.pieces[choice].prompt_logprobs = self.prompt_logprobs.get(choice)
         return native_output(self.request_of[choice], self.pieces[choice], self._seconds[choice], None)
 
 

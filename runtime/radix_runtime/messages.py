@@ -34,7 +34,8 @@ class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
 class Generate(_Message):
     """One validated request. The scheduler fans out its n choices itself. `logprob_start` -1: no prompt logprobs; else
     the first prompt position whose logprob is wanted. `top_logprobs` counts alternatives beside the chosen token.
-    `deadline` is on time.monotonic()."""
+    `deadline` is on time.monotonic(). `call`: a name and the number of choices of the call that it is a part of; the
+    parts come one after the other. None: a call of its own."""
 
     rid: str
     input_ids: bytes
@@ -45,6 +46,7 @@ class Generate(_Message):
     top_logprobs: int = 0
     extra_key: str | None = None
     deadline: float | None = None
+    call: tuple[str, int] | None = None
 
 
 class Abort(_Message):

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import Abort, Generate
+from radix_runtime.server import api, native
+from radix_runtime.server.exchange import to_json
 from tests.runtime.api_stack import CONTEXT, MODEL, VOCAB, Stack
 from tests.runtime.bad_requests import good_request
 
@@ -123,6 +125,41 @@ def test_generate_logprobs(stack: Stack, client: httpx.Client) -> None:
     assert "output_top_logprobs" not in plain["meta_info"]
     streamed = events(client.post("/generate", json={**body, "stream": True}).text)[-1]
     assert streamed["meta_info"]["output_token_logprobs"] == meta["output_token_logprobs"]
+
+
+def test_every_choice_has_the_logprobs_of_the_prompt(client: httpx.Client) -> None:
+    body = {
+        "text": ["hello there", "abc"], "return_logprob": True, "logprob_start_len": 0,
+        "sampling_params": {"n": 3, "max_new_tokens": 3, "seed": 1},
+    }  # fmt: skip
+    out = generate(client, **body)
+    scores = [o["meta_info"]["input_token_logprobs"] for o in out]
+    assert scores[0] == scores[1] == scores[2] != scores[3] == scores[4] == scores[5]
+    assert all(len(s) == o["meta_info"]["prompt_tokens"] for s, o in zip(scores, out, strict=True))
+    streamed = events(client.post("/generate", json={**body, "stream": True}).text)
+    last = {event["index"]: event["meta_info"]["input_token_logprobs"] for event in streamed}
+    assert [last[i] for i in range(6)] == scores
+    body |= {"stream": True, "incremental_streaming_output": True}
+    pieces = events(client.post("/generate", json=body).text)
+    for i in range(6):  # in pieces, once
+        assert [p for e in pieces if e["index"] == i for p in e["meta_info"]["input_token_logprobs"]] == scores[i]
+
+
+def test_a_stream_repeats_its_logprobs_without_encoding_them_again(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[Any] = []
+    monkeypatch.setattr(native, "to_json", lambda entry: encoded.append(entry) or to_json(entry))
+    body = {
+        "text": "abc", "return_logprob": True, "top_logprobs_num": 2, "stream": True,
+        "sampling_params": {"max_new_tokens": 40, "ignore_eos": True, "seed": 1},
+    }  # fmt: skip
+    seen = events(client.post("/generate", json=body).text)
+    assert [e["meta_info"]["output_token_logprobs"] for e in seen] == [
+        seen[-1]["meta_info"]["output_token_logprobs"][: len(e["output_ids"])] for e in seen
+    ]
+    assert len(seen[-1]["meta_info"]["output_top_logprobs"]) == 40 and len(seen) > 10
+    assert len(encoded) == 2 * 40
 
 
 # Small routes -----------------------------------------------------------------------------
@@ -351,6 +388,18 @@ def test_health_generate_is_shared(slow: Stack) -> None:
     assert len(slow.sent_of(Generate)) == 2
 
 
+def test_all_who_share_a_probe_that_fails_are_told_so(slow: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_PROBE_TIMEOUT", 0.5)
+    slow.running.clear()
+    threads = [in_background(lambda: httpx.get(f"{slow.url}/health_generate", timeout=20)) for _ in range(4)]
+    for thread, result in threads:
+        thread.join(20)
+        assert (result[0].status_code, result[0].json()["error"]["code"]) == (503, "unhealthy")
+    slow.running.set()
+    assert len(slow.sent_of(Generate)) == 1
+    assert httpx.get(f"{slow.url}/health_generate", timeout=20).status_code == 200
+
+
 def test_not_ready_while_loading() -> None:
     with Stack(ready=False, delay=0.02) as stack, httpx.Client(base_url=stack.url) as client:
         assert client.get("/health").status_code == 200
@@ -372,21 +421,56 @@ def test_not_ready_while_loading() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_queue_full(stream: bool) -> None:
-    """Also a stream is refused with a status: nothing was sent before the first token."""
-    with Stack(delay=0.05, max_queued_requests=1) as stack:
+    """A call is taken or refused as a whole. Also a stream is refused with a status: nothing was sent before."""
+    with Stack(delay=0.01, max_queued_requests=1) as stack:
         url = f"{stack.url}/v1/completions"
-        body = {**LONG, "prompt": ["a"] * 12, "max_tokens": 20, "stream": stream}
+        body = {**LONG, "max_tokens": 20, "stream": stream}
         stack.running.clear()
-        thread, result = in_background(lambda: httpx.post(url, json=body, timeout=20))
+        fits = {**body, "prompt": ["a"] * 9}
+        thread, taken = in_background(lambda: httpx.post(url, json=fits, timeout=20))
+        stack.wait(lambda: len(stack.sent_of(Generate)) == 9)
+        late = {**body, "prompt": ["a"] * 3}
+        other, refused = in_background(lambda: httpx.post(url, json=late, timeout=20))
         stack.wait(lambda: len(stack.sent_of(Generate)) == 12)
         stack.running.set()
         thread.join(20)
-        refused = result[0]
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_overloaded")
-        assert int(refused.headers["retry-after"]) >= 1
+        other.join(20)
+        assert taken[0].status_code == 200 and "overloaded" not in taken[0].text
+        assert (refused[0].status_code, refused[0].json()["error"]["code"]) == (503, "engine_overloaded")
+        assert int(refused[0].headers["retry-after"]) >= 1
         stack.check_idle()
         assert httpx.post(url, json={"prompt": "a"}, timeout=20).status_code == 200
         stack.check_idle()
+
+
+@pytest.mark.parametrize("size", [{"prompt": ["a"] * 10}, {"prompt": ["a"] * 5, "n": 2}, {"prompt": "a", "n": 10}])
+def test_a_call_that_never_fits_is_not_told_to_come_again(size: dict[str, Any]) -> None:
+    with Stack(max_queued_requests=1) as stack:
+        refused = httpx.post(f"{stack.url}/v1/completions", json={**size, "max_tokens": 2}, timeout=20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
+        assert "10" in refused.json()["error"]["message"] and "9" in refused.json()["error"]["message"]
+        assert "retry-after" not in refused.headers
+        stack.check_idle()
+
+
+def test_a_client_that_takes_a_name_again_gets_its_own_text(slow: Stack) -> None:
+    url, first = f"{slow.url}/v1/completions", {**LONG, "prompt": "abc", "rid": "job-1", "stream": True, "seed": 1}
+    own = {"prompt": "xyz", "max_tokens": 12, "ignore_eos": True, "rid": "job-1", "stream": True, "seed": 2}
+    alone = httpx.post(url, json={**own, "rid": None}, timeout=20).text
+    with httpx.stream("POST", url, json=first, timeout=20) as answer:
+        next(answer.iter_lines())
+        slow.running.clear()
+    slow.wait(lambda: len(slow.sent_of(Abort)) == 1)
+    thread, result = in_background(lambda: httpx.post(url, json=own, timeout=20))
+    slow.wait(lambda: len(slow.manager._open) == 1)
+    slow.running.set()  # the answer to the abort comes after the second request
+    thread.join(20)
+
+    def text(answer: str) -> list[tuple[str, str | None]]:
+        return [(c["text"], c["finish_reason"]) for e in events(answer) for c in e["choices"]]
+
+    assert text(result[0].text) == text(alone)
+    assert slow.manager.abort("job-1") == 0
 
 
 def test_deadline(slow: Stack) -> None:

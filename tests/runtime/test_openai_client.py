@@ -181,6 +181,23 @@ def test_echo_with_logprobs(client: openai.OpenAI) -> None:
     assert only.choices[0].logprobs.token_logprobs == scores.token_logprobs[:-4]
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_offsets_of_an_echo_with_special_tokens(stack: Stack, client: openai.OpenAI, skip: bool) -> None:
+    """They index the text that is echoed: written special tokens are in it, those of ids only if they are shown."""
+    text = "<|im_start|>user\nhé there<|im_end|>"
+    ids = stack.tokenizer.encode(text)
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "echo": True, "logprobs": 0, "seed": 1}
+    for prompt in (text, ids):
+        extra = {"skip_special_tokens": skip, "ignore_eos": True}
+        choice = client.completions.create(prompt=prompt, **fields, extra_body=extra).choices[0]
+        shown = [(t, o) for t, o in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)]
+        assert choice.text.startswith(text) == (prompt is text or not skip)
+        for token, offset in shown:
+            if "\ufffd" not in token and (not token.startswith("<|") or prompt is text or not skip):
+                assert choice.text[offset:].startswith(token), (token, offset)
+        assert choice.logprobs.text_offset[len(ids)] == len(text if prompt is text or not skip else "user\nhé there")
+
+
 def test_models(client: openai.OpenAI) -> None:
     cards = client.models.list().data
     assert [card.id for card in cards] == [MODEL]

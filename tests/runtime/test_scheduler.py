@@ -377,6 +377,54 @@ def test_end_ids_outside_of_the_vocabulary_are_dropped(eos: set[int], caplog: py
     assert [row.stop_ids for plan in plans for row in plan.new_rows] == [[1, 2]]
 
 
+def test_the_seed_of_the_operator_gives_the_requests_theirs() -> None:
+    def tokens(seed: int | None, own: int | None = None) -> list[list[int]]:
+        rig = Rig(random_seed=seed)
+        for rid in "ab":
+            rig.submit(rid, [3, 4, 5], max_new_tokens=8, temperature=1.0, ignore_eos=True, seed=own)
+        rig.run()
+        return [rig.streams[rid, 0].ids for rid in "ab"]
+
+    first, second = tokens(7)
+    assert [first, second] == tokens(7) != tokens(8)
+    assert first != second and tokens(None) != tokens(None)
+    assert tokens(7, own=1) == tokens(None, own=1)
+
+
+def test_a_call_is_taken_as_a_whole() -> None:
+    rig = Rig(rows=2, max_running_requests=2, max_queued_requests=3)
+
+    def call(name: str, parts: int, n: int = 1) -> None:
+        for i in range(parts):
+            rig.submit(f"{name}{i}", prompt(10), max_new_tokens=5, n=n, call=(name, parts * n))
+
+    call("small", 1)
+    call("late", 5)  # would fit alone
+    call("next", 4)
+    rig.step()
+    assert sorted(rig.failed) == [f"late{i}" for i in range(5)]
+    assert {f.status for f in rig.failed.values()} == {503}
+    rig.run()
+    call("fits", 5)  # nobody waits
+    rig.step()
+    call("never", 3, n=2)
+    rig.run()
+    refused = {rid: f.status for rid, f in rig.failed.items() if not rid.startswith("late")}
+    assert refused == {f"never{i}": 400 for i in range(3)}
+    assert "6" in rig.failed["never0"].message and "5" in rig.failed["never0"].message
+    rig.verify_all()
+
+
+def test_no_call_waits_where_no_queue_is() -> None:
+    rig = Rig(rows=2, max_running_requests=2, max_queued_requests=0)
+    for i in range(3):
+        rig.submit(str(i), prompt(10), max_new_tokens=9, ignore_eos=True)
+        rig.step()
+    assert {rid: f.status for rid, f in rig.failed.items()} == {"2": 503}
+    rig.run()
+    rig.verify_all()
+
+
 def test_a_reused_id_ends_both_requests() -> None:
     rig = Rig()
     rig.submit("a", prompt(10), max_new_tokens=50)

@@ -71,6 +71,14 @@ def prompt(n: int = 1) -> Generate:
     return Generate("", pack_ids([5, 6]), SamplingParams(n=n, max_new_tokens=4))
 
 
+def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Submission:
+    """Requests whose rids are their labels, as long as no label comes twice."""
+    labels = [name] if len(requests) == 1 else [f"{name}-{i}" for i in range(len(requests))]
+    for request, label in zip(requests, labels, strict=True):
+        request.rid = request.rid or label
+    return manager.submit(requests, name, {r.rid: label for r, label in zip(requests, labels, strict=True)})
+
+
 def is_empty(manager: TokenizerManager) -> bool:
     counts = manager.counts
     balanced = counts.accepted == counts.ok + counts.aborted + counts.failed
@@ -84,7 +92,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_batches_merge_while_nobody_reads() -> None:
     async def work() -> None:
         manager, _ = build()
-        with manager.submit([prompt(n=2)], name="a") as submission:
+        with submit(manager, [prompt(n=2)], "a") as submission:
             for i in range(3):
                 manager.handle(TextBatch([delta("a", 0, i), delta("a", 1, 10 + i, text="y")]))
             batch = await submission.next_batch()
@@ -109,7 +117,7 @@ def test_merged_logprobs_keep_their_order() -> None:
 
     async def work() -> None:
         manager, _ = build()
-        with manager.submit([prompt()], name="a") as submission:
+        with submit(manager, [prompt()], "a") as submission:
             for ids, end in (((1,), None), ((2, 3), None), ((4,), "length")):
                 piece = delta("a", 0, *ids, end=end)
                 piece.logprobs = part(*ids)
@@ -123,7 +131,7 @@ def test_merged_logprobs_keep_their_order() -> None:
 def test_leaving_early_aborts_once_and_only_what_runs() -> None:
     async def work() -> None:
         manager, link = build()
-        with manager.submit([prompt(), prompt()], name="a") as submission:
+        with submit(manager, [prompt(), prompt()], "a") as submission:
             assert [r.rid for r in submission.requests] == link.rids(Generate) == ["a-0", "a-1"]
             manager.handle(TextBatch([delta("a-0", 0, 1, end="stop")]))
         manager.close(submission)
@@ -140,7 +148,7 @@ def test_leaving_early_aborts_once_and_only_what_runs() -> None:
 def test_a_failed_request_ends_its_call() -> None:
     async def work() -> None:
         manager, link = build()
-        with manager.submit([prompt(), prompt()], name="a") as submission:
+        with submit(manager, [prompt(), prompt()], "a") as submission:
             manager.handle(TextBatch([delta("a-1", 0, 1)]))
             failed = RequestFailed("a-0", 503, "engine_overloaded", "full", retry_after=3)
             manager.handle(failed)
@@ -160,7 +168,7 @@ def test_a_link_that_is_full_leaves_nothing_behind() -> None:
         manager, link = build()
         link.refuse_after = 1
         with pytest.raises(RequestError, match="full"):
-            manager.submit([prompt(), prompt()], name="a")
+            submit(manager, [prompt(), prompt()], "a")
         assert link.rids(Generate) == link.rids(Abort) == ["a-0"]
         assert is_empty(manager)
 
@@ -170,7 +178,7 @@ def test_a_link_that_is_full_leaves_nothing_behind() -> None:
 def test_engine_death_reaches_everybody_once() -> None:
     async def work() -> None:
         manager, _ = build()
-        submissions = [manager.submit([prompt(n=2)], name=f"r{i}") for i in range(3)]
+        submissions = [submit(manager, [prompt(n=2)], f"r{i}") for i in range(3)]
         control = asyncio.create_task(manager.control("stats"))
         waiting = [asyncio.create_task(s.collect()) for s in submissions]
         await asyncio.sleep(0)
@@ -180,7 +188,7 @@ def test_engine_death_reaches_everybody_once() -> None:
             with pytest.raises(RequestError, match="died"):
                 await task
         with pytest.raises(RequestError, match="died"):
-            manager.submit([prompt()], name="later")
+            submit(manager, [prompt()], "later")
         assert manager.counts.failed == 3 and is_empty(manager) and manager.dead
 
     run(work)
@@ -207,8 +215,8 @@ def test_control() -> None:
 def test_abort_by_request_and_by_call() -> None:
     async def work() -> None:
         manager, link = build()
-        both = manager.submit([prompt(), prompt()], name="call")
-        other = manager.submit([prompt()], name="other")
+        both = submit(manager, [prompt(), prompt()], "call")
+        other = submit(manager, [prompt()], "other")
         assert manager.abort("call-1") == 1 and manager.abort("call") == 2
         assert manager.abort("none") == 0
         assert link.rids(Abort) == ["call-1", "call-0", "call-1"]
@@ -255,15 +263,36 @@ def test_sampling_defaults_are_the_models_if_the_operator_wants(tmp_path: Path) 
     assert sampling_defaults(ServerArgs(sampling_defaults="openai"), tmp_path) == {}
 
 
-def test_deadline() -> None:
-    manager, link = build(request_timeout=5.0)
-
+def test_a_name_that_is_used_again_gets_nothing_of_what_was_under_way() -> None:
     async def work() -> None:
-        manager.close(manager.submit([prompt()], name="a"))
+        manager, link = build()
+        with submit(manager, [prompt()], "job") as first:
+            with pytest.raises(RequestError, match="in use"):
+                manager.submit([again := prompt()], "job", {again.rid: "job"})
+        again.rid = "r2"
+        with manager.submit([again], "job", {"r2": "job"}) as second:
+            manager.handle(TextBatch([delta("job", 0, 1, end="abort", text="of somebody else")]))
+            manager.handle(RequestFailed("job", 500, "internal_error", "late"))
+            manager.close(first)
+            assert manager.abort("job") == 1 and link.rids(Abort) == ["job", "r2"]
+            manager.handle(TextBatch([delta("r2", 0, 2, end="stop", text="mine")]))
+            assert [d.text for d in await second.collect()] == ["mine"]
+        assert is_empty(manager)
 
     run(work)
-    sent = link.sent[0]
-    assert isinstance(sent, Generate) and sent.deadline is not None
+
+
+def test_the_token_of_a_health_probe_has_no_deadline() -> None:
+    async def work() -> None:
+        manager, link = build(request_timeout=0.001)
+        probe = asyncio.create_task(manager.one_token())
+        await asyncio.sleep(0)
+        (sent,) = link.sent
+        assert isinstance(sent, Generate) and sent.deadline is None
+        manager.handle(TextBatch([delta(sent.rid, 0, 1, end="length")]))
+        await probe
+
+    run(work)
 
 
 @given(
@@ -305,7 +334,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
             open_now = sorted(manager._open)
             if action == "n":
                 count = random.choice([1, 2])
-                calls.append(manager.submit([prompt() for _ in range(count)], name=f"c{step}"))
+                calls.append(submit(manager, [prompt() for _ in range(count)], f"c{step}"))
             elif action == "c" and calls:
                 manager.close(random.choice(calls))
             elif open_now:

@@ -40,7 +40,7 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         for name, _ in module.named_parameters(recurse=False)
     ]
     if args.load_format == "dummy":
-        _fill_random(params, f"{args.random_seed}/{ctx.communicator.rank}")
+        _fill_random(params, f"{args.random_seed or 0}/{ctx.communicator.rank}")
     else:
         tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
         _fill(params, tensors, quiet=ctx.communicator.rank > 0)

@@ -7,7 +7,7 @@ finished as soon as it is launched. That is the only difference: how many steps 
 import heapq
 import logging
 import math
-import secrets
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -71,6 +71,7 @@ class Scheduler:
         self.limits.max_total_tokens = executor.num_pages * executor.page_size
         if outside := [i for i in eos_ids if not 0 <= i < executor.vocab_size]:
             logger.warning("end ids %s are ignored: the vocabulary has %d ids", outside, executor.vocab_size)
+        self._random = random.SystemRandom() if args.random_seed is None else random.Random(args.random_seed)
         self._eos_ids, self._arrivals = frozenset(eos_ids).difference(outside), count()
         allocator = PageAllocator(executor.num_pages, executor.page_size)
         cache = RadixCache(allocator, eviction=args.radix_eviction_policy, enabled=not args.disable_radix_cache)
@@ -91,6 +92,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, str]] = []  # heap; its entries may outlive their request
         self._completed_at = self._busy_seconds = 0.0
         self._checked_idle = False
+        self._taken_call = ""  # the one that was let in last
 
     # The loop -----------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Scheduler:
                 self.abort(message.rid, "another request took its id")
                 raise RequestError(400, "invalid_value", "the request id is in use", param="rid")
             requests = self._requests(message)
-            self._check_queue(len(requests))
+            self._check_queue(*(message.call or (message.rid, len(requests))))
         except RequestError as error:
             self.counters.num_refused_requests_total += 1
             self._send_error(message.rid, error)
@@ -195,20 +197,26 @@ class Scheduler:
         assert params.max_new_tokens is not None
         limit, seed = len(ids) + params.max_new_tokens, params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-        seed, now = secrets.randbits(64) if seed is None else seed, self.clock()
+        seed, now = self._random.getrandbits(64) if seed is None else seed, self.clock()
         return [
             Request(message, i, next(self._arrivals), now, splitmix64(seed + i), limit, stop_ids)
             for i in range(params.n)
         ]
 
-    def _check_queue(self, choices: int) -> None:
+    def _check_queue(self, call: str, choices: int) -> None:
+        """A call is taken as a whole: where it fits, or has the queue for itself. Raises RequestError."""
+        if call == self._taken_call:
+            return
+        if choices > (most := self.queue_limit + self.max_running):
+            raise refusal("invalid_value", f"{choices} choices in one call; {most} can run and wait")
         queued, running = len(self.life.waiting), len(self.life.running)
         limit = self.queue_limit + max(0, self.max_running - running)
-        if queued + choices > limit and (queued or running):
+        if queued + choices > limit and (queued or not limit):
             done = self.counters.prefill_tokens_total + self.counters.generation_tokens_total
             seconds = sum(r.total_len for r in self.life.waiting) * self._busy_seconds / max(1, done)
             text = f"{queued} requests are waiting, the limit is {self.queue_limit}"
             raise RequestError(503, "engine_overloaded", text, retry_after=min(30, 1 + int(seconds)))
+        self._taken_call = call
 
     def abort(self, rid: str, reason: str) -> None:
         """Ends all choices of `rid`, or everything if it is empty. Idempotent."""

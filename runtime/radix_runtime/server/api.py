@@ -111,11 +111,10 @@ async def _health_generate(exchange: Exchange) -> None:
     _check_alive(manager)
     manager.require_ready()
     if manager.probe is None or manager.probe.done():
-        manager.probe = asyncio.create_task(manager.one_token())
+        manager.probe = asyncio.create_task(asyncio.wait_for(manager.one_token(), _PROBE_TIMEOUT))
     try:
-        await asyncio.wait_for(asyncio.shield(manager.probe), _PROBE_TIMEOUT)
+        await asyncio.shield(manager.probe)
     except asyncio.TimeoutError:
-        manager.probe.cancel()
         raise RequestError(503, "unhealthy", "no token within the time limit") from None
     except RequestError as error:
         raise RequestError(503, "unhealthy", error.message) from None

@@ -26,10 +26,14 @@ class Choices:
         self._first = {r.rid: i for i, r in reversed([*enumerate(self.request_of)])}
         self.unfinished = len(self.request_of)
         self.pieces: dict[int, TextDelta] = {}
+        self.prompt_logprobs: dict[int, Logprobs] = {}  # by choice; they come with the first one of a request
 
     def add(self, delta: TextDelta) -> int:
         """Takes ownership of `delta`; the number of its choice."""
-        choice = self._first[delta.rid] + delta.choice
+        choice = (first := self._first[delta.rid]) + delta.choice
+        if delta.prompt_logprobs is not None:
+            choices = range(first, first + self.request_of[first].sampling.n)
+            self.prompt_logprobs |= dict.fromkeys(choices, delta.prompt_logprobs)
         if (piece := self.pieces.setdefault(choice, delta)) is not delta:
             merge(piece, delta)
         self.unfinished -= delta.finish is not None
@@ -43,7 +47,6 @@ def merge(into: TextDelta, new: TextDelta) -> None:
     into.prompt_tokens = into.prompt_tokens or new.prompt_tokens
     into.cached_tokens = into.cached_tokens or new.cached_tokens
     into.logprobs = _joined(into.logprobs, new.logprobs)
-    into.prompt_logprobs = _joined(into.prompt_logprobs, new.prompt_logprobs)
 
 
 def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:

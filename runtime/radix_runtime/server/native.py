@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
-from .exchange import Exchange
-from .generation import merge, native_output
+from .exchange import Exchange, to_json
+from .generation import native_output
 from .openai import Answer, new_request, template_messages, template_options
 from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody
 from .tokenizer_manager import Batch, new_id
@@ -22,12 +24,12 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
     all_ids = await exchange.manager.encode(getattr(body, param), param)
     names = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
     columns = [_spread(getattr(body, name), len(all_ids), name) for name in names]
-    # One name is that of the whole call.
-    columns.append(_spread(body.rid if isinstance(body.rid, list) else "", len(all_ids), "rid"))
+    for name, column, neutral in zip(names[2:], columns[2:], (-1, 0), strict=True):
+        if not any(columns[1]) and not {None, neutral}.issuperset(column):
+            raise refusal("invalid_combination", f"{name} needs return_logprob", name)
     requests, defaults = [], exchange.manager.sampling_defaults
-    for ids, sampling, wanted, start, top, rid in zip(all_ids, *columns, strict=True):
+    for ids, sampling, wanted, start, top in zip(all_ids, *columns, strict=True):
         request = new_request(exchange, sampling or NativeSampling(**defaults), ids, param, _NAMES)
-        request.rid = rid
         if wanted:
             if start is not None and not -1 <= start <= len(ids):
                 raise refusal("invalid_value", f"logprob_start_len must be in [-1, {len(ids)}]", "logprob_start_len")
@@ -61,8 +63,10 @@ class _NativeAnswer(Answer):
 
     def __init__(self, exchange: Exchange, body: NativeBody, requests: list[Generate]) -> None:
         super().__init__(exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id(""))
+        if isinstance(body.rid, list):  # a name for each request
+            self.labels = dict(zip(self.labels, _spread(body.rid, len(requests), "rid"), strict=True))
         self._pieces = bool(body.incremental_streaming_output)
-        self._so_far: dict[int, TextDelta] = {}
+        self._so_far: dict[int, dict[str, Any]] = {}
         prompts = body.input_ids if body.text is None else body.text
         is_one = isinstance(prompts, str) or (prompts is not None and isinstance(prompts[0], int))
         self._listed = not is_one or len(self.request_of) > 1
@@ -74,27 +78,42 @@ class _NativeAnswer(Answer):
 
     def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
         for choice, delta in batch.items():
-            shown = delta if self._pieces else self._so_far.setdefault(choice, delta)
-            if shown is not delta:
-                merge(shown, delta)
-            yield {**({"index": choice} if self._listed else {}), **self._result(choice, shown)}
+            result = self._result(choice, delta)
+            if not self._pieces:
+                self._so_far[choice] = result = _appended(self._so_far.get(choice), result)
+            yield {**({"index": choice} if self._listed else {}), **result}
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
-        seconds = time.perf_counter() - self.exchange.started
-        result = native_output(self.request_of[choice], delta, seconds, self._tokenizer)
+        request, seconds = self.request_of[choice], time.perf_counter() - self.exchange.started
+        delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
+        result = native_output(request, delta, seconds, self._tokenizer)
+        result["meta_info"]["id"] = self.labels[request.rid]
         return {**result, "warnings": self.exchange.warnings} if self.exchange.warnings else result
+
+
+def _appended(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats it."""
+    lists = {name: value for name, value in new["meta_info"].items() if isinstance(value, list)}
+    lists = {name: [msgspec.Raw(to_json(entry)) for entry in value] for name, value in lists.items()}
+    if old is not None:
+        new |= {name: old[name] + new[name] for name in ("text", "output_ids")}
+        lists = {name: old["meta_info"][name] + value for name, value in lists.items()}
+    return {**new, "meta_info": {**new["meta_info"], **lists}}
 
 
 async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
     """POST /tokenize: exactly the ids that the chat or the completions route would run."""
     manager = exchange.manager
-    _one_of(body, "prompt", "messages")
+    kind, foreign = _one_of(body, "prompt", "messages"), ("add_generation_prompt", "chat_template_kwargs")
+    for name in foreign if kind == "prompt" else ("add_special_tokens",):
+        if getattr(body, name) is not None:
+            raise refusal("invalid_combination", f"{name} does nothing with {kind}", name)
     if body.messages is not None:
         options = template_options(manager, body.chat_template_kwargs, None)
-        options["add_generation_prompt"] = body.add_generation_prompt
+        options["add_generation_prompt"] = body.add_generation_prompt is not False
         lists = [await manager.encode_chat(template_messages(body.messages), **options)]
     else:
-        lists = await manager.encode(body.prompt or [], "prompt", body.add_special_tokens)
+        lists = await manager.encode(body.prompt or [], "prompt", body.add_special_tokens is not False)
     counts: list[Any] = [len(ids) for ids in lists]
     listed = isinstance(body.prompt, list)
     tokens, count = (lists, counts) if listed else (lists[0], counts[0])

@@ -51,13 +51,15 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
 def new_request(
     exchange: Exchange, body: Sampling, ids: Sequence[int], param: str, names: Mapping[str, str], **fields: Any
 ) -> Generate:
-    """A request that fits, its rid still empty. `names`: see Limits.admit. Raises RequestError."""
+    """A request that fits. `names`: see Limits.admit. Raises RequestError."""
     sampling = SamplingParams(**{name: getattr(body, name) for name in SamplingParams.__struct_fields__})
     if clip := sampling.max_new_tokens is None:
         sampling.max_new_tokens = body.default_length
     sampling.stop = [body.stop] if isinstance(body.stop, str) else body.stop
     sampling = exchange.manager.limits.admit(ids, sampling, param, names, clip)
-    return Generate("", pack_ids(ids), sampling, **fields)
+    seconds = exchange.manager.args.request_timeout
+    deadline = None if seconds is None else time.monotonic() + seconds
+    return Generate(new_id(""), pack_ids(ids), sampling, deadline=deadline, **fields)
 
 
 def template_options(manager: TokenizerManager, given: TemplateOptions | None, effort: str | None) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Answer:
 
     def __init__(self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str) -> None:
         self.exchange, self.requests, self.name = exchange, requests, name
+        self.labels = {r.rid: name if len(requests) == 1 else f"{name}-{i}" for i, r in enumerate(requests)}
         self.request_of = [r for r in requests for _ in range(r.sampling.n)]  # by choice
         self._stream = bool(body.stream)
         # Requests share cached prefixes only under the same key.
@@ -111,14 +114,15 @@ class Answer:
         for request in requests:
             request.stream = self._stream
             request.extra_key = key or None
+            request.call = requests[0].rid, len(self.request_of)
 
     async def send(self) -> None:
         exchange, submit = self.exchange, self.exchange.manager.submit
-        with submit(self.requests, name=self.name, started=exchange.started) as submission:
+        with submit(self.requests, self.name, self.labels, exchange.started) as self.submission:
             if not self._stream:
-                await exchange.answer(self.whole(await submission.collect()))
+                await exchange.answer(self.whole(await self.submission.collect()))
                 return
-            while batch := await submission.next_batch():
+            while batch := await self.submission.next_batch():
                 if frames := b"".join(map(event, self.events(batch))):
                     await exchange.write(frames)
             await exchange.write(self.tail() + b"data: [DONE]\n\n", last=True)
@@ -146,7 +150,6 @@ class _OpenAIAnswer(Answer):
         self._cached: dict[str, int] = {}
         self._completion = [0] * choices
         self._echoed = [text for text in echoed for _ in range(self._sampling.n)]
-        self._prompt_scores: dict[str, list[Scored]] = {}
         self._utf8 = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(choices)]
         self._offset = [0] * choices  # in characters of the text that the choice shows
         kind = "chat.completion" + ".chunk" * self._stream if self._chat else "text_completion"
@@ -195,18 +198,16 @@ class _OpenAIAnswer(Answer):
 
     def _content(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any]:
         request = self.request_of[choice]
+        entries: list[tuple[Scored, bytes | None]]
         entries = [(entry, self._shown(entry.token)) for entry in scored(delta.logprobs)]
         if entries and delta.finish is not None and delta.finish.matched == entries[-1][0].token:
             if not self._sampling.no_stop_trim:
                 entries[-1] = entries[-1][0], b""  # nothing is shown of the stop token
-        if delta.prompt_logprobs is not None:
-            self._prompt_scores[request.rid] = scored(delta.prompt_logprobs)
-        if first:
-            prompt = self._prompt_scores.get(request.rid, ())
-            entries = [(entry, self._shown(entry.token)) for entry in prompt] + entries
+        prompt = scored(self.submission.prompt_logprobs.pop(choice, None))
+        entries = [*((entry, None) for entry in prompt), *entries]
         logprobs: dict[str, Any] | None = None
         if self._chat and request.return_logprob:
-            logprobs = {"content": [self._chat_logprob(*entry) for entry in entries]}
+            logprobs = {"content": [self._chat_logprob(entry, shown or b"") for entry, shown in entries]}
         elif entries:
             logprobs = self._completion_logprobs(choice, entries)
         return {"text": self._echoed[choice] * first + delta.text, "logprobs": logprobs}
@@ -221,10 +222,14 @@ class _OpenAIAnswer(Answer):
         top = [{"token": text(t), "logprob": v, "bytes": list(self._shown(t))} for t, v in entry.top]
         return {"token": text(entry.token), "logprob": value, "bytes": list(shown), "top_logprobs": top}
 
-    def _completion_logprobs(self, choice: int, entries: list[tuple[Scored, bytes]]) -> dict[str, Any]:
+    def _completion_logprobs(self, choice: int, entries: list[tuple[Scored, bytes | None]]) -> dict[str, Any]:
         offsets = []
-        for _, shown in entries:
+        for entry, shown in entries:
             offsets.append(self._offset[choice])
+            if shown is None:  # of the prompt, where a special token stands only if the client wrote it
+                shown, echo = self._tokenizer.id_to_bytes(entry.token), self._echoed[choice]
+                if entry.token in self._tokenizer.special_ids and not echo.startswith(shown.decode(), offsets[-1]):
+                    shown = b""
             self._offset[choice] += len(self._utf8[choice].decode(shown))
         return {
             "tokens": [self._tokenizer.id_to_text(entry.token) for entry, _ in entries],

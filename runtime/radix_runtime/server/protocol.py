@@ -17,7 +17,6 @@ from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
 
 MAX_DEPTH = 32
-MAX_BODIES = 4096  # in a list of them
 _MAX_WARNINGS = 10
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
@@ -75,7 +74,7 @@ class ChatMessage(Body, kw_only=True):
     reasoning_content: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 
 
 class TemplateOptions(Body, kw_only=True):
@@ -168,8 +167,8 @@ class TokenizeBody(Body, kw_only=True):
     model: str | None = None
     prompt: str | list[str] | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
 
@@ -216,7 +215,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether arrays and objects are nested beyond MAX_DEPTH. It may have millions of parts: nothing is kept of them."""
+    """Whether arrays and objects are nested beyond MAX_DEPTH: level by level, as `value` may have millions of parts."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         parts = (part.values() if type(part) is dict else part for part in level)
@@ -227,8 +226,6 @@ def _is_deep(value: Any) -> bool:
 def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
     """`raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse."""
     if isinstance(raw, list):
-        if len(raw) > MAX_BODIES:
-            raise refusal("invalid_value", f"{path} may have at most {MAX_BODIES} entries", path)
         return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
     if not isinstance(raw, dict):
         return raw

@@ -65,6 +65,7 @@ class OpenRequest:
     """What is kept of a request until its last choice has ended."""
 
     rid: str
+    label: str  # what the client calls it
     submission: Submission
     choices_left: int
     aborted: bool = False
@@ -158,22 +159,20 @@ class TokenizerManager:
 
     # Requests -----------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[m.Generate], *, name: str, started: float | None = None) -> Submission:
-        """Sends admitted requests, all or none; those without a rid get one from `name`. Raises RequestError."""
+    def submit(
+        self, requests: Sequence[m.Generate], name: str, labels: Mapping[str, str], started: float | None = None
+    ) -> Submission:
+        """Sends admitted requests, all or none. No rid was used before, so that what comes late for a request which has
+        ended reaches no other; the client knows the call by `name` and a request by its label. Raises RequestError."""
         if self.dead is not None:
             raise self.dead
-        deadline = self.args.request_timeout and time.monotonic() + self.args.request_timeout
-        for i, request in enumerate(requests):
-            request.rid = request.rid or (name if len(requests) == 1 else f"{name}-{i}")
-            request.deadline = deadline
-        rids = [request.rid for request in requests]
-        if len(set(rids)) < len(rids) or not self._open.keys().isdisjoint(rids):
+        if len(set(labels.values())) < len(labels) or any(r.label in labels.values() for r in self._open.values()):
             raise refusal("invalid_value", "this rid is in use", "rid")
         submission = Submission(self, name, requests, started or time.perf_counter())
         try:
             for request in requests:
                 self._link.send(request)
-                self._open[request.rid] = OpenRequest(request.rid, submission, request.sampling.n)
+                self._open[request.rid] = OpenRequest(request.rid, labels[request.rid], submission, request.sampling.n)
                 self.counts.accepted += 1
         except BaseException:
             self.close(submission)
@@ -182,15 +181,15 @@ class TokenizerManager:
 
     async def one_token(self) -> None:
         """Generates it, also before the server is ready. Raises RequestError if none comes."""
-        sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-        request = m.Generate("", m.pack_ids([self.tokenizer.bos_token_id or 0]), sampling)
-        with self.submit([request], name=new_id("health-")) as submission:
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True, seed=0)  # takes no drawn seed
+        request = m.Generate(rid := new_id("health-"), m.pack_ids([self.tokenizer.bos_token_id or 0]), sampling)
+        with self.submit([request], rid, {rid: rid}) as submission:
             await submission.collect()
 
-    def abort(self, rid: str) -> int:
-        """Asks the engine to end `rid` (a request or an HTTP call; "": all). How many open requests that concerns."""
-        found = [r.rid for r in self._open.values() if rid in ("", r.rid, r.submission.name)]
-        for each in found if rid else [""]:
+    def abort(self, label: str) -> int:
+        """Asks the engine to end `label` (a request or an HTTP call; "": all). How many open requests that concerns."""
+        found = [r.rid for r in self._open.values() if label in ("", r.label, r.submission.name)]
+        for each in found if label else [""]:
             self._link.send(m.Abort(each))
         return len(found)
 
@@ -252,8 +251,7 @@ class TokenizerManager:
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be called again."""
         for rid in (request.rid for request in submission.requests):
-            request = self._open.get(rid)
-            if request is not None and request.submission is submission:
+            if request := self._open.get(rid):
                 self._end(request, "aborted", time.perf_counter())
                 self._link.send(m.Abort(rid))
 
