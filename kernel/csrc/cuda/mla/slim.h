@@ -7,16 +7,10 @@
 // shared memory, and P^T lies there as the operand of the second product. The third warpgroup copies.
 #pragma once
 
-#include "cuda/hopper/registers.h"
-#include "cuda/hopper/wgmma.h"
-#include "cuda/hopper/wgmma_registers.h"
-#include "cuda/mla/combine.h"
-#include "cuda/mla/producer.h"
+#include "cuda/mla/role.h"
 
 namespace radix::mla::slim {
 
-using attention::decode::copy_commit;
-using attention::decode::copy_wait;
 using attention::decode::exp2_approx;
 using hopper::named_barrier;
 
@@ -37,29 +31,10 @@ static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && 
 
 enum Barrier { kBoth = 1, kOwn };
 
-#define RK_MULTIPLY(types)                                                                                            \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n16k16.f32." types " {" RK_D8 \
-               "}, %8, %9, p, 1, 1, 1, 0;\n}"                                                                         \
-               : RK_O8(d)                                                                                             \
-               : "l"(a), "l"(b))
-
-// d[64, 16] += a^T b^T: a [16, 64], each row 128 bytes in the swizzle, and b [16, 16], K-major, both in shared memory.
-template <class T>
-__device__ inline void multiply_transposed(float (&d)[8], uint64_t a, uint64_t b) {
-  if constexpr (__is_same(T, bf16)) {
-    RK_MULTIPLY("bf16.bf16");
-  } else {
-    RK_MULTIPLY("f16.f16");
-  }
-}
-#undef RK_MULTIPLY
-
 // A computing warpgroup: dimensions 256 kSide .. + 256. A thread's accumulators lie at tokens or dimensions 16 w + g (+
 // 8) and query rows column(i), g = lane / 4.
 template <class T, int kSide>
 class Consumer {
-  static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
-
  public:
   __device__ Consumer(const WideArgs& a, Shared& shared)
       : a_(a),
@@ -74,7 +49,8 @@ class Consumer {
     Begun begun{};
     while (walk.next(s)) {
       const int rows = min(kRows, s.queries * a_.group - s.packed);
-      load_queries(s, rows);
+      load_queries<T, kRows, kConsumers / 32>(a_, s, s.packed, rows, threadIdx.x / 32, lane_, shared_.q);
+      named_barrier(kBoth, kConsumers);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int position = s.kv_len - s.queries + (s.packed + column(i)) / a_.group;
@@ -105,31 +81,11 @@ class Consumer {
   // Which of them element e of eight accumulators belongs to.
   __device__ static constexpr int which(int e) { return e / 4 * 2 + e % 2; }
 
-  __device__ void load_queries(const Segment& s, int rows) {
-    const uint32_t to = hopper::shared_address(shared_.q);
-    for (int r = threadIdx.x / 32; r < kRows; r += kConsumers / 32) {
-      const bool there = r < rows;
-      const int at = there ? s.packed + r : 0, token = s.q_begin + at / a_.group, head = at % a_.group;
-      const T* nope = static_cast<const T*>(a_.p.q) + token * a_.p.q_token + head * a_.p.q_head;
-      const T* rope = static_cast<const T*>(a_.q_rope) + token * a_.rope_token + head * a_.rope_head;
-#pragma unroll
-      for (int i = 0; i < 3; i++) {
-        const int piece = i * 32 + lane_;
-        if (piece < kBlocks * 8)
-          copy_async(to + place_of(r, piece, kQueryBlockBytes), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
-                     there);
-      }
-    }
-    copy_commit();
-    copy_wait<0>();
-    hopper::fence_async_shared();
-    named_barrier(kBoth, kConsumers);
-  }
-
   __device__ void tile(int at, int token, int kv_len) {
     float s[8];
     scores(s, at);
-    if (token + kTile > kv_len) clear(at, max(0, kv_len - token));
+    // Barriers of the softmax stand before the product that reads the zeros.
+    if (token + kTile > kv_len) clear_tokens(shared_.tile[at], kSide, max(0, kv_len - token), thread_);
     shape(s, token);
     soften(s);
     hand_over(s);
@@ -151,9 +107,9 @@ class Consumer {
     for (int block = kFirst; block < kLast; block++)
 #pragma unroll
       for (int step = 0; step < 4; step++)
-        hopper::Wgmma<kType, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
-                                         hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
-                                         step > 1 || block > kFirst);
+        hopper::Wgmma<kOperand<T>, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
+                                               hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                               step > 1 || block > kFirst);
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
     hopper::wgmma_hold(part[0]);
@@ -169,16 +125,6 @@ class Consumer {
       const float4 other = halves[1 - kSide][i][thread_];
       s[4 * i] += other.x, s[4 * i + 1] += other.y, s[4 * i + 2] += other.z, s[4 * i + 3] += other.w;
     }
-  }
-
-  // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
-  __device__ void clear(int at, int from) {
-    const uint32_t half = hopper::shared_address(shared_.tile[at]) + kSide * kLeftBlocks * kBlockBytes;
-    for (int i = from * 8 + thread_; i < kTile * 8; i += 128)
-#pragma unroll
-      for (int block = 0; block < kLeftBlocks; block++)
-        attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
-    hopper::fence_async_shared();  // and the barriers before the product that reads them
   }
 
   // Scores in units of log2, what a query does not see -inf.
@@ -255,7 +201,8 @@ class Consumer {
     for (int step = 0; step < 4; step++)
 #pragma unroll
       for (int b = 0; b < 4; b++)
-        multiply_transposed<T>(o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
+        hopper::WgmmaTurned<kOperand<T>, kRows, hopper::Turned::a>::run(
+            o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
 #pragma unroll

@@ -12,15 +12,10 @@
 #pragma once
 
 #include "cuda/hopper/registers.h"
-#include "cuda/hopper/wgmma.h"
-#include "cuda/hopper/wgmma_registers.h"
-#include "cuda/mla/combine.h"
-#include "cuda/mla/producer.h"
+#include "cuda/mla/role.h"
 
 namespace radix::mla::wide {
 
-using attention::decode::copy_commit;
-using attention::decode::copy_wait;
 using attention::decode::exp2_approx;
 using hopper::named_barrier;
 
@@ -40,23 +35,6 @@ struct Shared {
 static_assert(sizeof(Shared) <= 232448);
 
 enum Barrier { kSides = 1, kScorer = 3, kTaken };
-
-#define RK_MULTIPLY(types)                                                                                  \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." types \
-               " {" RK_D64 "}, %64, %65, p, 1, 1, 0, 1;\n}"                                                 \
-               : RK_O64(d)                                                                                  \
-               : "l"(a), "l"(b))
-
-// d[64, 128] += a b: a [64, 16] K-major, b [16, 128], each row 128 bytes in the swizzle, both in shared memory.
-template <class T>
-__device__ inline void multiply_values(float (&d)[64], uint64_t a, uint64_t b) {
-  if constexpr (__is_same(T, bf16)) {
-    RK_MULTIPLY("bf16.bf16");
-  } else {
-    RK_MULTIPLY("f16.f16");
-  }
-}
-#undef RK_MULTIPLY
 
 // What the computing warpgroups have in common. Of its block's 64 rows a thread has row(0) and row(1).
 struct Role {
@@ -87,9 +65,6 @@ struct Role {
   }
 };
 
-template <class T>
-constexpr hopper::Operand kOperand = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
-
 // The warpgroup of scores and softmax.
 template <class T>
 class Scorer : Role {
@@ -102,7 +77,8 @@ class Scorer : Role {
     Begun begun{};
     while (walk.next(s)) {
       const int packed = packed_of(s), rows = rows_of(s);
-      load_queries(s, packed, rows);
+      load_queries<T, kRows, 4>(a, s, packed, rows, thread / 32, lane, shared.q);
+      named_barrier(kScorer, 128);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int position = s.kv_len - s.queries + (packed + row(r)) / a.group;
@@ -127,27 +103,6 @@ class Scorer : Role {
   }
 
  private:
-  // The products that read the queries before are done.
-  __device__ void load_queries(const Segment& s, int packed, int rows) {
-    const uint32_t to = hopper::shared_address(shared.q);
-    for (int r = thread / 32; r < kRows; r += 4) {
-      const bool there = r < rows;
-      const int at = there ? packed + r : 0, token = s.q_begin + at / a.group, head = at % a.group;
-      const T* nope = static_cast<const T*>(a.p.q) + token * a.p.q_token + head * a.p.q_head;
-      const T* rope = static_cast<const T*>(a.q_rope) + token * a.rope_token + head * a.rope_head;
-#pragma unroll
-      for (int i = 0; i < 3; i++) {
-        const int piece = i * 32 + lane;
-        if (piece < kBlocks * 8)
-          copy_async(to + place_of(r, piece), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8, there);
-      }
-    }
-    copy_commit();
-    copy_wait<0>();
-    hopper::fence_async_shared();
-    named_barrier(kScorer, 128);
-  }
-
   // Starts S of the tile in buffer `at`.
   __device__ void start(int at) {
     // Made anew each time: kept from tile to tile, the operands' 72 descriptors would be spilled.
@@ -284,7 +239,10 @@ class Side : Role {
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
     }
     wait_full(at, kSide);
-    if (token + kTile > kv_len) clear(at, max(0, kv_len - token));
+    if (token + kTile > kv_len) {
+      clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
+      named_barrier(kSides + kSide, 128);
+    }
     uint64_t v = hopper::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
     uint64_t p = hopper::swizzled_operand(probabilities(0));
     asm volatile("" : "+l"(v), "+l"(p));
@@ -294,7 +252,8 @@ class Side : Role {
     for (int k = 0; k < 4; k++)
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        multiply_values<T>(o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
+        hopper::WgmmaTurned<kOperand<T>, 128, hopper::Turned::b>::run(
+            o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
     hopper::wgmma_hold(o_[0]);
@@ -314,17 +273,6 @@ class Side : Role {
     }
     use ^= 1 << at;
   }
-  // Zeros in place of what a page holds past the row's end: a probability of 0 does not silence a NaN.
-  __device__ void clear(int at, int from) {
-    const uint32_t half = hopper::shared_address(shared.tile[at]) + kSide * kLeftBlocks * kBlockBytes;
-    for (int i = from * 8 + thread; i < kTile * 8; i += 128)
-#pragma unroll
-      for (int block = 0; block < kLeftBlocks; block++)
-        attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
-    hopper::fence_async_shared();
-    named_barrier(kSides + kSide, 128);
-  }
-
   __device__ void store(const Segment& s, float2 by) {
     const attention::Params& p = a.p;
     const int packed = packed_of(s), rows = rows_of(s);

@@ -1,0 +1,48 @@
+// What the computing warpgroups of the kernels on wgmma (slim.h, wide.h) have in common.
+#pragma once
+
+#include "cuda/hopper/wgmma_turned.h"
+#include "cuda/mla/combine.h"
+#include "cuda/mla/producer.h"
+
+namespace radix::mla {
+
+template <class T>
+constexpr hopper::Operand kOperand = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+
+// The segment's query rows from `packed` on, `rows` of kRows, to q: kBlocks blocks of 64 dimensions. By kWarps warps,
+// which meet behind it; the products that read the queries before are done.
+template <class T, int kRows, int kWarps>
+__device__ inline void load_queries(const WideArgs& a, const Segment& s, int packed, int rows, int warp, int lane,
+                                    char* q) {
+  const uint32_t to = hopper::shared_address(q);
+  for (int r = warp; r < kRows; r += kWarps) {
+    const bool there = r < rows;
+    const int at = there ? packed + r : 0, token = s.q_begin + at / a.group, head = at % a.group;
+    const T* nope = static_cast<const T*>(a.p.q) + token * a.p.q_token + head * a.p.q_head;
+    const T* rope = static_cast<const T*>(a.q_rope) + token * a.rope_token + head * a.rope_head;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      const int piece = i * 32 + lane;
+      if (piece < kBlocks * 8)
+        copy_async(to + place_of(r, piece, kRows * 128), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
+                   there);
+    }
+  }
+  attention::decode::copy_commit();
+  attention::decode::copy_wait<0>();
+  hopper::fence_async_shared();
+}
+
+// Zeros in place of what a page holds past the row's end, in the 256 dimensions of a side of a tile: a probability of 0
+// does not silence a NaN. By a warpgroup, which meets behind it.
+__device__ inline void clear_tokens(char* tile, int side, int from, int thread) {
+  const uint32_t half = hopper::shared_address(tile) + side * kLeftBlocks * kBlockBytes;
+  for (int i = from * 8 + thread; i < kTile * 8; i += 128)
+#pragma unroll
+    for (int block = 0; block < kLeftBlocks; block++)
+      attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
+  hopper::fence_async_shared();
+}
+
+}  // namespace radix::mla
