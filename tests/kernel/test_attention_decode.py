@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -77,6 +78,15 @@ def test_head_dims(dim, queries, rng):
 def test_queries_that_see_nothing(sinks, rng):
     rows = [(2, 0), (5, 3), (1, 4), (0, 0)]
     run(make_case(rows, rng, dtype=torch.bfloat16), {"sinks": True} if sinks else {}, rng)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("queries", [1, 17])
+def test_a_cache_without_pages(dtype, queries, rng):
+    case = make_case([(queries, 0)], rng, dtype=dtype)
+    empty = dataclasses.replace(case, k_cache=case.k_cache[:0], v_cache=case.v_cache[:0])
+    out, lse = attend(empty)
+    assert not out.any() and bool((lse == -math.inf).all())
 
 
 def test_more_rows_than_one_launch(rng):

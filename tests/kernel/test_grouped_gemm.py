@@ -135,6 +135,18 @@ def test_masked(shape, dtype, run, rng):
     assert_close("m_grouped_gemm_masked", wide[~behind], exact[~behind], (1e-12, 1e-11))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
+def test_a_single_row_of_any_stride(dtype, rng):
+    """A dimension of one element steps nowhere, so its stride says nothing."""
+    x, weight, x_scale, w_scale = operands((1,), 2, 64, 128, dtype, rng)
+    apart = torch.empty(2 * 129, dtype=dtype).as_strided((1, 128), (129, 1)).copy_(x)
+    given = {} if x_scale is None else {"x_scale": x_scale, "weight_scale": w_scale}
+    out = torch.empty(1, 64, dtype=torch.bfloat16)
+    rk.m_grouped_gemm_contiguous(apart, weight, torch.ones(1, dtype=torch.int32), out=out, **given)
+    expected = scaled(x, x_scale) @ scaled(weight, w_scale)[1].T
+    assert_close("m_grouped_gemm_contiguous", out, expected, TOLERANCE[torch.bfloat16])
+
+
 def test_the_hint_does_not_change_rows_that_are_there(rng):
     x, weight, _, _ = operands((2, 40), 2, 48, 64, torch.float16, rng)
     counts = torch.tensor([40, 13], dtype=torch.int32)

@@ -29,7 +29,8 @@ uint32_t pieces(const Params& p, int64_t elements) {
   return static_cast<uint32_t>(elements * (p.kv_dtype == DType::f8e4m3 ? 1 : 2) / 16);
 }
 void need_reach(const Params& p, int64_t page, int64_t token) {
-  const int64_t bytes = p.kv_dtype == DType::f8e4m3 ? 1 : 2, last = (p.kv_pages - 1) * page + (p.page_size - 1) * token;
+  const int64_t bytes = p.kv_dtype == DType::f8e4m3 ? 1 : 2, pages = std::max<int64_t>(p.kv_pages, 1);
+  const int64_t last = (pages - 1) * page + (p.page_size - 1) * token;
   if (last * bytes >> 36) fail(RK_UNSUPPORTED, "flash_attn_with_kvcache: a cache of more than 64 GiB");
 }
 

@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(L::kThreads) combine_kernel(const __grid_const
 template <class T, class L>
 void launch_combine(const char* op, const Args& a, rk_stream stream) {
   if (a.levels == 1 || a.groups == 1) return;
+  const gpu::DeviceScope scope(a.p.device);
   // The division of the SM's memory that the other kernel has: to change it, an SM must first run empty.
   gpu::check_gpu(cudaFuncSetAttribute(combine_kernel<T, L>, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared),

@@ -22,8 +22,7 @@ TensorMap query_map(const Args& a) {
   const TileShape shape = {
       3,
       {static_cast<uint64_t>(p.head_dim), static_cast<uint64_t>(p.heads), static_cast<uint64_t>(p.tokens)},
-      {static_cast<uint64_t>(p.heads > 1 ? p.q_head * kSize : 16),
-       static_cast<uint64_t>(p.tokens > 1 ? p.q_token * kSize : 16)},
+      {map_stride(p.q_head * kSize, p.heads), map_stride(p.q_token * kSize, p.tokens)},
       {C::kRowElements, static_cast<uint32_t>(p.group()), static_cast<uint32_t>(a.tokens_per_tile)}};
   return make_tensor_map(p.q, kElementType<C>, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
@@ -34,12 +33,12 @@ TensorMap key_map(const Args& a, const void* data, int dim, int64_t page, int64_
   constexpr int kSize = sizeof(typename C::T);
   const Params& p = a.p;
   const int64_t tokens = p.page_table ? p.page_size : p.kv_tokens, pages = p.page_table ? p.kv_pages : 1;
-  const auto stride = [](int64_t size, int64_t step) { return static_cast<uint64_t>(size > 1 ? step * kSize : 16); };
   const auto size = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
-  const TileShape shape = {4,
-                           {size(dim), size(tokens), size(p.kv_heads), size(pages)},
-                           {stride(tokens, token), stride(p.kv_heads, head), stride(pages, page)},
-                           {C::kRowElements, static_cast<uint32_t>(a.box_tokens), 1, 1}};
+  const TileShape shape = {
+      4,
+      {size(dim), size(tokens), size(p.kv_heads), size(pages)},
+      {map_stride(token * kSize, tokens), map_stride(head * kSize, p.kv_heads), map_stride(page * kSize, pages)},
+      {C::kRowElements, static_cast<uint32_t>(a.box_tokens), 1, 1}};
   // Without any keys nothing is copied, but a map needs an address.
   return make_tensor_map(tokens > 0 && pages > 0 ? data : p.q, kElementType<C>, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }

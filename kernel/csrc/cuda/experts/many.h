@@ -17,7 +17,7 @@ inline hopper::TensorMap matrix_map(const Problem& q, const void* data, const ho
 inline hopper::TensorMap rows_map(const Problem& q, const void* data, int k, int64_t step, int64_t rows, int box,
                                   int item) {
   const hopper::TileShape shape = {
-      2, {uint64_t(k), uint64_t(rows)}, {uint64_t(step)}, {uint32_t(128 / item), uint32_t(box)}};
+      2, {uint64_t(k), uint64_t(rows)}, {hopper::map_stride(step, rows)}, {uint32_t(128 / item), uint32_t(box)}};
   return matrix_map(q, data, shape, item);
 }
 

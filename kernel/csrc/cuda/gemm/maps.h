@@ -12,10 +12,7 @@ inline CUtensorMapDataType map_type(DType type) {
                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
-// A dimension of one element may have any stride; the map wants one it could use.
-inline uint64_t map_stride(int64_t stride, int count, int64_t otherwise) {
-  return static_cast<uint64_t>(count > 1 ? stride : otherwise);
-}
+using hopper::map_stride;
 
 // [k, rows, batch]: boxes of `rows` tokens.
 inline hopper::TensorMap token_map(const Problem& q, int rows) {

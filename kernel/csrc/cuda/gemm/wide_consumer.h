@@ -195,11 +195,11 @@ class WideConsumer {
     fence_async_shared();
     named_barrier(1 + group_, 128);
     const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.m_tile * kWideTokens + group_ * 64;
-    if (leader() && y < p_.m) {
+    if (!leader()) return;
+    if (y < p_.m)
       for (int box = 0; box < kColumnsNow / kGates; box += kWideBox)
         tma_store_3d(&map, result + box * 64 * 2, x + box, y, at.batch);
-      tma_store_commit();
-    }
+    tma_store_commit();  // a group for every round, for the wait counts them
   }
 
   // kCount columns of the sums from kFrom on to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside
