@@ -139,10 +139,10 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
     for (int b = 0; b < B; b++) total[r][b].store_line(sums + (r * kCodeBlocks + b) * kBlockN);
 }
 
-// The k of a line of codes from I on, even and odd ones each in ascending order; `odd` may be `even`.
-template <int Bits, int I, int R, int B>
-inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t k, Lanes16 (&even)[R][B],
-                       Lanes16 (&odd)[R][B]) {
+// The k of a line of codes from I on, ascending; with two sets of sums the even ones go to the first, the odd ones to
+// the second.
+template <int Bits, int I, int Sets, int R, int B>
+inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t k, Lanes16 (&sums)[Sets][R][B]) {
   for (int b = 0; b < B; b++) {
     Lanes16 codes;
     if constexpr (Bits == 8) {
@@ -150,16 +150,17 @@ inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t 
     } else {
       codes = nibble_lanes<(I % 4) * 2 + I / 4>(line[b]);
     }
-    for (int r = 0; r < R; r++) (I % 2 ? odd : even)[r][b].accumulate(x[r][k + I], codes);
+    for (int r = 0; r < R; r++) sums[I % Sets][r][b].accumulate(x[r][k + I], codes);
   }
-  if constexpr (I + 1 < 32 / Bits) float_step<Bits, I + 1>(line, x, k, even, odd);
+  if constexpr (I + 1 < 32 / Bits) float_step<Bits, I + 1>(line, x, k, sums);
 }
 
 // Sums of float x times codes, k0 <= k < k1.
-template <int Bits, int R, int B>
+template <int Bits, int Sets, int R, int B>
 inline void float_run(const uint8_t* w, int64_t block, const float* const* x, int64_t k0, int64_t k1,
-                      Lanes16 (&even)[R][B], Lanes16 (&odd)[R][B]) {
+                      Lanes16 (&sums)[Sets][R][B]) {
   constexpr int kPerLine = 32 / Bits;
+  for (auto& set : sums) clear(set);
   for (int64_t k = k0; k < k1; k += kPerLine) {
     const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
     Bytes64 line[B];
@@ -168,7 +169,7 @@ inline void float_run(const uint8_t* w, int64_t block, const float* const* x, in
       __builtin_prefetch(p + ahead, 0, 3);
       line[b] = load_bytes(p);
     }
-    float_step<Bits, 0>(line, x, k, even, odd);
+    float_step<Bits, 0>(line, x, k, sums);
   }
 }
 
@@ -200,28 +201,26 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
   const auto* row_sums = static_cast<const float*>(x.sums);
   for (int64_t g = 0; g < q.groups; g++) {
     const int64_t begin = g * q.group, end = begin + q.group;
-    Lanes16 acc[R][B];
-    clear(acc);
+    Lanes16 acc[1][R][B];
     if constexpr (InTiles) {
+      clear(acc[0]);
       for (int64_t k = begin; k < end; k += kTileK) {
-        Lanes16 even[R][B], odd[R][B];
-        clear(even);
-        clear(odd);
-        float_run<Bits>(w, q.block, rows, k, k + kTileK, even, odd);
+        Lanes16 part[2][R][B];
+        float_run<Bits>(w, q.block, rows, k, k + kTileK, part);
         for (int r = 0; r < R; r++)
           for (int b = 0; b < B; b++)
             for (int i = 0; i < Lanes16::kParts; i++)
-              acc[r][b].part[i] = acc[r][b].part[i] + (even[r][b].part[i] + odd[r][b].part[i]);
+              acc[0][r][b].part[i] = acc[0][r][b].part[i] + (part[0][r][b].part[i] + part[1][r][b].part[i]);
       }
     } else {
-      float_run<Bits>(w, q.block, rows, begin, end, acc, acc);
+      float_run<Bits>(w, q.block, rows, begin, end, acc);
     }
     for (int b = 0; b < B; b++) {
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
       for (int r = 0; r < R; r++) {
-        if (q.has_zeros) take_zeros(acc[r][b], group_offsets(q, block, g), row_sums[(m + r) * q.groups + g]);
-        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, acc[r][b], scale, g == 0);
+        if (q.has_zeros) take_zeros(acc[0][r][b], group_offsets(q, block, g), row_sums[(m + r) * q.groups + g]);
+        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, acc[0][r][b], scale, g == 0);
       }
     }
   }
