@@ -15,7 +15,9 @@ import numpy as np
 
 _ALIGN = 32
 _BLOCK = 32  # weights of a Q8_0 or Q4_0 block
-_TYPES = {"f32": 0, "int4": 2, "int8": 8, "bf16": 30}  # ggml's numbers: F32, Q4_0, Q8_0, BF16
+_SUPER = 256  # of a Q6_K block
+_TYPES = {"f32": 0, "int4": 2, "int8": 8, "q6_k": 14, "bf16": 30}  # ggml's numbers: F32, Q4_0, Q8_0, Q6_K, BF16
+_BYTES = {"f32": 4.0, "int4": 18 / _BLOCK, "int8": 34 / _BLOCK, "q6_k": 210 / _SUPER, "bf16": 2.0}  # a weight
 
 
 class _Tensor(NamedTuple):
@@ -25,15 +27,13 @@ class _Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        count = int(np.prod(self.shape))
-        return {"f32": 4 * count, "bf16": 2 * count, "int8": count // _BLOCK * 34, "int4": count // _BLOCK * 18}[
-            self.kind
-        ]
+        return int(np.prod(self.shape) * _BYTES[self.kind])
 
 
 def write(path: Path, folder: Path, weights: str) -> int:
     """A model (qwen3 or llama) of the shape in `folder`/config.json with all matrices as `weights` (bf16, int8: Q8_0,
-    int4: Q4_0). Returns the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
+    int4: Q4_0, its vocabulary matrix Q6_K, as llama-quantize makes it). Returns the bytes of the matrices, which a
+    decode step reads (the embedding is the head too)."""
     config = json.loads((folder / "config.json").read_text())
     tensors = list(_tensors(config, weights))
     with path.with_suffix(".new").open("wb") as file:
@@ -79,7 +79,7 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
 def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    yield _Tensor("token_embd.weight", (config["vocab_size"], hidden), weights)
+    yield _Tensor("token_embd.weight", (config["vocab_size"], hidden), "q6_k" if weights == "int4" else weights)
     yield _Tensor("output_norm.weight", (hidden,), "f32")
     matrices = {
         "attn_q": (q, hidden),
@@ -115,6 +115,8 @@ def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarr
 def _encode(values: np.ndarray, kind: str) -> np.ndarray:
     if kind == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
+    if kind == "q6_k":
+        return _encode_q6_k(values.reshape(-1, 16, 16))
     blocks = values.reshape(-1, _BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
     # Q8_0: a float16 step, 32 signed bytes. Q4_0: a float16 step, 32 values plus 8 in 16 bytes, the first 16 low.
@@ -126,6 +128,23 @@ def _encode(values: np.ndarray, kind: str) -> np.ndarray:
         nibbles = np.clip(np.rint(scaled) + 8, 0, 15).astype(np.uint8)
         steps = nibbles[:, :16] | nibbles[:, 16:] << 4
     return np.concatenate([step.view(np.uint8).reshape(len(blocks), 2), steps], 1)
+
+
+def _encode_q6_k(groups: np.ndarray) -> np.ndarray:
+    """groups: [blocks, 16, 16]. A block: low 4 bits of the 256 weights, their high 2 bits, 16 signed scales, a step."""
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(2)[..., None], 2) / -32
+    step = (np.abs(largest).max(1) / 127).astype(np.float16)
+    unit = np.where(step == 0, 1, step).astype(np.float32)[:, None]
+    scales = np.rint(largest / unit)
+    codes = np.clip(np.rint(groups / np.where(scales == 0, 1, scales * unit)) + 32, 0, 63).astype(np.uint8)
+    # Halves of 128 weights as four rows of 32: the low bits of rows 0 and 2, 1 and 3 share bytes, the high of all four.
+    rows = codes.reshape(-1, 2, 4, 32)
+    low = rows[:, :, :2] & 15 | rows[:, :, 2:] << 4
+    high = rows >> 4
+    high = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    count = len(codes)
+    parts = [low.reshape(count, 128), high.reshape(count, 64), scales[..., 0].astype(np.int8).view(np.uint8)]
+    return np.concatenate([*parts, step.view(np.uint8).reshape(count, 2)], 1)
 
 
 def _string(text: str) -> bytes:

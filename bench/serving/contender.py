@@ -6,8 +6,10 @@ Every contender lives in a process of its own with the same cores, and sleeps wh
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,7 +26,10 @@ MODULES = {
     "radix serve": "bench.serving.server",
     "transformers": "bench.peers_cpu.transformers_model",
     "llama.cpp": "bench.peers_cpu.llama_model",
+    "vllm": "bench.peers_cpu.vllm_model",
 }
+# Interpreters of those that want packages which ours must not have.
+INTERPRETERS = {"vllm": ROOT / "build/peers/vllm/bin/python"}
 
 
 class Contender(ABC):
@@ -50,6 +55,33 @@ class Contender(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Ends what the contender has started."""
+
+
+class Serving(Contender):
+    """A contender that takes whole requests and has a prefix cache."""
+
+    vocabulary = 10_000
+
+    def __init__(self, folder: Path, weights: str, threads: int) -> None:
+        self._seeds = itertools.count()
+
+    @abstractmethod
+    def generate(self, prompts: list[list[int]], count: int) -> float:
+        """`count` greedy tokens for each prompt, whatever they are; seconds."""
+
+    def prefill(self, tokens: int) -> float:
+        return self.generate([self._prompt(next(self._seeds), tokens)], 1)
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        prompts = [self._prompt(-1 - row, context) for row in range(batch)]
+        # The prompts are in the prefix cache from the first call on: both others compute their last page.
+        self.generate(prompts, 1)
+        one = self.generate(prompts, 1)
+        return self.generate(prompts, steps + 1) - one
+
+    def _prompt(self, seed: int, tokens: int) -> list[int]:
+        rng = random.Random(seed)
+        return [rng.randrange(self.vocabulary) for _ in range(tokens)]
 
 
 @dataclass(frozen=True)
@@ -84,10 +116,13 @@ class Process:
 
     def __init__(self, name: str, folder: Path, weights: str, cores: list[int]) -> None:
         # A thread a core that stays there: unpinned OpenMP threads may share a core for milliseconds.
+        python = Path(INTERPRETERS.get(name, sys.executable))
+        if not python.exists():
+            raise RuntimeError(f"{name}: not built (python -m bench.peers_cpu.build {name})")
         places = ",".join(f"{{{core}}}" for core in cores)
         env = {"OMP_NUM_THREADS": str(len(cores)), "OMP_PROC_BIND": "true", "OMP_PLACES": places}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.serving.contender", name, str(folder), weights, str(len(cores))],
+            [python, "-m", "bench.serving.contender", name, folder, weights, str(len(cores))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -21,7 +21,7 @@ from .contender import ROOT, Process, Work
 from .probe import ReadProbe
 
 MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
-PEERS = {"bf16": ["llama.cpp", "transformers"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
+PEERS = {"bf16": ["llama.cpp", "transformers", "vllm"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
 SERVER = "radix serve"
 WORKS = {
     "decode1": Work("decode"),

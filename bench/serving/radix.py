@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 from radix_runtime.engine_api import Engine
 
-from .contender import Contender
+from .contender import Serving
 
 _QUANTIZATION = {"bf16": None, "int8": "int8", "int4": "int4"}
 _TOKENS = 16384  # of KV cache
 
 
-class Model(Contender):
+class Model(Serving):
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         import radix_kernels
         import radix_runtime
 
+        super().__init__(folder, weights, threads)
         self._engine = Engine(
             folder,
             device="cpu",
@@ -37,28 +36,12 @@ class Model(Contender):
         self.weight_bytes = sum(_packed_bytes(m) for m in self.runner.model.modules())
         pool = self.runner.kv_pool
         self.held_bytes = self.weight_bytes + sum(x.nbytes for x in (*pool.k, *pool.v))
-        self._seeds = itertools.count()
 
-    def prefill(self, tokens: int) -> float:
-        return self._generate([_prompt(next(self._seeds), tokens)], 1)
-
-    def decode(self, batch: int, context: int, steps: int) -> float:
-        prompts = [_prompt(-1 - row, context) for row in range(batch)]
-        # The prompts are in the prefix cache from the first call on: both calls compute their last page.
-        self._generate(prompts, 1)
-        one = self._generate(prompts, 1)
-        return self._generate(prompts, steps + 1) - one
-
-    def _generate(self, prompts: list[list[int]], count: int) -> float:
+    def generate(self, prompts: list[list[int]], count: int) -> float:
         start = time.perf_counter()
         params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
         self._engine.generate(input_ids=prompts, sampling_params=params)
         return time.perf_counter() - start
-
-
-def _prompt(seed: int, tokens: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10_000) for _ in range(tokens)]
 
 
 def _packed_bytes(module: Any) -> int:

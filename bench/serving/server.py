@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 import subprocess
 import sys
@@ -16,17 +15,17 @@ from radix_runtime import __version__
 from radix_runtime.cli.client import Client
 from radix_runtime.hf import DEMO_MODEL_DIR
 
-from .contender import Contender
+from .contender import Serving
 
 _READY = re.compile(r"ready: (http://\S+)")
 
 
-class Model(Contender):
+class Model(Serving):
     """Streams: every token is an event of its own. The demo model's tokenizer stands in for the missing one."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        self._vocab = min(10_000, config["vocab_size"])
+        super().__init__(folder, weights, threads)
+        self.vocabulary = min(self.vocabulary, json.loads((folder / "config.json").read_text())["vocab_size"])
         command = [sys.executable, "-m", "radix_runtime.cli", "serve", str(folder), "--tokenizer", str(DEMO_MODEL_DIR)]
         command += ["--device", "cpu", "--dtype", "bfloat16", "--load-format", "dummy", "--port", "0"]
         command += ["--num-threads", str(threads), "--max-total-tokens", "16384", "--max-running-requests", "32"]
@@ -44,20 +43,7 @@ class Model(Contender):
             time.sleep(0.2)
         raise RuntimeError(Path(self._log.name).read_text()[-1000:])
 
-    def prefill(self, tokens: int) -> float:
-        return self._generate([self._prompt(random.randrange(1 << 30), tokens)], 1)
-
-    def decode(self, batch: int, context: int, steps: int) -> float:
-        prompts = [self._prompt(-1 - row, context) for row in range(batch)]
-        self._generate(prompts, 1)
-        one = self._generate(prompts, 1)
-        return self._generate(prompts, steps + 1) - one
-
-    def _prompt(self, seed: int, tokens: int) -> list[int]:
-        rng = random.Random(seed)
-        return [rng.randrange(self._vocab) for _ in range(tokens)]
-
-    def _generate(self, prompts: list[list[int]], count: int) -> float:
+    def generate(self, prompts: list[list[int]], count: int) -> float:
         return asyncio.run(self._stream_all(prompts, count))
 
     async def _stream_all(self, prompts: list[list[int]], count: int) -> float:
