@@ -21,17 +21,16 @@ _MAX_PACKED_DELTAS = 16384  # larger D go up by themselves
 
 
 class ForwardBatch:
-    """Device view of a StepPlan. Tensors (B, T: padded counts; S: sampled entries):
+    """Device view of a StepPlan. Tensors (B entries, T tokens, S sampled entries):
 
-    input_ids int32 [T], positions int32 [T], slot_mapping int64 [T] (-1: do not store), cu_seqlens_q int32 [B+1],
+    input_ids int32 [T], positions int32 [T], slot_mapping int64 [T], cu_seqlens_q int32 [B+1],
     kv_lens int32 [B], page_table int32 [B, at least the longest row's], logit_rows int32 [S] (token index whose hidden
     state gives the next token), sample_rows int32 [S] (its table row).
 
     Entries 0 .. num_decode-1 have one token each; the others are prefill chunks. Counts, maxima and `query_lens_host`,
-    `kv_lens_host` are host values. A padding row has one token at slot -1 and sees one slot of the dummy page.
-    `metadata` belongs to the attention backend.
+    `kv_lens_host` are host values. `metadata` belongs to the attention backend.
 
-    Owns the device page table [max_rows + 1, max_pages]; row `max_rows` is all dummy pages."""
+    Owns the device page table [max_rows, max_pages]; what was never assigned is the dummy page."""
 
     def __init__(
         self, device: Device, kv_pool: KVPool, *, max_tokens: int, max_batch: int, max_rows: int, max_context: int
@@ -39,7 +38,7 @@ class ForwardBatch:
         self.device, self.kv_pool = device, kv_pool
         self.max_tokens, self.max_batch, self.max_rows, self.max_context = max_tokens, max_batch, max_rows, max_context
         self.max_pages = -(-max_context // kv_pool.page_size)
-        self._table = self._empty(max_rows + 1, self.max_pages).fill_(kv_pool.dummy_page)
+        self._table = self._empty(max_rows, self.max_pages).fill_(kv_pool.dummy_page)
         if max(self._table.numel(), (kv_pool.num_pages + 1) * kv_pool.page_size) >= 2**31:
             flags = "see --max-total-tokens, --max-running-requests and --context-length"
             raise ConfigError(f"the page table or the KV pool has more entries than int32 can count; {flags}")
@@ -52,13 +51,12 @@ class ForwardBatch:
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=self.device.torch_device)
 
-    def load(self, plan: StepPlan, next_token: torch.Tensor, padded_batch: int = 0) -> None:
+    def load(self, plan: StepPlan, next_token: torch.Tensor) -> None:
         """Makes this the batch of `plan`; its page deltas come first. Copies `plan`; does not synchronise.
 
-        `next_token` int32 [max_rows + 1]: the last sampled token of each table row (-1, a failed draw, is read as id
-        0). `padded_batch` > B pads a decode step with dummy rows."""
+        `next_token` int32 [max_rows]: the last sampled token of each table row (-1, a failed draw, is read as id 0)."""
         self.metadata = None
-        fixed, tokens = self._layout(plan, max(0, padded_batch - len(plan.rows)))
+        fixed, tokens = self._layout(plan)
         # Of an entry that is named twice the last page: a device scatter promises no order.
         entries, last = np.unique((plan.page_rows * self.max_pages + plan.page_index)[::-1], return_index=True)
         deltas = np.stack([entries, plan.page_ids[::-1][last]])
@@ -68,7 +66,7 @@ class ForwardBatch:
             changes += self._upload(self._empty(rest.size), rest)
         for where, pages in changes:
             self._table.view(-1).index_put_((where,), pages)
-        b, s = self.padded_batch, len(plan.sample_index)
+        b, s = self.batch_size, len(plan.sample_index)
         cut = (part[:n] for part, n in zip(lists, (b, b + 1, b, s, s), strict=True))
         self.rows, self.cu_seqlens_q, self.kv_lens, self.logit_rows, self.sample_rows = cut
         self._fill_tokens(token_parts, next_token)
@@ -78,33 +76,27 @@ class ForwardBatch:
         view = self._page_table[: b * width].view(b, width)
         self.page_table = torch.index_select(self._table[:, :width], 0, self.rows, out=view)
 
-    def _layout(self, plan: StepPlan, padding: int) -> tuple[np.ndarray, np.ndarray]:
-        if padding and plan.num_decode != len(plan.rows):
-            raise ValueError("only a decode step can be padded")
+    def _layout(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
         self.num_tokens, self.batch_size, self.num_decode = len(plan.source), len(plan.rows), plan.num_decode
-        self.padded_batch, self.padded_tokens = self.batch_size + padding, self.num_tokens + padding
-        ones = np.ones(padding, np.int32)
-        query = self.query_lens_host = np.concatenate([plan.query_len, ones])
-        kv = self.kv_lens_host = np.concatenate([plan.kv_len, ones])
+        query, kv = self.query_lens_host, self.kv_lens_host = plan.query_len.copy(), plan.kv_len.copy()
         self.max_query_len, self.max_kv_len = int(query.max(initial=0)), int(kv.max(initial=0))
         for what, got, limit in (
-            ("tokens", self.padded_tokens, self.max_tokens),
-            ("rows", self.padded_batch, self.max_batch),
+            ("tokens", self.num_tokens, self.max_tokens),
+            ("rows", self.batch_size, self.max_batch),
             ("tokens of context", self.max_kv_len, self.max_context),
         ):
             if got > limit:
                 raise ValueError(f"step {plan.step_id} has {got} {what}, the batch holds {limit}")
-        rows = np.concatenate([plan.rows, self.max_rows * ones])
-        cu = np.concatenate([[0], query.cumsum(dtype=np.int32)])
+        rows, cu = plan.rows, np.concatenate([[0], query.cumsum(dtype=np.int32)])
         sample, fixed = plan.sample_index, np.zeros((5, self.max_batch + 1), np.int32)
         for part, values in zip(fixed, (rows, cu, kv, cu[sample + 1] - 1, rows[sample]), strict=True):
             part[: len(values)] = values
-        tokens = np.zeros((5, self.padded_tokens), np.int32)
+        tokens = np.empty((5, self.num_tokens), np.int32)
         ids, source_rows, positions, entries, offsets = tokens
-        ids[: self.num_tokens][plan.source == FROM_PROMPT] = plan.input_ids
-        ids[: self.num_tokens][plan.source != FROM_PROMPT] = -1
-        np.maximum(plan.source, 0, out=source_rows[: self.num_tokens])
-        positions[:] = np.arange(self.padded_tokens) + np.repeat(kv - cu[1:], query)
+        ids[plan.source == FROM_PROMPT] = plan.input_ids
+        ids[plan.source != FROM_PROMPT] = -1
+        np.maximum(plan.source, 0, out=source_rows)
+        positions[:] = np.arange(self.num_tokens) + np.repeat(kv - cu[1:], query)
         np.divmod(positions, self.kv_pool.page_size, out=(entries, offsets))
         entries += np.repeat(rows * self.max_pages, query)
         return fixed, tokens
@@ -125,5 +117,3 @@ class ForwardBatch:
         pages = self._table.view(-1).index_select(0, entries)
         page_size, slots = self.kv_pool.page_size, self._slot_mapping[:count]
         self.slot_mapping = torch.add(offsets, pages, alpha=page_size, out=slots)
-        if count > self.num_tokens:
-            self.slot_mapping[self.num_tokens :].fill_(-1)

@@ -14,8 +14,7 @@ import numpy as np
 from .sampling_params import SamplingParams
 
 CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
-BATCH_BYTES = 16 << 20  # of several deltas in a message
-_DELTA_BYTES = 128 << 10  # more than a delta takes without prompt logprobs
+MOST_DELTAS = 128  # in a message; without prompt logprobs each has less than 128 KiB
 
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -137,16 +136,12 @@ Delta = TypeVar("Delta", TokenDelta, TextDelta)
 
 
 def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
-    """`deltas` in their order, cut into messages of at most BATCH_BYTES or a single one."""
-    start = size = 0
-    for i, delta in enumerate(deltas):
-        scores = delta.prompt_logprobs
-        size += (own := _DELTA_BYTES + (2 * (len(scores.ids) + len(scores.top_ids)) if scores else 0))
-        if size > BATCH_BYTES and i > start:
-            yield deltas[start:i]
-            start, size = i, own
-    if deltas:
-        yield deltas[start:]
+    """`deltas` in their order, a message each: at most one of them has prompt logprobs, which may be long."""
+    start = 0
+    for end, delta in enumerate(deltas, 1):
+        if end in (start + MOST_DELTAS, len(deltas)) or delta.prompt_logprobs is not None:
+            yield deltas[start:end]
+            start = end
 
 
 Message = Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch

@@ -95,7 +95,7 @@ def test_random_plans(page_size: int, packed_deltas: int, monkeypatch: pytest.Mo
     table = np.full((MAX_ROWS, batch.max_pages), PAGES)
     for step in range(40):
         plan = random_plan(rng, table, page_size, step)
-        next_token = np.array([rng.randrange(-1, 1000) for _ in range(MAX_ROWS + 1)], np.int32)
+        next_token = np.array([rng.randrange(-1, 1000) for _ in range(MAX_ROWS)], np.int32)
         batch.load(plan, torch.from_numpy(next_token))
         check(batch, plan, table, next_token)
         assert batch.input_ids.shape == (len(plan.source),)
@@ -109,7 +109,7 @@ def test_addresses_never_change() -> None:
     names += ("logit_rows", "sample_rows")
     seen = set()
     for step in range(10):
-        batch.load(random_plan(rng, table, 16, step), torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+        batch.load(random_plan(rng, table, 16, step), torch.zeros(MAX_ROWS, dtype=torch.int32))
         seen.add(tuple(getattr(batch, name).storage_offset() for name in names))
         seen.add(tuple(getattr(batch, name).untyped_storage().data_ptr() for name in names))
     assert len(seen) == 2
@@ -118,7 +118,7 @@ def test_addresses_never_change() -> None:
 def test_the_plan_may_be_reused_at_once() -> None:
     batch, table = make(16), np.full((MAX_ROWS, 4), PAGES)
     plan = random_plan(random.Random(3), table, 16, 0)
-    batch.load(plan, torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+    batch.load(plan, torch.zeros(MAX_ROWS, dtype=torch.int32))
     before = batch.positions.clone(), batch.kv_lens.clone()
     plan.kv_len[:] = 0
     plan.rows[:] = 0
@@ -144,32 +144,9 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
     plan.page_rows = np.array([3, 3, 3, 3, 3], np.int32)
     plan.page_index = np.array([0, 2, 1, 2, 0], np.int32)
     plan.page_ids = np.array([10, 11, 12, 13, 14], np.int32)
-    batch.load(plan, torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+    batch.load(plan, torch.zeros(MAX_ROWS, dtype=torch.int32))
     assert batch.page_table.tolist() == [[14, 12, 13]]
     assert batch.slot_mapping.tolist() == [13 * 16 + 7]
-
-
-def test_padding_rows() -> None:
-    batch = make(16)
-    next_token = torch.arange(MAX_ROWS + 1, dtype=torch.int32)
-    batch.load(decode_plan([4, 2], [20, 7]), next_token, padded_batch=4)
-    assert (batch.batch_size, batch.padded_batch, batch.padded_tokens) == (2, 4, 4)
-    assert batch.input_ids.tolist() == [4, 2, 0, 0]
-    assert batch.slot_mapping[2:].tolist() == [-1, -1]
-    assert batch.kv_lens.tolist() == [20, 7, 1, 1]
-    assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
-    assert (batch.page_table[2:] == batch.kv_pool.dummy_page).all()
-    assert batch.logit_rows.tolist() == [0, 1] and batch.sample_rows.tolist() == [4, 2]
-    assert batch.positions.tolist() == [19, 6, 0, 0]
-
-
-def test_a_prefill_step_is_not_padded() -> None:
-    batch, table = make(16), np.full((MAX_ROWS, 4), PAGES)
-    plan = decode_plan([1], [1])
-    plan.num_decode = 0
-    with pytest.raises(ValueError, match="only a decode step can be padded"):
-        batch.load(plan, torch.zeros(MAX_ROWS + 1, dtype=torch.int32), padded_batch=2)
-    assert table.shape == (MAX_ROWS, 4)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +158,7 @@ def test_a_prefill_step_is_not_padded() -> None:
 )
 def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(16).load(decode_plan(rows, kv), torch.zeros(MAX_ROWS + 1, dtype=torch.int32))
+        make(16).load(decode_plan(rows, kv), torch.zeros(MAX_ROWS, dtype=torch.int32))
 
 
 def test_more_entries_than_an_index_can_count() -> None:

@@ -101,22 +101,6 @@ def test_the_window_matters(checkpoint: Any) -> None:
     assert not torch.equal(a[reach - 1], b[reach - 1])
 
 
-@pytest.mark.parametrize("name", ["qwen3_tied", "mistral_window"])
-def test_padding_rows_change_nothing(checkpoint: Any, name: str) -> None:
-    folder, _ = checkpoint(name)
-    ids = [list(range(3, 33)), list(range(9, 31))]
-    results = []
-    for padded in (0, 5):
-        driver = Driver(folder)
-        pair = [Sequence(row, x) for row, x in enumerate(ids)]
-        driver.step([(pair[0], 29), (pair[1], 21)])
-        results.append(driver.step([(pair[0], 1), (pair[1], 1)], padded_batch=padded))
-        for cache in (*driver.pool.k, *driver.pool.v):
-            assert not cache[-1].any()  # nothing was written to the dummy page
-    assert relative_error(*results) < 1e-5
-    assert driver.batch.padded_batch == 5 and driver.batch.batch_size == 2
-
-
 def test_a_failed_draw_is_read_as_id_0(checkpoint: Any) -> None:
     folder, reference = checkpoint("llama")
     driver = Driver(folder)

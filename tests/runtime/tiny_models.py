@@ -140,7 +140,7 @@ class Driver:
         self.batch = ForwardBatch(
             CPU, self.pool, max_tokens=300, max_batch=max_rows, max_rows=max_rows, max_context=self.config.max_context
         )
-        self.next_token = torch.zeros(max_rows + 1, dtype=torch.int32)
+        self.next_token = torch.zeros(max_rows, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
@@ -176,9 +176,9 @@ class Driver:
         )
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, padded_batch: int = 0) -> torch.Tensor | None:
+    def run(self, plan: StepPlan) -> torch.Tensor | None:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
-        self.batch.load(plan, self.next_token, padded_batch)
+        self.batch.load(plan, self.next_token)
         hidden = self.model.forward(self.batch)
         return self.model.compute_logits(hidden[: len(plan.source)])
 

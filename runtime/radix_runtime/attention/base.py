@@ -38,5 +38,5 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the same shape (rows past
-        num_tokens: anything finite). Returns `out`; does not synchronise."""
+        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the same shape.
+        Returns `out`; does not synchronise."""

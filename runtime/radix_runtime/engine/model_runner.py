@@ -62,7 +62,7 @@ class ModelRunner:
         self._limits["max_batch"] = args.max_running_requests
         try:
             self.model = load_model(config, args, ctx)
-            self._next_token = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=where)
+            self._next_token = torch.zeros(self.max_rows, dtype=torch.int32, device=where)
             self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
             self._make_pool(args, kv_dtype, before)
         except torch.cuda.OutOfMemoryError as error:

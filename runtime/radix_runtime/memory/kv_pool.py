@@ -10,8 +10,8 @@ class KVPool:
 
         k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
 
-    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned nor written: padding rows of a
-    batch read it. `num_kv_heads` is this rank's share."""
+    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned: warming up uses
+    it. `num_kv_heads` is this rank's share."""
 
     def __init__(
         self, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, *,

@@ -13,7 +13,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """The last hidden states, [padded_tokens, hidden_size]. Does not synchronise."""
+        """The last hidden states, [tokens, hidden_size]. Does not synchronise."""
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

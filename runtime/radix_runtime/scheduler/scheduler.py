@@ -190,7 +190,7 @@ class Scheduler:
             if not low <= getattr(message, name) <= high:
                 raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
         scored = len(ids) - message.logprob_start if message.logprob_start >= 0 else 0
-        if 8 * scored * (1 + message.top_logprobs) > self._max_message - msg.BATCH_BYTES:
+        if 8 * scored * (1 + message.top_logprobs) > self._max_message / 2:
             text = f"logprobs of {scored} prompt tokens with {message.top_logprobs} others each do not fit an answer"
             raise refusal("invalid_value", text, "logprob_start")
         params = self.limits.admit(ids, message.sampling, "prompt", {}, clip=False)
