@@ -26,6 +26,26 @@ struct Problem {
   bool gated() const { return epilogue.gate != Gate::none; }
 };
 
+// What the parameters of the kernels on wgmma (narrow.h, wide.h) say alike of a product.
+template <class Params>
+Params params_of(const Problem& q) {
+  Params p = {};
+  p.m = q.m;
+  p.n = q.n;
+  p.chunks = (q.k * q.element_size() + 127) / 128;
+  p.static_weight = q.static_weight;
+  p.gated = q.gated();
+  p.up_offset = q.epilogue.gate == Gate::halves ? q.n / 2 : 1;
+  p.row_step = q.epilogue.gate == Gate::interleaved ? 2 : 1;
+  p.block_x = q.block_x;
+  p.block_w = q.block_w;
+  p.block_x_step = q.block_x_step;
+  p.block_x_unit = q.block_x_unit;
+  p.block_w_step = q.block_w_step;
+  p.epilogue = q.epilogue;
+  return p;
+}
+
 constexpr int kSkinnyTokens = 16, kNarrowTokens = 64;
 
 using gpu::multiprocessors;

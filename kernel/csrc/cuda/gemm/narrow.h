@@ -36,22 +36,10 @@ inline int narrow_share(const Problem& q, int multiprocessors) {
 
 template <hopper::Operand kType, class Out, class Tile>
 void launch_narrow(const Problem& q, const NarrowShape& s) {
-  NarrowParams p = {};
-  p.m = q.m;
-  p.n = q.gated() ? q.n / 2 : q.n;
+  NarrowParams p = params_of<NarrowParams>(q);
+  if (p.gated) p.n = q.n / 2;
   p.rows = s.rows;
   p.tiles = (q.n + s.rows - 1) / s.rows;
-  p.chunks = (q.k * q.element_size() + 127) / 128;
-  p.gated = q.gated();
-  p.static_weight = q.static_weight;
-  p.up_offset = q.epilogue.gate == Gate::halves ? q.n / 2 : 1;
-  p.row_step = q.epilogue.gate == Gate::interleaved ? 2 : 1;
-  p.block_x = q.block_x;
-  p.block_w = q.block_w;
-  p.block_x_step = q.block_x_step;
-  p.block_x_unit = q.block_x_unit;
-  p.block_w_step = q.block_w_step;
-  p.epilogue = q.epilogue;
   hopper::LaunchShape shape;
   shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.clusters, p.tiles), q.batch);
   shape.threads = Tile::kThreads;

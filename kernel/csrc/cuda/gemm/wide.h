@@ -35,23 +35,10 @@ template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kSha
 void launch_wide(const Problem& q) {
   using Tile = WideTile<kColumns>;
   constexpr int kAlongM = wide_along_m(kShare), kAlongN = wide_along_n(kShare);
-  WideParams p = {};
-  p.m = q.m;
-  p.n = q.n;
+  WideParams p = params_of<WideParams>(q);
   p.m_tiles = ceil_div(q.m, kWideTokens * kAlongM) * kAlongM;
   p.n_tiles = ceil_div(q.n, kColumns * kAlongN) * kAlongN;
-  p.chunks = ceil_div(q.k * q.element_size(), 128);
   p.tiles = wide_tiles(q, q.m, kColumns, kShare);
-  p.static_weight = q.static_weight;
-  p.gated = q.gated();
-  p.up_offset = q.epilogue.gate == Gate::halves ? q.n / 2 : 1;
-  p.row_step = q.epilogue.gate == Gate::interleaved ? 2 : 1;
-  p.block_x = q.block_x;
-  p.block_w = q.block_w;
-  p.block_x_step = q.block_x_step;
-  p.block_x_unit = q.block_x_unit;
-  p.block_w_step = q.block_w_step;
-  p.epilogue = q.epilogue;
   const int clusters = multiprocessors(q.device) / kWideCluster;
   hopper::LaunchShape shape;
   shape.grid = dim3((kShare == Share::k ? p.tiles : std::min(clusters, p.tiles)) * kWideCluster);
