@@ -1,8 +1,9 @@
 """`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT...] [--peers] [--json F]`.
 
 Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured machine limit that
-bounds the op, and how many times faster than each peer we are. On a GPU also how it was timed, what an empty kernel and
-a plain read of the same bytes take beside short rows, and clock and power of long ones.
+bounds the op, and how many times faster than each peer we are; "in cache" where a CPU's cache holds all inputs. On a
+GPU also how it was timed, what an empty kernel and a plain read of the same bytes take beside short rows, and clock and
+power of long ones.
 
 `all_reduce` starts a process for each GPU and has options of its own: `python -m bench.kernels all_reduce --help`.
 """
@@ -100,9 +101,10 @@ def _line(row: Row, limits: Limits) -> str:
 
 
 def _facts(row: Row) -> str:
-    """How a GPU row was timed, and what stands beside it."""
+    """How a row was timed, and what stands beside it."""
     ours = row.timings["radix"]
     notes = [] if ours.method == "loop" else [ours.method]
+    notes += ["in cache"] * row.in_cache
     notes += [f"{name} {us:.1f} us" for name, us in row.floor.items()]
     for name, t in row.timings.items():
         if t.sm_mhz is not None and t.watts is not None:
@@ -129,6 +131,7 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
                 "share_of_limit": _share(r, limits),
                 "limit": r.case.limit,
                 "floor_us": r.floor,
+                "in_cache": r.in_cache,
                 "times_faster_than": {p: r.ratio(p) for p in r.timings if p != "radix"},
                 "not_slower": all(r.ratio(p) >= NOT_SLOWER for p in r.timings if p != "radix"),
                 "microseconds": {n: vars(t) for n, t in r.timings.items()},

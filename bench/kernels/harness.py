@@ -1,25 +1,28 @@
 """Cases and timings: contenders take turns within one run, over rotating inputs, and only ratios travel.
 
 A `Case` is one op at one shape. Each contender is a function of one input set; the sets together are larger than the
-last-level cache, so that no contender reads what it has just written. On the CPU a round is a timed loop; `gpu_timing`
-holds what the GPU needs.
+last-level cache, so that no contender reads what it has just written; a row of the CPU whose sets are not is marked. On
+the CPU a round is a timed loop; `gpu_timing` holds what the GPU needs.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 ROUNDS = 7
 ROUND_SECONDS = 0.08
+BATCH = 64
 SETTLE_SECONDS = 0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
 ROTATED_BYTES = 256 << 20
-MAX_SETS = {"cpu": 64, "cuda": 200}
+MAX_SETS = {"cpu": 4096, "cuda": 200}
 NOT_SLOWER = 0.98  # ratio of medians at which a peer does not beat us
 
 Inputs = tuple[Any, ...]
@@ -58,11 +61,13 @@ class Timing:
 
 @dataclass
 class Row:
-    """`floor`: microseconds of an empty kernel and of a plain read of as many bytes, for short GPU rows."""
+    """`floor`: microseconds of an empty kernel and of a plain read of as many bytes, for short GPU rows. `in_cache`: a
+    CPU's last-level cache holds all the input sets, so that a share of the memory's rate says nothing."""
 
     case: Case
     timings: dict[str, Timing] = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
+    in_cache: bool = False
 
     def ratio(self, peer: str) -> float:
         """Time of the peer over ours: above 1 we are faster. Of the medians over the interleaved rounds."""
@@ -80,11 +85,19 @@ def measure(case: Case, device: torch.device, *, compute_bound: bool = False, ar
         for inputs in sets[:2]:
             fn(*inputs)
     samples: dict[str, list[float]] = {name: [] for name in case.contenders}
+    turns = {name: itertools.cycle(sets) for name in case.contenders}  # a round goes on where the last one ended
     for _ in range(ROUNDS):
         for name, fn in case.contenders.items():
             time.sleep(SETTLE_SECONDS)
-            samples[name].append(_loop(fn, sets))
-    return Row(case, {name: Timing.of(s, "loop") for name, s in samples.items()})
+            samples[name].append(_loop(fn, turns[name], min(len(sets), BATCH)))
+    in_cache = len(sets) * case.bytes < last_level_cache()
+    return Row(case, {name: Timing.of(s, "loop") for name, s in samples.items()}, in_cache=in_cache)
+
+
+def last_level_cache() -> int:
+    """Bytes of the CPU's largest cache; where the system does not say, what a server has at least."""
+    said = (path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return max((int(size[:-1]) << 10 for size in said if size.endswith("K")), default=32 << 20)
 
 
 def input_sets(case: Case, device: torch.device) -> list[Inputs]:
@@ -93,13 +106,13 @@ def input_sets(case: Case, device: torch.device) -> list[Inputs]:
     return [case.make_inputs() for _ in range(min(max(count, 2), MAX_SETS[device.type]))]
 
 
-def _loop(fn: Contender, sets: Sequence[Inputs]) -> float:
-    """Seconds a call over one round."""
+def _loop(fn: Contender, turns: Iterator[Inputs], batch: int) -> float:
+    """Seconds a call over one round; the clock is read every `batch` calls."""
     calls, start = 0, time.perf_counter()
     while True:
-        for inputs in sets:
+        for inputs in itertools.islice(turns, batch):
             fn(*inputs)
-        calls += len(sets)
+        calls += batch
         elapsed = time.perf_counter() - start
         if elapsed > ROUND_SECONDS:
             return elapsed / calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from .. import peers
-from ..harness import Case, Contender
+from ..harness import ROTATED_BYTES, Case, Contender
 
 # (tokens, hidden) of the norms, (tokens, intermediate) of the activations
 NORMS = {
@@ -127,16 +128,21 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
 def _between(
     device: torch.device, dtype: torch.dtype, tokens: int, model: str, heads: int, kv_heads: int, norm: bool
 ) -> Case:
-    """q/k norm, RoPE and KV store: one op against our own single ops and against torch."""
+    """q/k norm, RoPE and KV store: one op against our own single ops and against torch.
+
+    The input sets write to slots of their own in a KV cache that is larger than the machine's caches.
+    """
     table = rk.rope_cos_sin_cache(HEAD_DIM, 8192, 1e6).to(device)
     weight = torch.randn(HEAD_DIM, device=device, dtype=dtype) if norm else None
-    pages, page_size = 2 * max(tokens // 16 + 1, 64), 16
+    page_size = 16
+    pages = max(ROTATED_BYTES // (2 * kv_heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
     shape = (pages, page_size, kv_heads, HEAD_DIM)
+    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
     k_cache, v_cache = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
 
     def make() -> tuple[torch.Tensor, ...]:
         qkv = torch.randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
-        slots = torch.randperm(pages * page_size, device=device)[:tokens]
+        slots = free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
         return *qkv.split([heads, kv_heads, kv_heads], 1), torch.randint(0, 8192, (tokens,), device=device), slots
 
     def ours(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
