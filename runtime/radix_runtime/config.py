@@ -57,7 +57,7 @@ class ServerArgs:
     )
     chunked_prefill_size: int = _sched(2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens")
     schedule_policy: str = _sched("fcfs", "fcfs, lpm (longest prefix) or a registered name", "--scheduling-policy")
-    schedule_age_bound: float = _sched(5.0, "seconds after which a waiting request goes first under lpm")
+    schedule_age_bound: float = _sched(5.0, "seconds after which a waiting request goes first under lpm", minimum=0)
     schedule_conservativeness: float = _sched(1.0, "larger: admit fewer requests, retract less often", minimum=0)
     disable_radix_cache: bool = _sched(False, "do not share prefixes")
     radix_eviction_policy: str = _sched("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo"))
@@ -84,10 +84,8 @@ class ServerArgs:
         for f in fields(self):
             flag, value = flag_name(f.name), getattr(self, f.name)
             minimum, choices = f.metadata.get("minimum"), f.metadata.get("choices")
-            if minimum is not None and value is not None and value < minimum:
-                raise ConfigError(f"{flag} must be at least {minimum}, got {value}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{flag} must be a finite number, got {value}")
+            if minimum is not None and value is not None and not minimum <= value < math.inf:
+                raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
             if choices and value not in choices:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:

@@ -16,7 +16,7 @@ _START = (
 )
 
 
-def start_process(module: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Runs `main()` of a module that this process finds too, with a pipe as its standard input. `options`: Popen's."""
+def start_process(module: str, *name: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Runs `main()` of a module that this process finds too; the process list shows `name`. `options` are Popen's."""
     env = {"TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen([sys.executable, "-c", _START, module], stdin=subprocess.PIPE, env=env, **options)
+    return subprocess.Popen([sys.executable, "-c", _START, module, *name], stdin=subprocess.PIPE, env=env, **options)

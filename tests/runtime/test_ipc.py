@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import socket
 import struct
 import tempfile
 import threading
@@ -177,6 +178,19 @@ def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.Mo
     assert take(inbox, sent)[-1] == generate(sent - 1, 10_000)
     api.send(Abort("later"))
     assert take(inbox, 1) == [Abort("later")]
+
+
+def test_a_socket_that_nobody_else_keeps_ends_a_wait(net: Net) -> None:
+    """As the one that a signal makes readable."""
+    ours, theirs = socket.socketpair()
+    receiver = ipc.Receiver(net.directory, SCHEDULER, TOKEN, ours)
+    net.open.append(receiver)
+    del ours
+    threading.Timer(0.2, theirs.send, (b"x",)).start()
+    start = time.monotonic()
+    assert not receiver.wait(10.0)
+    assert 0.1 < time.monotonic() - start < 5
+    theirs.close()
 
 
 def test_wait_wakes_at_once(net: Net) -> None:

@@ -15,13 +15,17 @@ from .. import hf
 from ..errors import EXIT_INTERNAL, RequestError
 from ..model_config import ModelConfig
 from .api import create_app, uvicorn_options
-from .child import Child, run_child
+from .child import Child
 from .generation import sampling_defaults
 from .ipc import AsyncLink, Sender
 from .tokenizer_manager import TokenizerManager
 
 
-async def serve(child: Child) -> None:
+def serve(child: Child) -> None:
+    uvloop.run(_serve(child))
+
+
+async def _serve(child: Child) -> None:
     args, model_dir = child.args, Path(child.args.model_path or "")
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)
@@ -74,7 +78,3 @@ async def _obey(child: Child, manager: TokenizerManager, sender: Sender, server:
         manager.fail_all(error)
         server.should_exit = True
     os._exit(EXIT_INTERNAL)  # the supervisor has gone
-
-
-def main() -> None:
-    run_child(lambda child: uvloop.run(serve(child)))

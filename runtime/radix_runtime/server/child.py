@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -113,8 +114,8 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
     return sleeper
 
 
-def run_child(main: Callable[[Child], None]) -> None:
-    """Never returns. An operator's mistake is exit code 78, all else 70; the supervisor is told in a line."""
+def main() -> None:
+    """Runs `serve` of the role's module. Never returns: 78 for an operator's mistake, else 70, and a report."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
@@ -123,7 +124,7 @@ def run_child(main: Callable[[Child], None]) -> None:
     setup_logging(launch.role, launch.args.log_level)
     child, code = Child(launch), EXIT_INTERNAL
     try:
-        main(child)
+        import_module(f"radix_runtime.server.{launch.role}_process").serve(child)
         code = EXIT_CLEAN
     except ConfigError as error:
         child.report("config", error)

@@ -1,7 +1,7 @@
 """The detokenizer process of `radix serve`."""
 
 from .. import hf
-from .child import Child, run_child
+from .child import Child
 from .detokenizer import Detokenizer
 
 
@@ -11,7 +11,3 @@ def serve(child: Child) -> None:
     detokenizer = Detokenizer(hf.load_tokenizer(path), inbox, outbox)
     child.report("ready")
     detokenizer.run(child.should_stop, child.beat)
-
-
-def main() -> None:
-    run_child(serve)

@@ -65,7 +65,7 @@ class Receiver:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         if wake is not None:
-            self._poller.register(wake.fileno(), zmq.POLLIN)
+            self._poller.register(wake, zmq.POLLIN)  # which keeps it open
         self.ignored_frames = 0
 
     def receive(self) -> list[Message]:

@@ -24,9 +24,6 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
     all_ids = await exchange.manager.encode(getattr(body, param), param)
     names = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
     columns = [_spread(getattr(body, name), len(all_ids), name) for name in names]
-    for name, column, neutral in zip(names[2:], columns[2:], (-1, 0), strict=True):
-        if not any(columns[1]) and not {None, neutral}.issuperset(column):
-            raise refusal("invalid_combination", f"{name} needs return_logprob", name)
     requests, defaults = [], exchange.manager.sampling_defaults
     for ids, sampling, wanted, start, top in zip(all_ids, *columns, strict=True):
         request = new_request(exchange, sampling or NativeSampling(**defaults), ids, param, _NAMES)
@@ -36,6 +33,8 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
             request.return_logprob, request.top_logprobs = True, top or 0
             # The end of the prompt asks for no prompt logprobs, as -1 does.
             request.logprob_start = -1 if start in (None, len(ids)) else start
+        elif not any(columns[1]) and (start not in (None, -1) or top):
+            raise refusal("invalid_combination", f"{' and '.join(names[2:])} need return_logprob", "return_logprob")
         requests.append(request)
     await _NativeAnswer(exchange, body, requests).send()
 

@@ -58,8 +58,7 @@ def new_request(
     sampling.stop = [body.stop] if isinstance(body.stop, str) else body.stop
     sampling = exchange.manager.limits.admit(ids, sampling, param, names, clip)
     seconds = exchange.manager.args.request_timeout
-    deadline = None if seconds is None else time.monotonic() + seconds
-    return Generate(new_id(""), pack_ids(ids), sampling, deadline=deadline, **fields)
+    return Generate(new_id(""), pack_ids(ids), sampling, deadline=seconds and time.monotonic() + seconds, **fields)
 
 
 def template_options(manager: TokenizerManager, given: TemplateOptions | None, effort: str | None) -> dict[str, Any]:
@@ -198,18 +197,16 @@ class _OpenAIAnswer(Answer):
 
     def _content(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any]:
         request = self.request_of[choice]
-        entries: list[tuple[Scored, bytes | None]]
         entries = [(entry, self._shown(entry.token)) for entry in scored(delta.logprobs)]
         if entries and delta.finish is not None and delta.finish.matched == entries[-1][0].token:
             if not self._sampling.no_stop_trim:
                 entries[-1] = entries[-1][0], b""  # nothing is shown of the stop token
         prompt = scored(self.submission.prompt_logprobs.pop(choice, None))
-        entries = [*((entry, None) for entry in prompt), *entries]
         logprobs: dict[str, Any] | None = None
         if self._chat and request.return_logprob:
-            logprobs = {"content": [self._chat_logprob(entry, shown or b"") for entry, shown in entries]}
-        elif entries:
-            logprobs = self._completion_logprobs(choice, entries)
+            logprobs = {"content": [self._chat_logprob(*entry) for entry in entries]}
+        elif prompt or entries:
+            logprobs = self._completion_logprobs(choice, prompt, entries)
         return {"text": self._echoed[choice] * first + delta.text, "logprobs": logprobs}
 
     def _shown(self, token: int) -> bytes:
@@ -222,14 +219,15 @@ class _OpenAIAnswer(Answer):
         top = [{"token": text(t), "logprob": v, "bytes": list(self._shown(t))} for t, v in entry.top]
         return {"token": text(entry.token), "logprob": value, "bytes": list(shown), "top_logprobs": top}
 
-    def _completion_logprobs(self, choice: int, entries: list[tuple[Scored, bytes | None]]) -> dict[str, Any]:
-        offsets = []
-        for entry, shown in entries:
-            offsets.append(self._offset[choice])
-            if shown is None:  # of the prompt, where a special token stands only if the client wrote it
-                shown, echo = self._tokenizer.id_to_bytes(entry.token), self._echoed[choice]
-                if entry.token in self._tokenizer.special_ids and not echo.startswith(shown.decode(), offsets[-1]):
-                    shown = b""
+    def _completion_logprobs(
+        self, choice: int, prompt: list[Scored], output: list[tuple[Scored, bytes]]
+    ) -> dict[str, Any]:
+        entries, offsets = [*((entry, self._tokenizer.id_to_bytes(entry.token)) for entry in prompt), *output], []
+        for i, (entry, shown) in enumerate(entries):
+            offsets.append(at := self._offset[choice])
+            if i < len(prompt) and entry.token in self._tokenizer.special_ids:
+                # In the echo it stands only if the client has written it, or special tokens are shown.
+                shown *= self._echoed[choice].startswith(shown.decode(), at)
             self._offset[choice] += len(self._utf8[choice].decode(shown))
         return {
             "tokens": [self._tokenizer.id_to_text(entry.token) for entry, _ in entries],

@@ -12,7 +12,7 @@ from ..engine.executor import create_executor
 from ..errors import EXIT_INTERNAL
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
-from .child import Child, run_child
+from .child import Child
 from .ipc import MAX_BODY
 
 _LOG_SECONDS = 5.0  # between two lines about the load
@@ -70,7 +70,3 @@ def serve(child: Child) -> None:
         scheduler.run(child.should_stop)
     finally:
         executor.close()
-
-
-def main() -> None:
-    run_child(serve)

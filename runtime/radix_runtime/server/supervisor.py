@@ -41,8 +41,8 @@ class ChildProcess:
         self.role = launch.role
         self.status, launch.status_fd = os.pipe()
         inherited = [fd for fd in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd) if fd is not None]
-        module = f"radix_runtime.server.{launch.role}_process"
-        self._popen = start_process(module, bufsize=0, pass_fds=inherited, start_new_session=True)
+        module, name = "radix_runtime.server.child", f"{launch.role}_process"
+        self._popen = start_process(module, name, bufsize=0, pass_fds=inherited, start_new_session=True)
         os.close(launch.status_fd)
         self.pid = self._popen.pid
         self.exit_descriptor = os.pidfd_open(self.pid)
@@ -163,11 +163,11 @@ class Supervisor:
             log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
         if not self._serving:
             return code
-        self._children[API].write(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
         if code == EXIT_HANG:
             for child in self._children.values():
                 os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too
-            time.sleep(0.5)  # until they have printed their stacks
+                time.sleep(0.2)  # for its stacks, before those of the next
+        self._children[API].write(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
         for role in (SCHEDULER, DETOKENIZER):
             os.kill(self._children[role].pid, signal.SIGTERM)
         signals, deadline = len(self._signals), time.monotonic() + _GRACE
