@@ -4,10 +4,10 @@
 #   tools/gpu_check.sh WHEELS OUT
 #
 # WHEELS holds the wheels to install: radix_kernels_cuda, radix_kernels_cpu (the other side of comparisons), radix_runtime
-# and whatever Python packages the machine lacks. Nothing is downloaded. The stages run side by side, the benches after
-# them; OUT gets a log for each as it goes, and the figures as JSON. Exit status: how many stages failed. PYTHON names the
-# interpreter, JOBS the test processes (pytest-xdist) of a stage, DEVICE what to check instead of cuda, ONLY (a regular
-# expression) the stages to run, BENCH the bench families.
+# and whatever Python packages the machine lacks. Nothing is downloaded. The stages run side by side, those of several
+# ranks and the benches after them; OUT gets a log for each as it goes, and the figures as JSON. Exit status: how many
+# stages failed. PYTHON names the interpreter, JOBS the test processes (pytest-xdist) of a stage, DEVICE what to check
+# instead of cuda, ONLY (a regular expression) the stages to run, BENCH the bench families.
 set -uo pipefail
 wheels=$(realpath "$1")
 mkdir -p "$2"
@@ -46,7 +46,7 @@ stage facts 60 "${cuda[@]}" -c "
 import json, platform, torch, radix_kernels as rk
 facts = rk.capabilities()
 print(platform.python_version(), torch.__version__, json.dumps(facts, indent=1))
-assert facts['backend'] == '$device' and '$device' in facts['devices'], rk._loader.reason or facts['isa']
+assert facts['backend'] == '$device' and '$device' in facts['devices'], rk._loader.reason or [facts[key] for key in ('backend', 'isa', 'devices')]
 print('native kernels of', facts['backend'], facts['isa'])" &
 stage ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}" &
 stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_attention*.py &
@@ -59,8 +59,6 @@ stage torch-ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/
 if [[ $device == cuda ]]; then
   stage ops-cupy 200 "${cuda[@]}" "${pytest[@]}" --device cupy "${ops[@]}" &
   stage syncs 100 "${cuda[@]}" -m tests.gpu.no_sync &
-  stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py &
-  stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2 &
 fi
 {
   stage draws-cpu 100 "${cpu[@]}" -m tests.gpu.sampling_equality write "$site/draws.npy"
@@ -73,6 +71,10 @@ if grep -q amx_bf16 /proc/cpuinfo; then
   stage amx-tokens 120 "${amx[@]}" -m tests.runtime.demo_tokens check &
 fi
 wait
+if [[ $device == cuda ]]; then  # ranks wait for each other: nothing else beside them
+  stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py
+  stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2
+fi
 for family in ${BENCH:-pointwise linear gemm moe attention sampling}; do
   stage "bench-$family" 150 "${cuda[@]}" -m bench.kernels "$family" --backend "$device" --peers \
     --json "$out/bench-$family.json"
