@@ -16,7 +16,7 @@ from radix_runtime.distributed import Communicator
 from radix_runtime.layers.attention import rotary_table
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.embedding import VocabParallel
-from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
+from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from radix_runtime.layers.mlp import gated_activations
 from radix_runtime.layers.norm import RMSNorm
 from radix_runtime.model_config import RopeConfig
@@ -71,17 +71,6 @@ def load(layer: Layer, name: str, tensors: dict[Any, torch.Tensor]) -> None:
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_replicated(bias: bool) -> None:
-    w, b, x = torch.randn(7, 5), torch.randn(7), torch.randn(3, 5)
-    for rank in range(2):
-        layer = ReplicatedLinear(context(rank, 2), 5, 7, bias=bias)
-        load(layer, "weight", {None: w})
-        if bias:
-            load(layer, "bias", {None: b})
-        assert close(layer(x), x @ w.T + (b if bias else 0))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -214,7 +203,7 @@ def test_rotary_rotates_slices(rotary_dim: int) -> None:
 
 
 def test_weights_are_packed_on_the_cpu() -> None:
-    layer = ReplicatedLinear(context(), 5, 7)
+    layer = RowParallelLinear(context(), 5, 7)
     w = torch.randn(7, 5)
     load(layer, "weight", {None: w})
     assert isinstance(layer.weight, ops.PackedWeight)

@@ -22,7 +22,7 @@ from tests.child import IMPORT_PATH
 def collect(ring, index, into, delay=lambda: 0.0):
     def main():
         reader = StepRingReader(ring.handle, index)
-        while (frame := reader.receive(0.05)) is not None:
+        while (frame := reader.receive()) is not None:
             into.append(frame)
             time.sleep(delay())
 
@@ -66,7 +66,7 @@ def test_a_consumer_that_stops_reading_is_named():
     for step in range(2):
         ring.publish(b"x" * step)
         assert reader.receive() == b"x" * step
-    with pytest.raises(EngineDeadError, match=r"worker rank 2 \(silent inf s\) took no step"):
+    with pytest.raises(EngineDeadError, match="worker rank 2 took no step in 0.1 s"):
         ring.publish(b"y", timeout=0.1)
     ring.release()
 
@@ -76,7 +76,6 @@ def test_close_ends_readers_and_writer():
     got = []
     thread = collect(ring, 0, got)
     time.sleep(0.1)
-    assert ring.silence(0) < 10
     ring.close()
     thread.join(10)
     assert not thread.is_alive() and got == []
@@ -90,7 +89,7 @@ def test_waiting_uses_no_processor():
     reader = StepRingReader(ring.handle, 0)
     threading.Timer(1.0, ring.publish, [b"late"]).start()
     before = resource.getrusage(resource.RUSAGE_THREAD)
-    assert reader.receive(0.1) == b"late"
+    assert reader.receive() == b"late"
     after = resource.getrusage(resource.RUSAGE_THREAD)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert used < 0.2

@@ -3,7 +3,6 @@
 Everything here happens on the engine's stream, in the order of the plans: a step reads the token that the one before
 has written to `next_token`, and the host sees results only through copies."""
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ from ..quantization.registry import linear_methods
 from ..sampling_params import SamplingParams
 from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
 from .sampler import Sampled, Sampler
-
-logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
 _CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
@@ -81,9 +78,7 @@ class ModelRunner:
         sharers = world if self.device.is_cpu else 1
         pages = kv_pages(args, self.device, page_bytes, ranks_here=sharers, full_pages=full, before=before)
         mine = torch.tensor([pages], device=self.device.torch_device)
-        num_pages = int(self._comm.all_gather(mine).min())
-        logger.debug("KV cache: %d pages, %.1f MiB", num_pages, num_pages * page_bytes / 2**20)
-        self._warm_up(KVPool(*shape, num_pages=num_pages, **kind))
+        self._warm_up(KVPool(*shape, num_pages=int(self._comm.all_gather(mine).min()), **kind))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -31,22 +31,21 @@ class _Ring:
 
     # Positions count the bytes since the start:
     #
-    #   word 0              bytes published
-    #   word 8              closed flag
-    #   word 8 * (2 + 2r)   acknowledgement of consumer r: bytes that it has taken
-    #   word 8 * (3 + 2r)   heartbeat of consumer r, CLOCK_MONOTONIC nanoseconds
-    #   data                byte p is at p % capacity
+    #   word 0            bytes published
+    #   word 8            closed flag
+    #   word 8 * (2 + r)  acknowledgement of consumer r: bytes that it has taken
+    #   data              byte p is at p % capacity
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
-        words = _LINE * 2 * len(handle.fds)
+        words = _LINE * (1 + len(handle.fds))  # one descriptor is the memory's
         size = 8 * words + handle.capacity
         if os.fstat(handle.fds[0]).st_size < size:
             os.ftruncate(handle.fds[0], size)
         self._memory = mmap.mmap(handle.fds[0], size)
         memory = memoryview(self._memory)
         self._words, self._data = memory[: 8 * words].cast("q"), memory[8 * words :]
-        self._acks, self._beats = self._words[_LINE * 2 :: 2 * _LINE], self._words[_LINE * 3 :: 2 * _LINE]
+        self._acks = self._words[_LINE * 2 :: _LINE]
 
     @property
     def closed(self) -> bool:
@@ -80,16 +79,10 @@ class StepRing(_Ring):
             if room := self.handle.capacity - self._published + min(taken):
                 return room
             if time.monotonic() > deadline:
-                slow = [r for r, ack in enumerate(taken) if ack == min(taken)]
-                ranks = ", ".join(f"{r + 1} (silent {self.silence(r):.1f} s)" for r in slow)
-                raise EngineDeadError(f"worker rank {ranks} took no step in {timeout:g} s")
+                slow = ", ".join(str(r) for r, ack in enumerate(taken, 1) if ack == min(taken))
+                raise EngineDeadError(f"worker rank {slow} took no step in {timeout:g} s")
             time.sleep(_FULL_SLEEP)
         raise EngineDeadError("the step ring is closed")
-
-    def silence(self, consumer: int) -> float:
-        """Seconds since the last sign of life of a consumer; infinite before the first."""
-        beat = self._beats[consumer]
-        return (time.monotonic_ns() - beat) / 1e9 if beat else float("inf")
 
     def close(self) -> None:
         """Ends every consumer's `receive` with None. Idempotent."""
@@ -102,7 +95,7 @@ class StepRing(_Ring):
 
     def release(self) -> None:
         """Gives the memory and the descriptors back, after the consumers have gone; the ring can do nothing then."""
-        for view in (self._acks, self._beats, self._words, self._data):
+        for view in (self._acks, self._words, self._data):
             view.release()
         self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector
         for fd in self.handle.fds:
@@ -119,15 +112,15 @@ class StepRingReader(_Ring):
         self._poll = select.poll()
         self._poll.register(self._event_fd, select.POLLIN)
 
-    def receive(self, wake_every: float = 1.0) -> bytes | None:
-        """The next frame; None when the ring is closed. Sleeps, but beats at least every `wake_every` seconds."""
-        size = self._take(8, wake_every)
-        return None if size is None else self._take(int.from_bytes(size, "little"), wake_every)
+    def receive(self) -> bytes | None:
+        """The next frame; None when the ring is closed. Sleeps until then."""
+        size = self._take(8)
+        return None if size is None else self._take(int.from_bytes(size, "little"))
 
-    def _take(self, count: int, wake_every: float) -> bytes | None:
+    def _take(self, count: int) -> bytes | None:
         taken = bytearray()
         while len(taken) < count:
-            available = self._wait(wake_every)
+            available = self._wait()
             if not available:
                 return None
             start = self._taken % self.handle.capacity
@@ -137,14 +130,13 @@ class StepRingReader(_Ring):
             self._acks[self._index] = self._taken
         return bytes(taken)
 
-    def _wait(self, wake_every: float) -> int:
+    def _wait(self) -> int:
         """The number of bytes that are there; 0 when the ring is closed."""
         spin_until = time.monotonic() + _SPIN_SECONDS
         while not self.closed:
-            self._beats[self._index] = time.monotonic_ns()
             if available := self._words[0] - self._taken:
                 return available
-            if time.monotonic() > spin_until and self._poll.poll(wake_every * 1000):
+            if time.monotonic() > spin_until and self._poll.poll():
                 with suppress(BlockingIOError):  # drained for earlier bytes
                     os.eventfd_read(self._event_fd)
         return 0

@@ -1,6 +1,5 @@
 """Linear layers and how tensor parallelism cuts them.
 
-ReplicatedLinear       every rank has all of it
 ColumnParallelLinear   outputs are split; several checkpoint tensors may be merged in one
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
 RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
@@ -53,11 +52,6 @@ class _Linear(Layer):
         return self.method.apply(self, x, self.bias)
 
 
-class ReplicatedLinear(_Linear):
-    def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__(ctx, in_features, {None: _Block(out_features, 0, out_features)}, bias)
-
-
 class ColumnParallelLinear(_Linear):
     def __init__(self, ctx: BuildContext, in_features: int, outputs: dict[str, int], *, bias: bool = False) -> None:
         super().__init__(ctx, in_features, {part: _share(ctx, total) for part, total in outputs.items()}, bias)
@@ -77,11 +71,12 @@ class QKVLinear(_Linear):
         self.num_heads, self.num_kv_heads = num_heads // ranks, self_kv
 
 
-class RowParallelLinear(ReplicatedLinear):
+class RowParallelLinear(_Linear):
     """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias and the residual, once."""
 
     def __init__(self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__(ctx, in_features // ctx.communicator.world_size, out_features, bias=bias)
+        share = in_features // ctx.communicator.world_size
+        super().__init__(ctx, share, {None: _Block(out_features, 0, out_features)}, bias)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         if param.dim() == 1:
