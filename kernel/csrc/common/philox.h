@@ -17,9 +17,10 @@ struct PhiloxBlock {
 };
 
 // One of ten rounds; after each the key's words grow by these.
+constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u, kPhiloxKeyStep1 = 0xBB67AE85u;
 RK_HOST_DEVICE inline PhiloxBlock philox_round(const PhiloxBlock& c, uint32_t k0, uint32_t k1) {
-  const uint64_t a = uint64_t{0xD2511F53u} * c.word[0], b = uint64_t{0xCD9E8D57u} * c.word[2];
+  const uint64_t a = uint64_t{kPhiloxFactor0} * c.word[0], b = uint64_t{kPhiloxFactor1} * c.word[2];
   return {{static_cast<uint32_t>(b >> 32) ^ c.word[1] ^ k0, static_cast<uint32_t>(b),
            static_cast<uint32_t>(a >> 32) ^ c.word[3] ^ k1, static_cast<uint32_t>(a)}};
 }

@@ -1,6 +1,6 @@
 // One row of logits: the draw, cut into segments of fixed size for the pool. Inside of a pool's thread the segments run
 // one after the other, with the same result. Bound by the passes over the row (bytes) and, for a draw without filters,
-// by Philox (20 multiplications for 4 ids).
+// by Philox (20 multiplications for 4 ids), whose words a bound passes over unless their id may win.
 #include <cfloat>
 #include <cmath>
 
@@ -64,21 +64,20 @@ struct Draw {
   int64_t n;
   const RowSettings& s;
 
-  PhiloxBlock words(int64_t id) const { return philox(s.seed, static_cast<uint32_t>(id / 4), s.position, s.stream, 0); }
+  PhiloxBlock words(int64_t id) const {
+    return philox(s.key.seed, static_cast<uint32_t>(id / 4), s.key.position, s.key.stream, 0);
+  }
 };
 
 Best draw_segment(const Draw& d, int64_t begin, int64_t end) {
   Best best;
-  for (int64_t first = begin; first < end; first += 4) {
-    const int64_t lanes = std::min<int64_t>(4, end - first);
-    float top = d.x[first];
-    for (int64_t i = 1; i < lanes; i++) top = std::max(top, d.x[first + i]);
-    if (top == -kInf) continue;
-    const PhiloxBlock block = d.words(first);
-    for (int64_t i = 0; i < lanes; i++) {
-      const float x = d.x[first + i];
-      if (x == -kInf || x + noise_bound(block.word[i]) < best.score) continue;
-      best.offer(x + noise(block.word[i]), static_cast<int32_t>(first + i));
+  DrawBatch batch;
+  for (int64_t at = begin; sampling_kernels().next_batch(d.x, at, end, d.s.key, best.score, &batch);
+       at = batch.first + batch.count) {
+    for (int64_t i = 0; i < std::min(batch.count, end - batch.first); i++) {
+      const int64_t id = batch.first + i;
+      if (d.x[id] == -kInf || d.x[id] + noise_bound(batch.words[i]) < best.score) continue;
+      best.offer(d.x[id] + noise(batch.words[i]), static_cast<int32_t>(id));
     }
   }
   return best;

@@ -9,6 +9,19 @@
 
 namespace radix::cpu {
 
+// What the noise of a row depends on.
+struct DrawKey {
+  uint64_t seed;
+  uint32_t position, stream;
+};
+
+// Consecutive ids from `first` on, a multiple of 4, and their Philox words; those past the row's end mean nothing.
+struct DrawBatch {
+  static constexpr int kMost = 32;
+  int64_t first = 0, count = 0;
+  uint32_t words[kMost];
+};
+
 struct SamplingKernels {
   // The largest of x[0, n), -inf for n 0; NaN when x holds one.
   float (*max)(const float* x, int64_t n);
@@ -18,6 +31,9 @@ struct SamplingKernels {
   double (*sum_exp)(const float* x, float shift, int64_t n);
   // out = exp(x - shift).
   void (*exp)(const float* x, float shift, float* out, int64_t n);
+  // The first batch of ids from `begin` on, a multiple of 4, and below `end` of which one may reach the score `least`
+  // (x + noise); false: there is none.
+  bool (*next_batch)(const float* x, int64_t begin, int64_t end, const DrawKey& key, float least, DrawBatch* batch);
 };
 RK_CPU_TABLE(SamplingKernels, sampling)
 
@@ -25,8 +41,7 @@ RK_CPU_TABLE(SamplingKernels, sampling)
 struct RowSettings {
   float temperature, top_p, min_p;
   int32_t top_k;
-  uint64_t seed;
-  uint32_t position, stream;
+  DrawKey key;
 };
 
 // The id drawn from x[0, n), -1 when there is none: see radix_kernels/sampling.h.
