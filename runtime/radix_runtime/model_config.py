@@ -1,6 +1,7 @@
 """ModelConfig: a model's config.json, flattened, checked and in one spelling. Loads no torch."""
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -8,7 +9,6 @@ import msgspec
 
 from .errors import ConfigError
 from .hf import read_json
-from .registry import added_names
 
 _ORIGINAL_CONTEXT = "original_max_position_embeddings"
 _ROPE_KEYS = {  # what each type of rope scaling must say
@@ -113,7 +113,7 @@ class ModelConfig(_Common, frozen=True):
             hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
-        known = [*ARCHITECTURES, *added_names("radix.models")]
+        known = [*ARCHITECTURES, *(entry.name for entry in entry_points(group="radix.models"))]
         fits = len(hf.architectures) == 1 and hf.architectures[0] in known
         _require(fits, f"architecture {hf.architectures} is not supported; supported: {', '.join(known)}")
         method = (hf.quantization_config or {}).get("quant_method", "unnamed")

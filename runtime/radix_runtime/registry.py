@@ -8,11 +8,6 @@ from .errors import ConfigError
 T = TypeVar("T")
 
 
-def added_names(group: str) -> list[str]:
-    """What other packages add to the registry of `group`."""
-    return [entry.name for entry in entry_points(group=group)]
-
-
 class Registry(Generic[T]):
     """`kind` is the word of the error message; an entry point of `group` is loaded when its name is first asked for."""
 
@@ -20,7 +15,7 @@ class Registry(Generic[T]):
         self.kind, self.group, self._items = kind, group, dict(items)
 
     def names(self) -> list[str]:
-        return [*self._items, *added_names(self.group)]
+        return [*self._items, *(e.name for e in entry_points(group=self.group))]
 
     def get(self, name: str) -> T:
         """Raises ConfigError, listing what there is, for an unknown name."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime import ops, registry
+from radix_runtime import model_config, ops, registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
@@ -306,7 +306,8 @@ def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text(file.read_text().replace("LlamaForCausalLM", Entry.name))
     with pytest.raises(ConfigError, match="'MineForCausalLM'. is not supported"):
         Driver(folder)
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    for module in (registry, model_config):
+        monkeypatch.setattr(module, "entry_points", entry_points)
     monkeypatch.setattr(loader.models, "_items", {})
     driver = Driver(folder)
     assert type(driver.model) is Mine

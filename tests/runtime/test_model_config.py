@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from radix_runtime import registry
+from radix_runtime import model_config
 from radix_runtime.errors import ConfigError
 from radix_runtime.model_config import ModelConfig
 
@@ -197,7 +197,7 @@ def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> 
     names = {"architectures": ["MyForCausalLM"], "attention_bias": True, "mlp_bias": True, "sliding_window": 8}
     with pytest.raises(ConfigError, match="is not supported; supported: Llama.*Qwen3ForCausalLM$"):
         config(**names)
-    monkeypatch.setattr(registry, "entry_points", lambda group, name="": [Entry()] if group == "radix.models" else [])
+    monkeypatch.setattr(model_config, "entry_points", lambda group: [Entry()] if group == "radix.models" else [])
     mine = config(**names)
     assert mine.architecture == "MyForCausalLM" and mine.qkv_bias and mine.o_bias and mine.mlp_bias
     assert mine.layer_windows == (None,) * 4
