@@ -160,9 +160,11 @@ class TopP {
     for (int64_t i = begin; i < end; i++) mass[bin_of(d_.x[i])] += static_cast<double>(p[i - begin]);
   }
 
+  // Without branches, which no processor could foresee.
   void drop_behind(int border, int64_t begin, int64_t end) const {
-    for (int64_t i = begin; i < end; i++)
-      if (bin_of(d_.x[i]) > border) d_.x[i] = -kInf;
+    if (border == kBins - 1) return;
+    const auto first_behind = static_cast<float>(border + 1);
+    for (int64_t i = begin; i < end; i++) d_.x[i] = (top_ - d_.x[i]) * kBinsPerUnit >= first_behind ? -kInf : d_.x[i];
   }
 
   void drop_in(int border, double before) const {
