@@ -84,7 +84,8 @@ def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
     def counted(runner, plan):
         scored = sum(len(span.targets) // 4 for span in plan.logprob_spans)
         steps.append((len(plan.source), len(plan.sample_index), scored))
-        gpu.left.append(16 * GIB - max(map(step_bytes, steps)))
+        if isinstance(gpu, FakeGpu):
+            gpu.left.append(16 * GIB - max(map(step_bytes, steps)))
         return run(runner, plan)
 
     monkeypatch.setattr(ModelRunner, "run", counted)
@@ -113,6 +114,13 @@ def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch)
     short, steps = run_on(make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, context_length=100)
     assert steps == [(100, 1, 100), (64, 64, 0)] * 2
     assert short.kv_pool.num_pages == (6 * GIB - 100 * MIB) // (64 * MIB)
+
+
+@pytest.mark.parametrize("chunk, context, page, tokens", [(32, 512, 64, 32), (64, 512, 16, 16), (64, 5, 16, 5)])
+def test_on_a_cpu_small_steps_are_enough(chunk, context, page, tokens, folder, monkeypatch):
+    sizes = {"chunked_prefill_size": chunk, "context_length": context, "page_size": page, "max_running_requests": 8}
+    _, steps = run_on(Device.resolve("cpu"), folder, monkeypatch, None, max_total_tokens=2048, **sizes)
+    assert steps == [(tokens, 1, tokens), (1, 1, 0)]
 
 
 @pytest.mark.parametrize("fails", [KVPool, ForwardBatch])

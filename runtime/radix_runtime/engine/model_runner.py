@@ -123,7 +123,7 @@ class ModelRunner:
         once, or cannot run, shows now. On a GPU these are the largest that there can be."""
         self.kv_pool, self.batch = pool, ForwardBatch(self.device, pool, **self._limits)
         small = self.device.is_cpu
-        length = min(self.max_context, pool.page_size if small else self.batch.max_tokens)
+        length = min(self.max_context, self.batch.max_tokens, pool.page_size if small else self.max_context)
         rows = np.arange(1 if small else self.batch.max_batch, dtype=np.int32)
         kv_len, source = np.full(len(rows), length, np.int32), np.full(length, FROM_PROMPT, np.int32)
         drawn = [RowSampling(row, 0, SamplingParams(top_p=0.9)) for row in rows.tolist()]
