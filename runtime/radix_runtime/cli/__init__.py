@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"radix {__version__}")
             return 0
         if name not in COMMANDS:
-            _overview().parse_args([name])  # shows the help, or an error, and exits
+            if name not in ("-h", "--help"):
+                raise ConfigError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
+            print("usage: radix COMMAND ...\n", *(f"  {name:<10}{help}" for name, help in COMMANDS.items()), sep="\n")
+            return 0
         command = import_module(f"{__name__}.{name}")
         parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
         command.add_arguments(parser)
@@ -40,12 +43,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
         return 0
-
-
-def _overview() -> Parser:
-    parser = Parser(prog="radix", description="A lean LLM inference runtime.")
-    parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, help in COMMANDS.items():
-        commands.add_parser(name, help=help)
-    return parser

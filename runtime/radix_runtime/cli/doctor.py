@@ -4,7 +4,6 @@ import argparse
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module, metadata
@@ -96,8 +95,6 @@ def _machine() -> Facts:
             yield Problem(what, f"start with --num-threads {max(1, int(quota))}")
     memory = import_module("radix_runtime.device").cpu_memory()
     yield "memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
-    shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    yield "/dev/shm", f"{shm / _GIB:.1f} GiB free"
     if memory.available < _GIB:
         yield Problem("less than 1 GiB of memory is available", "free memory, or raise the limit")
 

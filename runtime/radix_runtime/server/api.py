@@ -44,8 +44,8 @@ def create_app(manager: TokenizerManager) -> FastAPI:
         Endpoint(("/flush_cache",), ("GET", "POST"), operator, _flush_cache, None, True),
         Endpoint(("/metrics",), get, public, _metrics),
         Endpoint(("/health", "/ping"), get, public, _health),
-        Endpoint(("/ready",), get, public, _ready),
-        Endpoint(("/health_generate",), get, public, _health_generate),
+        Endpoint(("/ready",), get, public, _health),
+        Endpoint(("/health_generate",), get, public, _health),
     ]
     args = manager.args
     docs_url, openapi_url = ("/docs", "/openapi.json") if args.enable_docs else (None, None)
@@ -89,27 +89,18 @@ def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": operations, "components": schemas}
 
 
-def _check_alive(manager: TokenizerManager) -> None:
-    if manager.dead or manager.health() is not None:
-        raise RequestError(503, "unhealthy", "the engine is not alive")
-
-
 async def _health(exchange: Exchange) -> None:
-    _check_alive(exchange.manager)
+    if exchange.manager.dead or exchange.manager.health() is not None:
+        raise RequestError(503, "unhealthy", "the engine is not alive")
+    if exchange.route != "/health":
+        exchange.manager.require_ready()
+    if exchange.route == "/health_generate":
+        await _generate_one(exchange.manager)
     await exchange.respond(Response(media_type="text/plain"))
 
 
-async def _ready(exchange: Exchange) -> None:
-    _check_alive(exchange.manager)
-    exchange.manager.require_ready()
-    await exchange.respond(Response(media_type="text/plain"))
-
-
-async def _health_generate(exchange: Exchange) -> None:
-    """One real token. Callers that come while one is under way share it."""
-    manager = exchange.manager
-    _check_alive(manager)
-    manager.require_ready()
+async def _generate_one(manager: TokenizerManager) -> None:
+    """A real token. Callers that come while one is under way share it."""
     if manager.probe is None or manager.probe.done():
         manager.probe = asyncio.create_task(asyncio.wait_for(manager.one_token(), _PROBE_TIMEOUT))
     try:
@@ -118,7 +109,6 @@ async def _health_generate(exchange: Exchange) -> None:
         raise RequestError(503, "unhealthy", "no token within the time limit") from None
     except RequestError as error:
         raise RequestError(503, "unhealthy", error.message) from None
-    await exchange.respond(Response(media_type="text/plain"))
 
 
 async def _models(exchange: Exchange) -> None:

@@ -132,8 +132,6 @@ def main() -> None:
     except EngineDeadError as error:
         log.error("%s", error)
         child.report("fatal", error)
-    except MemoryError:
-        child.report("fatal", "out of memory")
     except Exception as error:
         log.exception("unexpected error")
         child.report("fatal", f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from .openai import Answer, new_request, template_messages, template_options
 from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody
 from .tokenizer_manager import Batch, new_id
 
+_NOTHING: dict[str, Any] = {"text": "", "output_ids": [], "meta_info": {}}
 _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
 
@@ -79,7 +80,7 @@ class _NativeAnswer(Answer):
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:
-                self._so_far[choice] = result = _appended(self._so_far.get(choice), result)
+                self._so_far[choice] = result = _appended(self._so_far.get(choice, _NOTHING), result)
             yield {**({"index": choice} if self._listed else {}), **result}
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
@@ -90,14 +91,12 @@ class _NativeAnswer(Answer):
         return {**result, "warnings": self.exchange.warnings} if self.exchange.warnings else result
 
 
-def _appended(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+def _appended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats it."""
-    lists = {name: value for name, value in new["meta_info"].items() if isinstance(value, list)}
-    lists = {name: [msgspec.Raw(to_json(entry)) for entry in value] for name, value in lists.items()}
-    if old is not None:
-        new |= {name: old[name] + new[name] for name in ("text", "output_ids")}
-        lists = {name: old["meta_info"][name] + value for name, value in lists.items()}
-    return {**new, "meta_info": {**new["meta_info"], **lists}}
+    before, meta = old["meta_info"], new["meta_info"]
+    for name in [name for name, value in meta.items() if isinstance(value, list)]:
+        meta[name] = [*before.get(name, ()), *(msgspec.Raw(to_json(entry)) for entry in meta[name])]
+    return {**new, **{name: old[name] + new[name] for name in ("text", "output_ids")}}
 
 
 async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:

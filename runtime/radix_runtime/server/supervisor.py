@@ -1,8 +1,7 @@
-"""The supervisor of `radix serve`: starts the processes, watches them, ends them together.
+"""The supervisor of `radix serve`: starts the processes, watches them, ends them together (docs/serving.md says when).
 
-A janitor process removes the private directory when this process is gone, however it went. Any exit of a child while
-serving is fatal: the API fails its open requests, then all end. Nothing polls: the loop sleeps on exit descriptors,
-status pipes and signals, and looks at the heartbeats once a second. Start-up has no grace."""
+Nothing polls: the loop sleeps on exit descriptors, status pipes and signals, and looks at the heartbeats once a second.
+Start-up has no grace."""
 
 import contextlib
 import errno
