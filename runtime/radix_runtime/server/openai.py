@@ -206,7 +206,7 @@ class _OpenAIAnswer(Answer):
         if self._chat and request.return_logprob:
             logprobs = {"content": [self._chat_logprob(*entry) for entry in entries]}
         elif prompt or entries:
-            logprobs = self._completion_logprobs(choice, prompt, entries)
+            logprobs = self._text_logprobs(choice, prompt, entries)
         return {"text": self._echoed[choice] * first + delta.text, "logprobs": logprobs}
 
     def _shown(self, token: int) -> bytes:
@@ -219,9 +219,7 @@ class _OpenAIAnswer(Answer):
         top = [{"token": text(t), "logprob": v, "bytes": list(self._shown(t))} for t, v in entry.top]
         return {"token": text(entry.token), "logprob": value, "bytes": list(shown), "top_logprobs": top}
 
-    def _completion_logprobs(
-        self, choice: int, prompt: list[Scored], output: list[tuple[Scored, bytes]]
-    ) -> dict[str, Any]:
+    def _text_logprobs(self, choice: int, prompt: list[Scored], output: list[tuple[Scored, bytes]]) -> dict[str, Any]:
         entries, offsets = [*((entry, self._tokenizer.id_to_bytes(entry.token)) for entry in prompt), *output], []
         for i, (entry, shown) in enumerate(entries):
             offsets.append(at := self._offset[choice])

@@ -159,9 +159,7 @@ class TokenizerManager:
 
     # Requests -----------------------------------------------------------------------------
 
-    def submit(
-        self, requests: Sequence[m.Generate], name: str, labels: Mapping[str, str], started: float | None = None
-    ) -> Submission:
+    def submit(self, requests: list[m.Generate], name: str, labels: dict[str, str], started: float = 0) -> Submission:
         """Sends admitted requests, all or none. No rid was used before, so that what comes late for a request which has
         ended reaches no other; the client knows the call by `name` and a request by its label. Raises RequestError."""
         if self.dead is not None:
