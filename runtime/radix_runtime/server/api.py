@@ -149,15 +149,12 @@ async def _server_info(exchange: Exchange) -> None:
     manager = exchange.manager
     settings = asdict(manager.args)
     defaulted = [f.name for f in fields(manager.args) if settings[f.name] == f.default]
-    command = ["radix serve"]
-    for name, value in settings.items():
-        if name not in SECRETS and name not in defaulted:
-            command.append(flag_name(name) if value is True else f"{flag_name(name)} {value}")
+    given = [(flag_name(name), settings[name]) for name in settings if name not in (*defaulted, *SECRETS)]
     info = {
         **settings,
         **{name: "***" for name in SECRETS if settings[name] is not None},
         "defaulted": defaulted,
-        "launch_command": " ".join(command),
+        "launch_command": " ".join(["radix serve", *(f if v is True else f"{f} {v}" for f, v in given)]),
         "version": __version__,
         "served_model_name": manager.model_name,
         "context_length": manager.limits.context_length,

@@ -157,7 +157,8 @@ class Supervisor:
         self._decide(EXIT_INTERNAL, child.exit_text())
 
     def _end(self, code: int, reason: str) -> int:
-        """Open requests get their error, children a moment to end. The exit code."""
+        """Open requests get their error, children a moment to end, if no further signal comes. The exit code."""
+        signals = len(self._signals)
         if self._config_error is None:
             log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
         if not self._serving:
@@ -169,7 +170,7 @@ class Supervisor:
         self._children[API].write(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
         for role in (SCHEDULER, DETOKENIZER):
             os.kill(self._children[role].pid, signal.SIGTERM)
-        signals, deadline = len(self._signals), time.monotonic() + _GRACE
+        deadline = time.monotonic() + _GRACE
         while any(c.running for c in self._children.values()) and (left := deadline - time.monotonic()) > 0:
             self._dispatch(left)
             if len(self._signals) > signals:
