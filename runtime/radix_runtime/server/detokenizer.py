@@ -78,13 +78,12 @@ class Detokenizer:
         self._batch.append(m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text))
 
 
-def _first(logprobs: m.Logprobs | None, n: int) -> m.Logprobs | None:
-    """The part of `logprobs` that belongs to the first n tokens."""
-    if logprobs is None or len(logprobs.ids) == 4 * n:
-        return logprobs
-    own, top = slice(4 * n), slice(4 * n * logprobs.top_n)
-    tops = logprobs.top_ids[top], logprobs.top_logprobs[top]
-    return m.Logprobs(logprobs.ids[own], logprobs.logprobs[own], logprobs.top_n, *tops)
+def _first(all: m.Logprobs | None, n: int) -> m.Logprobs | None:
+    """The part that belongs to the first n tokens."""
+    if all is None:
+        return None
+    own, top = 4 * n, 4 * n * all.top_n
+    return m.Logprobs(all.ids[:own], all.logprobs[:own], all.top_n, all.top_ids[:top], all.top_logprobs[:top])
 
 
 class TextStream:
