@@ -128,8 +128,8 @@ def cpu_memory(root: Path = Path("/")) -> Memory:
     return Memory(total, available)
 
 
+# The memory cgroups of this process with their ancestors, and the names of their limit and usage.
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """The memory cgroups of this process with their ancestors, and the names of their limit and usage."""
     file = root / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.is_file() else []:
         _, controllers, path = line.split(":", 2)

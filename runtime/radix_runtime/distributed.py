@@ -158,8 +158,8 @@ class Gpus(SharedMemory):
     def _by_peers(self, tensor: torch.Tensor) -> bool:
         return self._peers is not None and tensor.nbytes < _NCCL_FROM[self.world_size]
 
+    # The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the user's.
     def _group(self) -> Any:
-        """The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the user's."""
         if self._nccl is None:
             import torch.distributed as dist
 

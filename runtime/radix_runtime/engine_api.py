@@ -134,8 +134,8 @@ class Engine:
             table -= np.logaddexp.reduce(table, axis=1, keepdims=True)
         return np.exp(table).tolist()
 
+    # Log-probabilities of the second part's tokens after the first, by prefill alone.
     def _continuations(self, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        """Log-probabilities of the second part's tokens after the first, by prefill alone."""
         if not all(prefix and tail for prefix, tail in pairs):
             raise ValueError("score needs at least one token before and one to score")
         params = SamplingParams(max_new_tokens=0)
@@ -158,8 +158,8 @@ class Engine:
             return self._ids(first + second)
         return self._ids(first) + self._ids(second, False)
 
+    # (ids of every prompt, whether it was a single one).
     def _prompt_ids(self, prompt: Any, input_ids: Any) -> tuple[list[list[int]], bool]:
-        """(ids of every prompt, whether it was a single one)."""
         if (prompt is None) == (input_ids is None):
             raise ValueError("pass either prompt or input_ids")
         given = input_ids if prompt is None else prompt
@@ -187,8 +187,8 @@ class Engine:
 
     # The machine --------------------------------------------------------------------------
 
+    # Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest.
     def _advance(self, call: "_Call") -> Iterator[int]:
-        """Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest."""
         with self._lock:
             for request in call.requests:
                 self._open[request.rid] = call
@@ -208,8 +208,8 @@ class Engine:
                 if call.unfinished:
                     self._inbox.send(Abort(request.rid, "the caller has gone"))
 
+    # One iteration of scheduler and detokenizer. The caller holds the lock.
     def _pump(self) -> None:
-        """One iteration of scheduler and detokenizer. The caller holds the lock."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         try:

@@ -169,8 +169,8 @@ def _require(condition: object, otherwise: str) -> None:
         raise ConfigError(f"config.json: {otherwise}")
 
 
+# What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and `rope_scaling`.
 def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and `rope_scaling`."""
     names = [name for name in ("rope_parameters", "rope_scaling") if name in raw]
     given = next(filter(None, map(raw.get, names)), {"rope_type": "default"} if names else {})
     _require(isinstance(given, dict), "rope_parameters and rope_scaling must be objects")
@@ -196,8 +196,8 @@ def _rope(said: Mapping[str, Any], hf: _HFConfig, head_dim: int) -> RopeConfig:
     return RopeConfig(float(theta), int(head_dim * partial), None if kind == "default" else given | {"rope_type": kind})
 
 
+# Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where `layer_types` says.
 def _windows(hf: _HFConfig, family: str) -> tuple[int | None, ...]:
-    """Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where `layer_types` says."""
     layers, window = hf.num_layers, hf.sliding_window
     if family == "Llama" or (family != "Mistral" and not hf.use_sliding_window) or window is None:
         return (None,) * layers

@@ -63,6 +63,6 @@ def _caches(layer: AttentionSpec, batch: ForwardBatch) -> tuple[torch.Tensor, to
     return batch.kv_pool.k[layer.layer_id], batch.kv_pool.v[layer.layer_id]
 
 
+# Tokens that a token sees before itself; -1 for all.
 def _left(layer: AttentionSpec) -> int:
-    """Tokens that a token sees before itself; -1 for all."""
     return -1 if layer.window is None else layer.window - 1

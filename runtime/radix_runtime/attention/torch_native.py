@@ -27,8 +27,8 @@ class TorchNativeAttention(AttentionBackend):
         return out
 
 
+# q [Tq, Hq, D] are the last tokens of k, v [Tk, Hkv, D]; returns [Tq, Hq, D] in q's dtype.
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec) -> torch.Tensor:
-    """q [Tq, Hq, D] are the last tokens of k, v [Tk, Hkv, D]; returns [Tq, Hq, D] in q's dtype."""
     query = q.float().unflatten(1, (layer.num_kv_heads, -1))  # query heads grouped by KV head
     scores = torch.einsum("qhgd,khd->hgqk", query, k.float()) * layer.scale
     key = torch.arange(len(k), device=q.device)

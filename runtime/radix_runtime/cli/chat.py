@@ -91,8 +91,8 @@ def _converse(reply: Reply, system: str | None, read: Callable[[], str]) -> None
                 messages += [question, {"role": "assistant", "content": answer}]
 
 
+# What was said, if only until Ctrl-C; nothing after an error.
 def _answer(reply: Reply, messages: Messages) -> str:
-    """What was said, if only until Ctrl-C; nothing after an error."""
     pieces: list[str] = []
 
     def show(text: str) -> None:

@@ -152,8 +152,8 @@ class TPExecutor(LocalExecutor):
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
         return process
 
+    # A death that nobody asked for aborts the exchange and closes the ring.
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """A death that nobody asked for aborts the exchange and closes the ring."""
         code = process.wait()
         with self._lock:
             if self._closed or self._news.is_set():  # other deaths are the echo of the first

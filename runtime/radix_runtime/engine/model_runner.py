@@ -99,8 +99,8 @@ class ModelRunner:
                 result.prompt_logprobs.append(tuple(map(self._to_host, (logprobs, top_ids, top))))
         return result
 
+    # Samples on rank 0, tells the others, leaves the ids where the next step reads them.
     def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
-        """Samples on rank 0, tells the others, leaves the ids where the next step reads them."""
         rows = plan.rows[plan.sample_index]
         sampled = Sampled(torch.empty(len(rows), dtype=torch.int32, device=hidden.device))
         if len(rows) == 0:
@@ -118,9 +118,9 @@ class ModelRunner:
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
 
+    # From now on `pool` is used: first by a prefill and a decode step into its dummy page, so that what is slow once,
+    # or cannot run, shows now. On a GPU these are the largest that there can be.
     def _warm_up(self, pool: KVPool) -> None:
-        """From now on `pool` is used: first by a prefill and a decode step into its dummy page, so that what is slow
-        once, or cannot run, shows now. On a GPU these are the largest that there can be."""
         self.kv_pool, self.batch = pool, ForwardBatch(self.device, pool, **self._limits)
         small = self.device.is_cpu
         length = min(self.max_context, self.batch.max_tokens, pool.page_size if small else self.max_context)

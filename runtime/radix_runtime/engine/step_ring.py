@@ -130,8 +130,8 @@ class StepRingReader(_Ring):
             self._acks[self._index] = self._taken
         return bytes(taken)
 
+    # The number of bytes that are there; 0 when the ring is closed.
     def _wait(self) -> int:
-        """The number of bytes that are there; 0 when the ring is closed."""
         spin_until = time.monotonic() + _SPIN_SECONDS
         while not self.closed:
             if available := self._words[0] - self._taken:

@@ -50,8 +50,8 @@ def main() -> int:
     return EXIT_CLEAN
 
 
+# No worker outlives rank 0, however that one ends.
 def _die_with_parent(spec: WorkerSpec) -> None:
-    """No worker outlives rank 0, however that one ends."""
     if spec.main_thread:
         # The signal comes with the end of the *thread* that started us: only for the main one.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

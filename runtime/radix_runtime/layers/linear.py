@@ -20,8 +20,8 @@ class _Block(NamedTuple):
     size: int
 
 
+# This rank's of `total` rows, which must be a multiple of the number of ranks.
 def _share(ctx: BuildContext, total: int) -> _Block:
-    """This rank's of `total` rows, which must be a multiple of the number of ranks."""
     size = total // ctx.communicator.world_size
     return _Block(total, ctx.communicator.rank * size, size)
 

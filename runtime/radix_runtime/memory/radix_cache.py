@@ -85,8 +85,8 @@ class RadixCache:
         """Tokens that `match` would find; leaves the tree as it is."""
         return sum(map(len, self._walk(ids, extra_key)[1])) * self.page_size
 
+    # (deepest node matched whole, pages of each node matched, child in which the match ends if it does).
     def _walk(self, ids: np.ndarray, extra_key: str | None) -> tuple[Node, list[np.ndarray], Node | None]:
-        """(deepest node matched whole, pages of each node matched, child in which the match ends if it does)."""
         node, at, size = self.root, 0, self.page_size
         parts: list[np.ndarray] = []
         while at + size <= len(ids) and (child := node.children.get(self.edge(node, ids, at, extra_key))):
@@ -147,8 +147,8 @@ class RadixCache:
             node = leaf
         return Match(len(ids), np.concatenate([known, new]), node), own[own != known]
 
+    # Cuts `node` after `num_pages` pages; the new upper part is returned.
     def _split(self, node: Node, num_pages: int) -> Node:
-        """Cuts `node` after `num_pages` pages; the new upper part is returned."""
         parent, cut = node.parent, num_pages * self.page_size
         assert parent is not None
         history = node.created, node.last_use, node.hits, node.lock_count
@@ -192,8 +192,8 @@ class RadixCache:
         # A node that was cut off has no parent; neither has the root.
         return node.parent is not None and not node.children and node.lock_count == 0
 
+    # Frees up to `num_pages` pages from the end of an unlocked leaf.
     def _cut(self, leaf: Node, num_pages: int) -> int:
-        """Frees up to `num_pages` pages from the end of an unlocked leaf."""
         keep = max(0, len(leaf.pages) - num_pages)
         gone = leaf.pages[keep:]
         self.allocator.free(gone)

@@ -88,8 +88,8 @@ def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]],
         raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(missing)[:3])}{more}")
 
 
+# Norm weights 1, everything else normal with deviation 0.02; the same for a seed.
 def _fill_random(params: list[_Parameter], seed: str) -> None:
-    """Norm weights 1, everything else normal with deviation 0.02; the same for a seed."""
     for param in params:
         memory = param.memory()
         if memory.dim() == 1 and param.name == "weight":
@@ -104,8 +104,8 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+# The files of a checkpoint with the tensors that the index names in each (None: no index).
 def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
-    """The files of a checkpoint with the tensors that the index names in each (None: no index)."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
         if not single.is_file():

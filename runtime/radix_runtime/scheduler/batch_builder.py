@@ -71,8 +71,8 @@ def _row_sampling(request: Request) -> RowSampling:
     return state
 
 
+# Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples scores nothing.
 def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:
-    """Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples scores nothing."""
     request, start = entry.request, max(entry.start + 1, entry.request.logprob_next)
     end = min(entry.end, request.prompt_len - 1) + 1
     for at in range(start, end, LOGPROB_ROWS):

@@ -171,8 +171,8 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
         room, budget, rows = room - need, budget - length, rows - 1
 
 
+# (node, first page after it) for all whose next full prompt page is not in the tree yet.
 def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:
-    """(node, first page after it) for all whose next full prompt page is not in the tree yet."""
     return {
         (r.node, life.cache.edge(r.node, r.ids, r.cached_len, r.extra_key))
         for r in life.running

@@ -120,8 +120,8 @@ class Scheduler:
                 self.check()
         return happened
 
+    # Sleeps until a message arrives; checks the idle state once in each idle period.
     def _idle(self) -> None:
-        """Sleeps until a message arrives; checks the idle state once in each idle period."""
         check = self.args.check_invariants != "off" and not self._checked_idle
         if not self.inbox.wait(IDLE_CHECK_AFTER if check else IDLE_WAIT) and check and self.is_idle:
             self.check()
@@ -181,8 +181,8 @@ class Scheduler:
         self.counters.num_requests_total += len(requests)
         self.counters.prompt_tokens_total += requests[0].prompt_len
 
+    # One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises RequestError.
     def _requests(self, message: msg.Generate) -> list[Request]:
-        """One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises RequestError."""
         ids = msg.unpack_ids(message.input_ids)
         if not message.rid:
             raise refusal("invalid_value", "the request id is empty", "rid")  # an Abort of "" ends everything
@@ -203,8 +203,8 @@ class Scheduler:
             for i in range(params.n)
         ]
 
+    # A call is taken as a whole: where it fits, or has the queue for itself. Raises RequestError.
     def _check_queue(self, call: str, choices: int) -> None:
-        """A call is taken as a whole: where it fits, or has the queue for itself. Raises RequestError."""
         if call == self._taken_call:
             return
         if choices > (most := self.queue_limit + self.max_running):
@@ -230,8 +230,8 @@ class Scheduler:
         what = error.status, error.code, error.message, error.param, error.retry_after
         self.outbox.send(msg.RequestFailed(rid, *what))
 
+    # The whole request ends with an error; the detokenizer forgets what it had begun.
     def _fail(self, rid: str, error: RequestError) -> None:
-        """The whole request ends with an error; the detokenizer forgets what it had begun."""
         self._send_error(rid, error)
         reason = msg.FinishReason("abort", message=error.message, status=error.status)
         for request in list(self.live[rid]):
@@ -320,8 +320,8 @@ class Scheduler:
 
     # Results ------------------------------------------------------------------------------
 
+    # Waits for the oldest step; hands out its tokens, shares its pages, frees what it was the last to use.
     def _complete_oldest(self) -> None:
-        """Waits for the oldest step; hands out its tokens, shares its pages, frees what it was the last to use."""
         step = self.in_flight[0]
         result = step.handle.result()
         self.in_flight.popleft()
@@ -367,8 +367,8 @@ class Scheduler:
         else:
             self.output.add(request, None)
 
+    # No token is computed for the request any more; with a `reason` its last delta leaves.
     def _end(self, request: Request, reason: msg.FinishReason | None = None) -> None:
-        """No token is computed for the request any more; with a `reason` its last delta leaves."""
         if reason is not None:
             self.output.add(request, reason)
         request.ended = True

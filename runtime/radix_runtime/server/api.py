@@ -99,8 +99,8 @@ async def _health(exchange: Exchange) -> None:
     await exchange.respond(Response(media_type="text/plain"))
 
 
+# A real token. Callers that come while one is under way share it.
 async def _generate_one(manager: TokenizerManager) -> None:
-    """A real token. Callers that come while one is under way share it."""
     if manager.probe is None or manager.probe.done():
         manager.probe = asyncio.create_task(asyncio.wait_for(manager.one_token(), _PROBE_TIMEOUT))
     try:
@@ -144,8 +144,8 @@ async def _model_info(exchange: Exchange) -> None:
     await exchange.answer(info)
 
 
+# All settings (a key that is set shows as "***"), the command line that gives them, and the engine's figures.
 async def _server_info(exchange: Exchange) -> None:
-    """All settings (a key that is set shows as "***"), the command line that gives them, and the engine's figures."""
     manager = exchange.manager
     settings = asdict(manager.args)
     defaulted = [f.name for f in fields(manager.args) if settings[f.name] == f.default]
@@ -166,8 +166,8 @@ async def _server_info(exchange: Exchange) -> None:
     await exchange.answer(info)
 
 
+# The scheduler's figures; {} when it does not answer (a long step, a start, an end).
 async def _stats(manager: TokenizerManager) -> dict[str, float]:
-    """The scheduler's figures; {} when it does not answer (a long step, a start, an end)."""
     try:
         return (await manager.control("stats", _STATS_TIMEOUT)).stats
     except RequestError:
@@ -179,8 +179,8 @@ async def _metrics(exchange: Exchange) -> None:
     await exchange.respond(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
 
 
+# 400 `busy` while requests run or wait; `?timeout=s` waits for them.
 async def _flush_cache(exchange: Exchange) -> None:
-    """400 `busy` while requests run or wait; `?timeout=s` waits for them."""
     seconds = -1.0
     with suppress(ValueError):
         seconds = float(exchange.query_params.get("timeout") or 0)

@@ -59,8 +59,8 @@ async def _serve(child: Child) -> None:
         task.result()
 
 
+# The supervisor's commands: `ready INFO`, then `stop` or `fail REASON`.
 async def _obey(child: Child, manager: TokenizerManager, sender: Sender, server: uvicorn.Server) -> None:
-    """The supervisor's commands: `ready INFO`, then `stop` or `fail REASON`."""
     reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():

@@ -78,8 +78,8 @@ class Detokenizer:
         self._batch.append(m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text))
 
 
+# The part that belongs to the first n tokens.
 def _first(all: m.Logprobs | None, n: int) -> m.Logprobs | None:
-    """The part that belongs to the first n tokens."""
     if all is None:
         return None
     own, top = 4 * n, 4 * n * all.top_n

@@ -213,8 +213,8 @@ class Endpoint:
         await (_while_connected(receive, work) if self.watch else work)
 
 
+# Runs the handler to its end; raises ClientDisconnect after having cancelled it on a disconnect.
 async def _while_connected(receive: Receive, handler: Coroutine[Any, Any, None]) -> None:
-    """Runs the handler to its end; raises ClientDisconnect after having cancelled it on a disconnect."""
 
     async def disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -8,6 +8,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 
+_HELP = {
+    "prefill_tokens_total": "prompt tokens computed by the engine",
+    "cached_tokens_total": "prompt tokens taken from the prefix cache",
+    "prompt_tokens_total": "prompt tokens of all requests",
+    "generation_tokens_total": "tokens sampled for clients",
+    "num_running_reqs": "choices in the batch",
+    "num_queue_reqs": "choices waiting",
+    "num_used_tokens": "KV cache in use, in tokens",
+    "max_total_num_tokens": "size of the KV cache in tokens",
+    "token_usage": "share of the KV cache in use",
+}
+
 
 class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached tokens."""
@@ -38,7 +50,7 @@ class Metrics:
         yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=accepted - sum(ended.values()))
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"radix:{name}", name.replace("_", " "), value=value)
+            yield family(f"radix:{name}", _HELP.get(name, name.replace("_", " ")), value=value)
 
     def render(self, stats: Mapping[str, float]) -> bytes:
         """The exposition. `stats`: the newest figures of the scheduler; if none, the last stay."""

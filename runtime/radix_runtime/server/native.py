@@ -40,8 +40,8 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
     await _NativeAnswer(exchange, body, requests).send()
 
 
+# Which of two fields the client gave. Raises RequestError unless it is exactly one.
 def _one_of(body: Body, first: str, second: str) -> str:
-    """Which of two fields the client gave. Raises RequestError unless it is exactly one."""
     given = [name for name in (first, second) if getattr(body, name) is not None]
     if len(given) != 1:
         code = "invalid_combination" if given else "missing_field"
@@ -49,8 +49,8 @@ def _one_of(body: Body, first: str, second: str) -> str:
     return given[0]
 
 
+# One value for each prompt. Raises RequestError on a list of another length.
 def _spread(value: Any, count: int, param: str) -> list[Any]:
-    """One value for each prompt. Raises RequestError on a list of another length."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -91,8 +91,8 @@ class _NativeAnswer(Answer):
         return {**result, "warnings": self.exchange.warnings} if self.exchange.warnings else result
 
 
+# Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats it.
 def _appended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats it."""
     before, meta = old["meta_info"], new["meta_info"]
     for name in [name for name, value in meta.items() if isinstance(value, list)]:
         meta[name] = [*before.get(name, ()), *(msgspec.Raw(to_json(entry)) for entry in meta[name])]

@@ -209,8 +209,8 @@ class _OpenAIAnswer(Answer):
             logprobs = self._text_logprobs(choice, prompt, entries)
         return {"text": self._echoed[choice] * first + delta.text, "logprobs": logprobs}
 
+    # The raw bytes of a token, so that those of all tokens make the text; one that is not shown has none.
     def _shown(self, token: int) -> bytes:
-        """The raw bytes of a token, so that those of all tokens make the text; one that is not shown has none."""
         skipped = self._sampling.skip_special_tokens and token in self._tokenizer.special_ids
         return b"" if skipped else self._tokenizer.id_to_bytes(token)
 
@@ -234,8 +234,8 @@ class _OpenAIAnswer(Answer):
             "text_offset": offsets,
         }
 
+    # The sampled token is always there; of tokens with the same text the likeliest is.
     def _top(self, entry: Scored) -> dict[str, float] | None:
-        """The sampled token is always there; of tokens with the same text the likeliest is."""
         if entry.logprob is None:
             return None
         top: dict[str, float] = {}
@@ -245,8 +245,8 @@ class _OpenAIAnswer(Answer):
         return top
 
 
+# The role alone, then content, then the finish reason alone.
 def _chat_chunks(content: dict[str, Any], finish: FinishReason | None, first: bool) -> Iterator[dict[str, Any]]:
-    """The role alone, then content, then the finish reason alone."""
     nothing = {"logprobs": None, **_finish(None)}
     if first:
         yield {"delta": {"role": "assistant", "content": ""}, **nothing}
@@ -262,6 +262,6 @@ def _completion_chunks(content: dict[str, Any], finish: FinishReason | None, fir
         yield {**content, **_finish(finish)}
 
 
+# `matched_stop` is the id or the string that ended the choice, else null.
 def _finish(finish: FinishReason | None) -> dict[str, Any]:
-    """`matched_stop` is the id or the string that ended the choice, else null."""
     return {"finish_reason": finish and finish.type, "matched_stop": finish and finish.matched}

@@ -24,8 +24,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 
 
+# Fields of which null and `neutral` pass.
 def _only(names: str, *neutral: Any) -> dict[str, tuple[Any, ...]]:
-    """Fields of which null and `neutral` pass."""
     return dict.fromkeys(names.split(), neutral)
 
 
@@ -214,8 +214,8 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
+# Whether arrays and objects are nested beyond MAX_DEPTH: level by level, as `value` may have millions of parts.
 def _is_deep(value: Any) -> bool:
-    """Whether arrays and objects are nested beyond MAX_DEPTH: level by level, as `value` may have millions of parts."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         parts = (part.values() if type(part) is dict else part for part in level)
@@ -223,8 +223,8 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
+# `raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse.
 def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
-    """`raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse."""
     if isinstance(raw, list):
         return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
     if not isinstance(raw, dict):
@@ -251,8 +251,8 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
+# msgspec's sentence as ours. One without "got" tells of a bound, not of a type.
 def _explain_type(text: str) -> RequestError:
-    """msgspec's sentence as ours. One without "got" tells of a bound, not of a type."""
     at = _AT.search(text)
     path = at[1] if at else ""
     if missing := _MISSING.search(text):
@@ -276,8 +276,8 @@ def _explain_json(data: bytes) -> RequestError:
     return refusal("invalid_json", "the body is not valid JSON")
 
 
+# Path (its first 64 characters) and value of everything in a small JSON value.
 def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path (its first 64 characters) and value of everything in a small JSON value."""
     yield path, value
     if isinstance(value, (dict, list)):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):

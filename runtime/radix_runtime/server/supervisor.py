@@ -156,8 +156,8 @@ class Supervisor:
             self._read_reports(child)  # its last words
         self._decide(EXIT_INTERNAL, child.exit_text())
 
+    # Open requests get their error, children a moment to end, if no further signal comes. The exit code.
     def _end(self, code: int, reason: str) -> int:
-        """Open requests get their error, children a moment to end, if no further signal comes. The exit code."""
         signals = len(self._signals)
         if self._config_error is None:
             log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
