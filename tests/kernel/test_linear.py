@@ -14,6 +14,8 @@ from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, distant
 TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
 # cuBLAS may round the partial sums of a split K to the dtype.
 ON_GPU = {torch.float32: (3e-6, 2e-5), torch.float16: (8e-4, 1.5e-3), torch.bfloat16: (6e-3, 1.2e-2)}
+# In two ops gate and up are rounded on their way, and silu of a negative gate magnifies that.
+TWO_OPS = {dtype: (2 * norm, 2 * worst) for dtype, (norm, worst) in ON_GPU.items()}
 SIZES = [(1, 1), (15, 31), (16, 32), (17, 33), (48, 64), (100, 7), (33, 1000)]
 
 
@@ -119,7 +121,8 @@ def test_large_batch(dtype, tolerance, rng):
     out, gated = rk.linear(x, packed), rk.linear_silu_and_mul(x, packed)
     assert_close("linear", out, oracle(x, w, None), tolerance[dtype])
     gate, up = oracle(x, w, None).chunk(2, dim=1)
-    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, tolerance[dtype])
+    allowed = TOLERANCE if _loader.backend == "cpu" else TWO_OPS
+    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, allowed[dtype])
     if packed.layout == "reference":
         return
     for row in (0, 511, 699):
@@ -141,8 +144,8 @@ def test_outputs_larger_than_caches(dtype, kind, rng):
     biased, gated = rk.linear(x, packed, bias), rk.linear_silu_and_mul(x, packed)
     assert_close("linear", biased, exact + bias.double(), TOLERANCE[dtype])
     gate, up = exact.chunk(2, dim=1)
-    allowed = TOLERANCE[dtype] if _loader.backend == "cpu" else tuple(2 * limit for limit in ON_GPU[dtype])
-    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, allowed)
+    allowed = TOLERANCE if _loader.backend == "cpu" else TWO_OPS
+    assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, allowed[dtype])
     if packed.layout == "reference":
         return
     for row in (0, 350, 699):
@@ -274,6 +277,5 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
         assert rk.linear_silu_and_mul(x, rows, interleaved=interleaved, out=out.view) is out.view
         out.check()
         fused = interleaved or features % 16 == 0
-        # In two ops the gate is rounded on its way, and silu of a negative one magnifies that.
-        allowed = TOLERANCE[dtype] if fused else tuple(2 * limit for limit in ON_GPU[dtype])
-        assert_close("linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed)
+        allowed = TOLERANCE if fused else TWO_OPS
+        assert_close("linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed[dtype])
