@@ -65,6 +65,10 @@ fi
   stage draws 100 "${cuda[@]}" -m tests.gpu.sampling_equality compare "$site/draws.npy" --device "$device"
 } &
 stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$device" &
+{
+  stage llama-cpu 100 "${cpu[@]}" -m tests.gpu.llama_tokens write "$site/llama.json"
+  stage llama 100 "${cuda[@]}" -m tests.gpu.llama_tokens compare "$site/llama.json" --device "$device"
+} &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &
 if grep -q amx_bf16 /proc/cpuinfo; then
   stage amx 200 "${amx[@]}" "${pytest[@]}" "${ops[@]}" tests/kernel/test_attention.py &
