@@ -1,6 +1,6 @@
 # Radix. `make serve` and `make test` set up everything they need in .venv, from a clean clone with Python 3.10+ (its venv
-# module and headers too), gcc 11 or later and make. TORCH names the torch to install; on a machine without a GPU TORCH_INDEX may name a pip index of
-# CPU builds, which spares gigabytes.
+# module and headers too), gcc 11 or later and make. TORCH names the torch to install; on a machine without a GPU
+# TORCH_INDEX may name a pip index of CPU builds, which spares gigabytes.
 PYTHON ?= python3
 JOBS ?= 2
 BACKEND ?= cpu

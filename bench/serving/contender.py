@@ -61,9 +61,7 @@ class Serving(Contender):
     """A contender that takes whole requests and has a prefix cache."""
 
     vocabulary = 10_000
-
-    def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        self._seeds = itertools.count()
+    _seeds = itertools.count()  # one contender a process
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], count: int) -> float:

@@ -19,7 +19,6 @@ class Model(Serving):
         import radix_kernels
         import radix_runtime
 
-        super().__init__(folder, weights, threads)
         self._engine = Engine(
             folder,
             device="cpu",

@@ -24,7 +24,6 @@ class Model(Serving):
     """Streams: every token is an event of its own. The demo model's tokenizer stands in for the missing one."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        super().__init__(folder, weights, threads)
         self.vocabulary = min(self.vocabulary, json.loads((folder / "config.json").read_text())["vocab_size"])
         command = [sys.executable, "-m", "radix_runtime.cli", "serve", str(folder), "--tokenizer", str(DEMO_MODEL_DIR)]
         command += ["--device", "cpu", "--dtype", "bfloat16", "--load-format", "dummy", "--port", "0"]

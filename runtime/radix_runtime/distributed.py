@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT = 60.0
 _SEGMENT_BYTES, _PEER_BYTES = 4 << 20, 8 << 20  # what one launch of a collective moves: of hosts, of GPUs
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
-_NCCL_FROM = {2: 256 << 20, 4: 64 << 20, 8: 64 << 20}
+_NCCL_FROM = {2: 256 << 20, 4: 128 << 20, 8: 64 << 20}
 
 
 class Communicator:

@@ -17,6 +17,7 @@ from radix_runtime.cli.bench import Record, figures, make_workload, parse_range
 from radix_runtime.cli.client import Client
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
 from radix_runtime.cli.generate import read_lines
+from radix_runtime.cli.serve import _is_local
 from radix_runtime.config import ServerArgs, flag_name
 from radix_runtime.errors import ConfigError, RequestError
 from tests.runtime.api_stack import Stack
@@ -41,6 +42,16 @@ def parse(*argv: str) -> ServerArgs:
     parser = Parser(prog="radix serve")
     add_server_flags(parser)
     return server_args(parser.parse_args(list(argv)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_hosts_that_only_this_machine_reaches(host: str) -> None:
+    assert _is_local(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_hosts_that_others_reach(host: str) -> None:
+    assert not _is_local(host)
 
 
 def test_every_setting_has_a_flag_and_its_default() -> None:

@@ -1,6 +1,7 @@
 """`radix serve`: checks what can be checked without a model, then runs the supervisor."""
 
 import argparse
+import ipaddress
 import logging
 
 from .. import hf
@@ -25,7 +26,7 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     setup_logging("radix", args.log_level)
     log.info("settings (* = not the default):\n%s", explain(args))
-    if not (args.host in ("127.0.0.1", "::1", "localhost") or args.api_key or args.api_key_file):
+    if not (_is_local(args.host) or args.api_key or args.api_key_file):
         log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)
     listener = bind_port(args.host, args.port)
     try:
@@ -38,3 +39,10 @@ def run(namespace: argparse.Namespace) -> int:
         return Supervisor(args, listener).run()
     finally:
         listener.close()
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
