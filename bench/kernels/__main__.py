@@ -128,6 +128,8 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
                 "op": r.case.op,
                 "shape": r.case.shape,
                 "dtype": str(r.case.dtype),
+                "bytes": r.case.bytes,
+                "flops": r.case.flops,
                 "share_of_limit": _share(r, limits),
                 "limit": r.case.limit,
                 "floor_us": r.floor,

@@ -2,9 +2,10 @@
 
     python -m bench.kernels all_reduce --ranks 2 4 --sizes 8192 262144 [--json F]
 
-A time is the difference of the two graphs' medians over 80 calls, the largest over the ranks. NCCL, torch's symmetric
-memory (no multicast) and, with `--peers`, vLLM's custom all-reduce are captured and timed the same way. `--sweep` tries
-launches and algorithms instead: from it come the tables of csrc/gpu/all_reduce_plan.h and of the runtime.
+A time is the difference of the two graphs over 80 calls, the largest over the ranks, the median of rounds in which
+the contenders take turns. NCCL, torch's symmetric memory (no multicast) and, with `--peers`, vLLM's custom all-reduce
+are captured and timed the same way. `--sweep` tries launches and algorithms instead: from it come the tables of
+csrc/gpu/all_reduce_plan.h and of the runtime.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -29,6 +29,7 @@ import radix_kernels as rk
 from radix_kernels.comm import GpuCommunicator, ShmCommunicator
 
 from . import peers
+from .harness import Timing
 
 FEW, MANY, ROUNDS = 20, 100, 9
 ROTATED_BYTES = 512 << 20  # at most this much in distinct buffers
@@ -37,7 +38,16 @@ NORMS = ((1, 8192), (16, 8192), (64, 8192), (256, 8192))
 _SYMMETRIC_SETS, _SYMMETRIC_BYTES = 8, 4 << 20  # distinct buffers, each needs a rendezvous; largest tensor
 
 _VLLM_BYTES, _VLLM_BLOCKS = 8 << 20, 36  # what vLLM gives its own
-Call = Callable[[int], Any]  # runs the op on buffer set i
+
+
+@dataclass
+class Contender:
+    """`call(i)` runs the op on buffer set i of `sets`; `captured` runs after each capture."""
+
+    name: str
+    call: Callable[[int], Any]
+    sets: int
+    captured: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -46,29 +56,36 @@ class Rank:
     gpu: GpuCommunicator
     device: torch.device
 
-    def microseconds(self, call: Call, sets: int, captured: Callable[[], None] = lambda: None) -> float:
-        """Of one call on the slowest rank; NaN where it cannot run. `captured` runs after each capture."""
-        try:
-            graphs = [self._capture(call, sets, count, captured) for count in (FEW, MANY)]
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            if self.shm.rank == 0:
-                print(f"not measured: {str(error).splitlines()[0]}", file=sys.stderr)
-            return float("nan")
-        few, many = (statistics.median(self._replay(graph) for _ in range(ROUNDS)) for graph in graphs)
-        mine = torch.tensor([(many - few) / (MANY - FEW)], dtype=torch.float64)
-        return float(self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, 1)).max())
+    def measure(self, contenders: Iterable[Contender]) -> dict[str, Timing]:
+        """Of one call on the slowest rank, the contenders in turns; who cannot run is left out."""
+        graphs: dict[str, list[torch.cuda.CUDAGraph]] = {}
+        for one in contenders:
+            try:
+                graphs[one.name] = [self._capture(one, count) for count in (FEW, MANY)]
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                if self.shm.rank == 0:
+                    print(f"not measured: {one.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+        slopes: dict[str, list[float]] = {name: [] for name in graphs}
+        for _ in range(ROUNDS):
+            for name, (few, many) in graphs.items():
+                slopes[name].append((self._replay(many) - self._replay(few)) / (MANY - FEW))
+        return {name: Timing.of(self._slowest(mine), "slope") for name, mine in slopes.items()}
 
-    def _capture(self, call: Call, sets: int, count: int, captured: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        mine = torch.tensor(seconds, dtype=torch.float64)
+        return self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, len(seconds))).amax(0).tolist()
+
+    def _capture(self, one: Contender, count: int) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for i in range(2):
-                call(i % sets)
+                one.call(i % one.sets)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for i in range(count):
-                call(i % sets)
-        captured()
+                one.call(i % one.sets)
+        one.captured()
         self._replay(graph)
         return graph
 
@@ -80,7 +97,7 @@ class Rank:
         graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3
+        return start.elapsed_time(end) / 1e3
 
 
 def buffers(size: int, device: torch.device) -> list[torch.Tensor]:
@@ -88,14 +105,14 @@ def buffers(size: int, device: torch.device) -> list[torch.Tensor]:
     return [torch.randn(size // 2, device=device).to(torch.bfloat16) for _ in range(count)]
 
 
-def sums(rank: Rank, size: int) -> Iterator[tuple[str, float]]:
-    """(contender, microseconds) for an all-reduce of `size` bytes of bfloat16."""
+def sums(rank: Rank, size: int) -> Iterator[Contender]:
+    """Of an all-reduce of `size` bytes of bfloat16."""
     data = buffers(size, rank.device)
-    yield "radix", rank.microseconds(lambda i: rank.gpu.all_reduce(data[i]), len(data))
-    yield "NCCL", rank.microseconds(lambda i: dist.all_reduce(data[i]), len(data))
+    yield Contender("radix", lambda i: rank.gpu.all_reduce(data[i]), len(data))
+    yield Contender("NCCL", lambda i: dist.all_reduce(data[i]), len(data))
     vllm = VllmCustom.of(rank)
     if vllm is not None and size <= _VLLM_BYTES:
-        yield "vLLM custom", rank.microseconds(lambda i: vllm.all_reduce(data[i]), len(data), vllm.captured)
+        yield Contender("vLLM custom", lambda i: vllm.all_reduce(data[i]), len(data), vllm.captured)
     if size <= _SYMMETRIC_BYTES:
         yield from symmetric_memory(rank, size)
 
@@ -138,25 +155,22 @@ class VllmCustom:
         self._comm.vllm_register_graph_buffers(self._handle, handles, offsets)
 
 
-def symmetric_memory(rank: Rank, size: int) -> Iterator[tuple[str, float]]:
+def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
     import torch.distributed._symmetric_memory as symm
 
     group = dist.group.WORLD
     assert group is not None
-    count = _SYMMETRIC_SETS
+    name, count = group.group_name, _SYMMETRIC_SETS
     data = [symm.empty(size // 2, device=rank.device, dtype=torch.bfloat16).normal_() for _ in range(count)]
     for x in data:
-        symm.rendezvous(x, group.group_name)
+        symm.rendezvous(x, name)
     ops = torch.ops.symm_mem
-    yield "symm one-shot", rank.microseconds(lambda i: ops.one_shot_all_reduce(data[i], "sum", group.group_name), count)
-    yield (
-        "symm two-shot",
-        rank.microseconds(lambda i: ops.two_shot_all_reduce_(data[i], "sum", group.group_name), count),
-    )
+    yield Contender("symmetric memory, one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count)
+    yield Contender("symmetric memory, two shots", lambda i: ops.two_shot_all_reduce_(data[i], "sum", name), count)
 
 
-def norms(rank: Rank, rows: int, hidden: int) -> Iterator[tuple[str, float]]:
-    """All-reduce, residual add and RMSNorm of bfloat16 [rows, hidden]; the peers with our fused_add_rmsnorm."""
+def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
+    """Of all-reduce, residual add and RMSNorm of bfloat16 [rows, hidden]; the peers with our fused_add_rmsnorm."""
     vllm = VllmCustom.of(rank)
     data = [x.view(rows, hidden) for x in buffers(2 * rows * hidden, rank.device)]
     residual = [torch.randn_like(x) for x in data]
@@ -169,15 +183,15 @@ def norms(rank: Rank, rows: int, hidden: int) -> Iterator[tuple[str, float]]:
         rk.fused_add_rmsnorm(data[i] if reduced is None else reduced, residual[i], weight, 1e-6)
 
     fused, count = rank.gpu.all_reduce_add_rmsnorm, len(data)
-    yield "radix", rank.microseconds(lambda i: fused(data[i], residual[i], weight), count)
-    yield "radix, to FP8", rank.microseconds(lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale), count)
-    yield "radix, two ops", rank.microseconds(lambda i: split(rank.gpu.all_reduce, i), count)
-    yield "NCCL + norm", rank.microseconds(lambda i: split(dist.all_reduce, i), count)
+    yield Contender("radix", lambda i: fused(data[i], residual[i], weight), count)
+    yield Contender("radix to FP8", lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale), count)
+    yield Contender("radix in two ops", lambda i: split(rank.gpu.all_reduce, i), count)
+    yield Contender("NCCL + norm", lambda i: split(dist.all_reduce, i), count)
     if vllm is not None:
-        yield "vLLM custom + norm", rank.microseconds(lambda i: split(vllm.all_reduce, i), count, vllm.captured)
+        yield Contender("vLLM custom + norm", lambda i: split(vllm.all_reduce, i), count, vllm.captured)
 
 
-def sweep(rank: Rank, size: int) -> Iterator[tuple[str, float]]:
+def sweep(rank: Rank, size: int) -> Iterator[Contender]:
     data = buffers(size, rank.device)
     for algorithm in ("one_shot", "two_shot"):
         for threads in (128, 256, 512):
@@ -188,7 +202,7 @@ def sweep(rank: Rank, size: int) -> Iterator[tuple[str, float]]:
                 def call(i: int, algorithm: str = algorithm, blocks: int = blocks, threads: int = threads) -> None:
                     rank.gpu.all_reduce(data[i], algorithm=algorithm, blocks=blocks, threads=threads)
 
-                yield f"{algorithm} {blocks}x{threads}", rank.microseconds(call, len(data))
+                yield Contender(f"{algorithm} {blocks}x{threads}", call, len(data))
 
 
 def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> None:
@@ -203,19 +217,19 @@ def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> N
     rank = Rank(shm, GpuCommunicator(shm, device.index), device)
     rows: list[dict[str, Any]] = []
 
-    def record(shape: str, contenders: Iterator[tuple[str, float]]) -> None:
-        times = {name: round(us, 2) for name, us in contenders}
-        rows.append({"ranks": world, "shape": shape, "microseconds": times})
+    def record(op: str, shape: str, contenders: Iterator[Contender]) -> None:
+        times = rank.measure(contenders)
+        rows.append({"op": op, "shape": shape, "microseconds": {name: vars(t) for name, t in times.items()}})
         if number == 0:
-            best = min((us, name) for name, us in times.items() if us == us)
-            print(f"TP{world} {shape:24s}", "  ".join(f"{n} {us:.1f}" for n, us in times.items()), flush=True)
+            print(f"{op:24s}{shape:16s}", "  ".join(f"{n} {t.median_us:.1f}" for n, t in times.items()), flush=True)
             if args.sweep:
-                print(f"TP{world} {shape:24s} best: {best[1]} {best[0]:.2f}", flush=True)
+                best = min(times, key=lambda name: times[name].median_us)
+                print(f"{op:24s}{shape:16s} best: {best} {times[best].median_us:.2f}", flush=True)
 
     for size in args.sizes:
-        record(f"{size >> 10} KiB", (sweep if args.sweep else sums)(rank, size))
-    for shape in () if args.sweep or args.no_norms else NORMS:
-        record("{} x {} + norm".format(*shape), norms(rank, *shape))
+        record("all_reduce", f"TP{world} {size >> 10} KiB", (sweep if args.sweep else sums)(rank, size))
+    for rows_, hidden in () if args.sweep or args.no_norms else NORMS:
+        record("all_reduce_add_rmsnorm", f"TP{world} {rows_}x{hidden}", norms(rank, rows_, hidden))
     rank.gpu.check()
     shm.barrier()
     if number == 0:
@@ -261,7 +275,12 @@ def main(args: argparse.Namespace) -> None:
     worlds = args.ranks or [n for n in (2, 4, 8) if n <= gpus]
     rows = [row for world in worlds for row in run(world, args)]
     if args.json:
-        report = {"date": str(date.today()), "machine": torch.cuda.get_device_name(), "rows": rows}
+        report = {
+            "date": str(date.today()),
+            "machine": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rows": rows,
+        }
         Path(args.json).write_text(json.dumps(report, indent=1))
 
 
