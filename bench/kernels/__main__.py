@@ -43,10 +43,10 @@ def main() -> None:
             memory, arithmetic = _least_seconds(case, limits)
             rows.append(measure(case, device, compute_bound=arithmetic > memory, arm_seconds=args.arm_seconds))
             print(_line(rows[-1], limits), flush=True)
+            if args.json:  # after each row: a run that is cut short keeps what it has
+                Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
     if not rows:
         sys.exit("no case: no shape contains " + " or ".join(args.shapes or ["anything"]))
-    if args.json:
-        Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
 
 
 def _parse() -> argparse.Namespace:
@@ -58,7 +58,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
     parser.add_argument("--peers", action="store_true", help="compare with flashinfer and others, where installed")
     parser.add_argument("--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row")
-    parser.add_argument("--json", help="write all figures to this file")
+    parser.add_argument("--json", help="write all figures to this file, after each row")
     args = parser.parse_args()
     if args.peers:
         peers.enable()
