@@ -132,6 +132,20 @@ def test_around_the_tiles_with_many_heads(kv_len, rng):
     run(make_case([(1, kv_len), (1, 5)], rng, heads=66, page_size=64))
 
 
+@pytest.mark.parametrize("page_size", [8, 24])
+@pytest.mark.parametrize("heads", [2, 40, 80])
+def test_long_rows_in_small_pages(page_size, heads, rng):
+    """Pages are looked up some tiles ahead: several times a row."""
+    run(make_case([(1, 1100), (2, 300)], rng, heads=heads, page_size=page_size))
+
+
+@pytest.mark.parametrize("heads", [2, 66])
+def test_rows_that_no_run_cuts(heads, rng, request):
+    """As many rows of one length as there are runs, nearly: each run has a whole row, so nothing is joined."""
+    batch = 4 if request.config.getoption("--device") == "cpu" else 64 if heads == 66 else 132
+    run(make_case([(1, 600)] * batch, rng, heads=heads, page_size=64))
+
+
 @pytest.mark.parametrize("heads", [4, 16, 64])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("batch_invariant", [True, False])
