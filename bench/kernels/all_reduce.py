@@ -165,8 +165,8 @@ def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
     for x in data:
         symm.rendezvous(x, name)
     ops = torch.ops.symm_mem
-    yield Contender("symmetric memory, one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count)
-    yield Contender("symmetric memory, two shots", lambda i: ops.two_shot_all_reduce_(data[i], "sum", name), count)
+    yield Contender("symmetric memory one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count)
+    yield Contender("symmetric memory two shots", lambda i: ops.two_shot_all_reduce_(data[i], "sum", name), count)
 
 
 def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
