@@ -74,17 +74,21 @@ def decode() -> None:
 
 
 def mla() -> None:
-    rng = torch.Generator().manual_seed(0)
-    lens = torch.tensor([300, 17], dtype=torch.int32)
-    for heads in (16, 128):
+    """Few heads and many, parts of rows joined by one group of threads and by all, pages by boxes and by tokens."""
+    for heads, page, lens in (
+        (16, 64, (300, 17)), (128, 64, (300, 17)), (16, 64, (2200, 17)), (128, 64, (2200, 17)), (80, 1, (530, 17)),
+    ):  # fmt: skip
+        rng = torch.Generator().manual_seed(0)
         q, rope = (torch.randn(2, heads, d, generator=rng).to(HALF) for d in (512, 64))
-        cache = torch.randn(8, 64, 576, generator=rng).to(HALF)
-        table = torch.randperm(8, generator=rng)[:6].to(torch.int32)
-        table = torch.stack((table[:5], table[5:].expand(5)))
-        args = (q, rope, cache, table.contiguous(), lens, torch.tensor([0, 1, 2], dtype=torch.int32))
+        needed = [-(-n // page) for n in lens]
+        cache = torch.randn(sum(needed) + 2, page, 576, generator=rng).to(HALF)
+        free = torch.randperm(len(cache), generator=rng).to(torch.int32)
+        table = torch.stack((free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]]))
+        counts = (torch.tensor(x, dtype=torch.int32) for x in (lens, (0, 1, 2)))
+        args = (q, rope, cache, table, *counts)
         expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
         got = rk.mla_decode(*map(on_gpu, args), softmax_scale=192**-0.5, max_seqlen_q=1)
-        compare(f"mla_decode, {heads} heads", got, expected, 5e-3)
+        compare(f"mla_decode, {heads} heads, {lens} tokens in pages of {page}", got, expected, 5e-3)
 
 
 def gemm() -> None:
