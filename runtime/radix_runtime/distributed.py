@@ -26,8 +26,7 @@ _NCCL_FROM = {2: 256 << 20, 4: 128 << 20, 8: 64 << 20}
 
 
 class Communicator:
-    """A rank of a group; this class is the group of one. All ranks call the same collectives in the same order with
-    equal shapes and dtypes."""
+    """A rank; this class is a group of one. All ranks make the same calls in order, with equal shapes and dtypes."""
 
     rank = 0
     world_size = 1

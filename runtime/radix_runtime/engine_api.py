@@ -3,12 +3,16 @@
 Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
 are done (and advances those of other threads on the way). Other tensor-parallel ranks are child processes."""
 
+import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +22,18 @@ import numpy as np
 from . import hf
 from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
-from .errors import EngineDeadError, RequestError
+from .errors import EngineDeadError, RequestError, refusal
 from .messages import Abort, Generate, LocalChannel, RequestFailed, TextBatch, TextDelta, TextStop, pack_ids
 from .model_config import ModelConfig
 from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
-from .step_plan import Executor
 
 _IDLE_WAIT = 0.05
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """A loaded model. `model_path` is a directory, a hub name, or None for the embedded demo model; keyword arguments
     are the fields of ServerArgs (unknown ones raise TypeError). `tokenizer` may replace the model's; a model without
     one takes `input_ids` only and gives no text.
@@ -39,7 +42,8 @@ class Engine:
             engine.generate("Hello", {"temperature": 0})["text"]
 
     Raises ConfigError for what cannot work; ValueError for a bad request, with the reason; EngineDeadError, on every
-    call, once the engine has died. Threads may share an engine."""
+    call, once the engine has died. Threads may share an engine; a forked process cannot use its parent's. An engine
+    that nobody refers to any more is shut down."""
 
     def __init__(
         self, model_path: str | Path | None = None, *, tokenizer: hf.Tokenizer | None = None, **server_args: Any
@@ -56,17 +60,16 @@ class Engine:
         self._lock = threading.Lock()
         self._dead: str | None = None
         self._open: dict[str, _Call] = {}
-        self._executor = create_executor(args, self.config)
+        self.executor = create_executor(args, self.config)  # what runs the steps: the engine as its scheduler sees it
+        # Called once: by `shutdown`, with the last reference, or at exit. Not in a forked process: its threads and
+        # other ranks are its parent's.
+        self._close = weakref.finalize(self, self.executor.close)
+        os.register_at_fork(after_in_child=self._close.detach)
         self._inbox, tokens, self._results = LocalChannel(), LocalChannel(), LocalChannel()
         eos_ids = hf.eos_token_ids(folder, self.tokenizer)
-        self._scheduler = Scheduler(args, self._executor, self._inbox, tokens, eos_ids=eos_ids)
+        self._scheduler = Scheduler(args, self.executor, self._inbox, tokens, eos_ids=eos_ids)
         self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
         self._limits = self._scheduler.limits
-
-    @property
-    def executor(self) -> Executor:
-        """What runs the steps: the engine as its scheduler sees it."""
-        return self._executor
 
     # Generation ---------------------------------------------------------------------------
 
@@ -96,7 +99,8 @@ class Engine:
         if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
             raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
         wanted = (stream, return_logprob, logprob_start_len, top_logprobs_num)
-        call = _Call([self._request(i, p, *wanted) for i, p in zip(ids, params, strict=True)])
+        names = [""] if single else [f"prompt {i}: " for i in range(len(ids))]
+        call = _Call([self._request(i, p, *wanted, n) for i, p, n in zip(ids, params, names, strict=True)])
         single = single and call.unfinished == 1
         grown = self._advance(call)
         if stream:
@@ -148,7 +152,7 @@ class Engine:
 
     def _ids(self, text: Any, add_special_tokens: bool = True) -> list[int]:
         if not isinstance(text, str):
-            return [int(i) for i in text]
+            return [index(i) for i in text]  # a fraction is no id
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: pass input_ids")
         return self.tokenizer.encode(text, add_special_tokens)
@@ -167,35 +171,38 @@ class Engine:
             return [self._ids(given)], True
         return [self._ids(one) for one in given], False
 
-    def _request(self, ids: list[int], given: Any, stream: bool, scores: bool, start: int, top: int) -> Generate:
+    # `name` begins what is said of a bad one. None is what leaves a field out, but for `max_new_tokens`.
+    def _request(
+        self, ids: list[int], given: Any, stream: bool, scores: bool, start: int, top: int, name: str = ""
+    ) -> Generate:
         try:
             if clip := not isinstance(given, SamplingParams):
-                values = {**self._defaults, **(given or {})}
-                stop = values.get("stop", [])
-                values["stop"] = [stop] if isinstance(stop, str) else stop
+                given = {k: v for k, v in dict(given or {}).items() if v is not None or k == "max_new_tokens"}
+                values = {"stop": [], **self._defaults, **given}
+                values["stop"] = [stop] if isinstance(stop := values["stop"], str) else stop
                 clip, given = "max_new_tokens" not in values, msgspec.convert(values, SamplingParams, str_keys=True)
             params = self._limits.admit(ids, given, "prompt", {}, clip)
+            if not -1 <= start <= len(ids):
+                raise refusal("invalid_value", f"logprob_start_len must be in [-1, {len(ids)}]")
+            if not 0 <= top <= self.config.vocab_size:
+                raise refusal("invalid_value", f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
         except msgspec.ValidationError as error:
-            raise ValueError(f"sampling_params: {error}") from None
+            raise ValueError(f"{name}sampling_params: {error}") from None
         except RequestError as error:
-            raise ValueError(error.message) from None
-        if not -1 <= start <= len(ids):
-            raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
-        if not 0 <= top <= self.config.vocab_size:
-            raise ValueError(f"top_logprobs_num must be in [0, {self.config.vocab_size}]")
+            raise ValueError(name + error.message) from None
         return Generate(secrets.token_hex(16), pack_ids(ids), params, stream, scores, start, top)
 
     # The machine --------------------------------------------------------------------------
 
     # Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest.
     def _advance(self, call: "_Call") -> Iterator[int]:
-        with self._lock:
+        with self._turn():
             for request in call.requests:
                 self._open[request.rid] = call
                 self._inbox.send(request)
         try:
             while call.unfinished or call.grown:  # others may have brought it to its end
-                with self._lock:
+                with self._turn():
                     if call.unfinished and not call.error:
                         self._pump()
                     grown, call.grown = sorted(call.grown), set()
@@ -207,6 +214,12 @@ class Engine:
                 del self._open[request.rid]
                 if call.unfinished:
                     self._inbox.send(Abort(request.rid, "the caller has gone"))
+
+    # The lock. In a fork another thread may have left it locked.
+    def _turn(self) -> threading.Lock:
+        if not self._close.alive:
+            raise EngineDeadError(self._dead or "a forked process cannot use an engine of its parent")
+        return self._lock
 
     # One iteration of scheduler and detokenizer. The caller holds the lock.
     def _pump(self) -> None:
@@ -234,7 +247,7 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Forgets all cached prefixes. False when requests are running."""
-        with self._lock:
+        with self._turn():
             self._pump()  # takes in what was sent, as the abort of a stream that was closed early
             while not self._scheduler.is_idle and not self._open:
                 self._pump()  # the last steps of what has ended
@@ -244,21 +257,19 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
-        with self._lock:
+        with self._turn():
             self._pump()
             stats = self._scheduler.stats()
         settings = {name: value for name, value in asdict(self.args).items() if name not in SECRETS}
-        sizes = {"max_total_num_tokens": self._limits.max_total_tokens, "max_context": self._executor.max_context}
+        sizes = {"max_total_num_tokens": self._limits.max_total_tokens, "max_context": self.executor.max_context}
         return {**settings, **sizes, "internal_states": [stats]}
 
     def shutdown(self) -> None:
-        """Ends the engine and its processes. Idempotent; later calls raise EngineDeadError."""
-        with self._lock:
-            self._dead = "the engine was shut down"
-            self._executor.close()
-
-    def __enter__(self) -> "Engine":
-        return self
+        """Ends the engine and its processes, in a forked one nothing. Idempotent; later calls raise EngineDeadError."""
+        if self._close.alive:
+            with self._lock:
+                self._dead = "the engine was shut down"
+                self._close()
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
@@ -286,7 +297,7 @@ class _Call(Choices):
 
 
 def _are_ids(value: Any) -> bool:
-    return len(value) > 0 and isinstance(value[0], (int, np.integer))
+    return len(value) > 0 and not isinstance(value[0], str) and np.ndim(value[0]) == 0
 
 
 def _load_tokenizer(args: ServerArgs, folder: Path) -> hf.Tokenizer | None:

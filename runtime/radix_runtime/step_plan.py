@@ -1,7 +1,6 @@
 """StepPlan: what the scheduler tells every rank about one step, as plain numpy.
 
-One order of rows serves all arrays and all ranks: decode rows first, then prefill chunks. A row is an index into the
-request table."""
+Arrays and ranks have one order of rows: decode rows, then prefill chunks. A row is an index into the request table."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import os
+import signal
 import threading
 
 import numpy as np
@@ -165,6 +168,27 @@ def test_score_gives_probabilities_of_labels_and_continuations(plain):
     assert np.allclose(single, want, atol=1e-4)
 
 
+def test_ids_come_in_any_form_of_integers(plain):
+    e, c = plain
+    params, ids = {"max_new_tokens": 3, "temperature": 0}, c.prompts[0]
+    forms = [ids, tuple(ids), np.array(ids, np.int32), torch.tensor(ids), [np.int64(i) for i in ids]]
+    assert len({tuple(e.generate(input_ids=form, sampling_params=params)["output_ids"]) for form in forms}) == 1
+    assert len(e.generate(input_ids=torch.tensor([ids, ids]), sampling_params=params)) == 2
+    for fractions in ([1.5, 2.0], [[1.5, 2.0]], torch.tensor([1.5]), np.array([1.5])):
+        with pytest.raises(TypeError, match="integer"):
+            e.generate(input_ids=fractions)
+
+
+def test_none_leaves_a_parameter_out(demo):
+    """As null does over HTTP; `max_new_tokens` None is its own value."""
+    params = {"max_new_tokens": 5, "seed": 3, "ignore_eos": True}
+    nothing = dict.fromkeys(("stop", "temperature", "top_p", "n", "logit_bias", "stop_token_ids"))
+    want = demo.generate("Hello", params)["output_ids"]
+    assert demo.generate("Hello", {**params, **nothing})["output_ids"] == want
+    longest = {"max_new_tokens": None, "ignore_eos": True}
+    assert demo.generate("Hello " * 500, longest)["meta_info"]["completion_tokens"] > 128
+
+
 def test_a_model_without_tokenizer_takes_ids_only(plain):
     e, c = plain
     assert e.generate(input_ids=c.prompts[0], sampling_params={"max_new_tokens": 3})["text"] == ""
@@ -185,6 +209,8 @@ def test_a_model_without_tokenizer_takes_ids_only(plain):
         ({"input_ids": [5], "sampling_params": {"heat": 1}}, "heat"),
         ({"input_ids": [5], "sampling_params": {"top_k": "many"}}, "top_k"),
         ({"input_ids": [[5], [6]], "sampling_params": [{}]}, "1 sampling_params for 2 prompts"),
+        ({"input_ids": [[5], []]}, "prompt 1: the prompt is empty"),
+        ({"input_ids": [[5], [6]], "sampling_params": [{}, {"heat": 1}]}, "prompt 1: .*heat"),
         ({"input_ids": [5] * 3000}, "3000 prompt tokens"),
         ({"input_ids": [5], "sampling_params": {"max_new_tokens": 10**6}}, "1000000 new tokens"),
         ({"input_ids": [5], "top_logprobs_num": 3}, "need return_logprob"),
@@ -264,6 +290,43 @@ def test_after_shutdown_every_call_fails():
     e.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         e.generate(input_ids=[3])
+
+
+def test_a_forked_process_is_refused_and_leaves_the_engine_alone():
+    """The child ends by itself, out of the `with` block: as a user's would. The lock is held when it is made."""
+    c = case("qwen3_tied_odd")
+    params = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True)
+    with engine(c.folder, tp_size=2) as e:
+        [rank] = [w.pid for w in e.executor.workers]
+        stream = e.stream(input_ids=[3, 4], sampling_params=params)
+        next(stream)
+        with e._lock:  # of a thread of the parent
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # its default action ends a child that hangs
+                refused = 0
+                for call in (lambda: e.generate(input_ids=[3]), e.flush_cache, e.get_server_info, lambda: list(stream)):
+                    try:
+                        call()
+                    except EngineDeadError as error:
+                        refused += "forked" in str(error)
+                e.shutdown()
+                e._close()  # as the end of an interpreter would
+                os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+        os.kill(rank, 0)  # the child has not ended it
+        assert len(list(stream)[-1]["output_ids"]) == 4
+        assert len(e.generate(input_ids=[3], sampling_params=params)["output_ids"]) == 4
+
+
+def test_an_engine_that_is_forgotten_ends_its_ranks():
+    e = engine(case("qwen3_tied_odd").folder, tp_size=2)
+    assert e.generate(input_ids=[3], sampling_params={"max_new_tokens": 1})["output_ids"]
+    [rank] = e.executor.workers
+    assert rank.poll() is None
+    del e
+    gc.collect()
+    assert rank.poll() == 0
 
 
 def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):

@@ -32,8 +32,7 @@ def create_executor(
     args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
 ) -> Executor:
     """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once, on another thread,
-    when a rank dies; what is in flight then raises EngineDeadError, and so does every later launch. Raises ConfigError
-    for what cannot work."""
+    when a rank dies; then what is in flight and every later launch raise EngineDeadError. Raises ConfigError."""
     config.check_tp(args.tp_size)
     return LocalExecutor(args, config) if args.tp_size == 1 else TPExecutor(args, config, on_death)
 

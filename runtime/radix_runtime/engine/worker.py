@@ -1,7 +1,6 @@
 """A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
 
-Rank 0 starts it with a WorkerSpec on standard input, which stays open as long as rank 0 lives. It decides nothing and
-samples nothing."""
+Rank 0 starts it with a WorkerSpec on standard input, open as long as rank 0 lives. It decides and samples nothing."""
 
 import ctypes
 import logging

@@ -1,7 +1,6 @@
 """The request bodies, and how bytes become one of them or an error that names the field.
 
-A field is built (typed below), harmless (accepted, changes no output), or known but not built (only its neutral values
-pass). Everything else is unknown."""
+A field is typed below, harmless (changes no output), known but not built (only neutral values pass) or unknown."""
 
 import json
 import math
