@@ -149,6 +149,41 @@ def test_generate_names_the_bad_line(tmp_path: Path) -> None:
         read_lines(tmp_path / "absent")
 
 
+def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x"}\n{"input_ids": [99999]}')
+    target.write_text("old")
+    result = radix("generate", str(source), "-o", str(target), *SMALL)
+    assert result.returncode == 78 and result.stderr.startswith("radix: error: prompt 1: the id at position 0")
+    assert target.read_text() == "old"
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("x")
+    result = radix("generate", str(source), "-o", str(tmp_path / "absent" / "out"), "--max-new-tokens", "1", *SMALL)
+    assert result.returncode == 70 and result.stderr.count("\n") == 1 and "No such file" in result.stderr
+
+
+def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None:
+    """The first prompt, the longest, is not: those after it wait for it."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    sizes = [1500, 1, 2, 3]
+    lines = [{"prompt": "Hello", "sampling_params": {"max_new_tokens": n, "ignore_eos": True}} for n in sizes]
+    source.write_text("\n".join(json.dumps(line) for line in lines))
+    code = (
+        "import radix_runtime.cli.generate as g, sys; from radix_runtime.cli import main\n"
+        "def interrupted(outputs, *_, **__):\n"
+        "    for i, output in enumerate(outputs):\n"
+        "        yield output\n"
+        "        if i == 2: raise KeyboardInterrupt\n"
+        "g.track = interrupted; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "generate", str(source), "-o", str(target), *SMALL]
+    assert subprocess.run(command, timeout=120, env=environment("/tmp"), check=False).returncode == 130
+    assert [json.loads(line)["index"] for line in target.read_text().splitlines()] == [1, 2, 3]
+
+
 def test_lines_end_at_newlines_only(tmp_path: Path) -> None:
     """JSON may hold U+2028, U+2029 and U+0085 as they are."""
     text = "a\u2028b\u2029c\x85d\x0be"

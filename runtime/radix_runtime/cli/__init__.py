@@ -35,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
         command.add_arguments(parser)
         return int(command.run(parser.parse_args(arguments)))
-    except (ConfigError, EngineDeadError, RequestError) as error:
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        return 0
+    except (ConfigError, EngineDeadError, RequestError, OSError) as error:  # OSError: a file that cannot be written
         print(f"radix: error: {error}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INTERNAL
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
-        sys.stderr.close()
-        return 0

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +38,21 @@ def run(namespace: argparse.Namespace) -> int:
         prompts = [_ids(engine, line, namespace.chat) for line in lines]
         params = [{**sampling_of(namespace), **line.sampling_params} for line in lines]
         done, written = dict[int, dict[str, Any]](), 0
-        with open(namespace.output, "w", encoding="utf-8") if namespace.output else nullcontext(sys.stdout) as out:
-            try:
-                stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()
-                finished = (output for output in stream if output["meta_info"]["finish_reason"] is not None)
-                for output in track(finished, "prompts", len(prompts), console=Console(stderr=True)):
-                    done[output["index"]] = output
-                    while written in done:  # in the order of the file, as early as that order allows
-                        out.write(_record(written, done.pop(written)))
-                        written += 1
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        try:
+            stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()
+            finished = (output for output in stream if output["meta_info"]["finish_reason"] is not None)
+            # Standard output, too, gets UTF-8 whatever the locale.
+            with open(namespace.output or 1, "w", encoding="utf-8", closefd=bool(namespace.output)) as out:
+                try:
+                    for output in track(finished, "prompts", len(prompts), console=Console(stderr=True)):
+                        done[output["index"]] = output
+                        while written in done:  # in the order of the file, as early as that order allows
+                            out.write(_record(written, done.pop(written)))
+                            written += 1
+                finally:  # also what was complete when an interrupt came
+                    out.writelines(_record(index, done[index]) for index in sorted(done))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     return 0
 
 
