@@ -42,8 +42,7 @@ class Engine(AbstractContextManager["Engine"]):
             engine.generate("Hello", {"temperature": 0})["text"]
 
     Raises ConfigError for what cannot work; ValueError for a bad request, with the reason; EngineDeadError, on every
-    call, once the engine has died. Threads may share an engine; a forked process cannot use its parent's. An engine
-    that nobody refers to any more is shut down."""
+    call, once the engine has died. Threads may share an engine, forked processes not; a forgotten one is shut down."""
 
     def __init__(
         self, model_path: str | Path | None = None, *, tokenizer: hf.Tokenizer | None = None, **server_args: Any

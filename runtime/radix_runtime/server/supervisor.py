@@ -1,7 +1,6 @@
 """The supervisor of `radix serve`: starts the processes, watches them, ends them together (docs/serving.md says when).
 
-Nothing polls: the loop sleeps on exit descriptors, status pipes and signals, and looks at the heartbeats once a second.
-Start-up has no grace."""
+Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each second from the start."""
 
 import contextlib
 import errno
