@@ -208,9 +208,11 @@ def test_request_log_has_no_text(caplog: pytest.LogCaptureFixture) -> None:
         body = {"prompt": "a secret text", "max_tokens": 2}
         answer = httpx.post(f"{stack.url}/v1/completions", json=body)
         httpx.post(f"{stack.url}/v1/completions", json={**body, "secret_field": 1})
+        httpx.get(f"{stack.url}/no%0Asuch")
         stack.check_idle()
     lines = [r.getMessage() for r in caplog.records if r.name.endswith("exchange")]
-    assert [line.split()[3] for line in lines] == ["200", "400"]
+    assert [line.split()[3] for line in lines] == ["200", "400", "404"]
+    assert r"GET '/no\nsuch' 404" in lines[2]
     assert lines[0].startswith(answer.headers["x-request-id"])
     assert "secret" not in caplog.text
 

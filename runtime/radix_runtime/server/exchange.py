@@ -181,8 +181,8 @@ class Gate:
         finally:
             if exchange.route:
                 self._manager.metrics.http.labels(exchange.route, str(exchange.status)).inc()
-            if exchange.route and self._manager.args.log_requests:
-                what = exchange.id, exchange.method, exchange.route, exchange.status
+            if self._manager.args.log_requests:  # also what reached no route, by an escaped part of its path
+                what = exchange.id, exchange.method, exchange.route or ascii(scope["path"][:64]), exchange.status
                 log.info("%s %s %s %d %.0f ms", *what, 1000 * (time.perf_counter() - exchange.started))
 
 
