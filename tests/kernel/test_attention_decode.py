@@ -112,6 +112,26 @@ def test_bits_do_not_depend_on_run_or_neighbours(rng):
             assert_same_bits(got, whole[row : row + 1])
 
 
+@pytest.mark.parametrize("heads", [(264, 66), (528, 66)], ids=str)
+def test_runs_of_many_chunks(heads, rng):
+    """So many KV heads that a GPU has blocks for two runs: a cut row, and few and many packed rows after each other."""
+    rows = [(1, 600), (2, 700), (1, 2000), (3, 2), (1, 5000)]
+    case = make_case(rows, rng, heads=heads, dim=16, dtype=torch.bfloat16)
+    run(case, {}, rng)
+    if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"] == "reference":
+        return
+    out, _ = attend(case)
+    for row in (2, 4):  # one query token
+        begin = int(case.cu_seqlens_q[row])
+        alone = Case(
+            case.q[begin : begin + 1], case.k_cache, case.v_cache, case.page_table[row : row + 1],
+            case.kv_lens[row : row + 1], torch.tensor([0, 1], dtype=torch.int32),
+        )  # fmt: skip
+        longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
+        got = rk.flash_attn_with_kvcache(*alone.args, max_seqlen_q=longest)
+        assert_same_bits(got, out[begin : begin + 1])
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("queries", [1, 4])

@@ -42,7 +42,7 @@ struct Config {
   static constexpr int kQueryBytes = kSharedQueries ? kTiles * kSteps * 512 : 0;
   using L = Layout<kDim, kRows, kThreads>;
   static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
-  // The top of the tree's stack, where there is space; FP8 is slower with it.
+  // The upper part of the tree's stack, where there is space; FP8 is slower with it.
   static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= 232448 - 1024 ? L::kNodeBytes : 0;
   static constexpr int kSharedBytes = kOtherBytes + kNodeBytes;
   // A product with FP8 is made in f16, which holds every e4m3 exactly and Q after scaling.
@@ -313,10 +313,11 @@ __device__ inline void store_row(float* row, const float (&o)[C::kOut][4], int j
   }
 }
 
-// Joins the warps' results; every thread gets its pieces. top: [kWarps][kRows] of (m, l).
+// Joins the warps' results; every thread gets its pieces. top: [kWarps][kRows] of (m, l). Few rows go to one half of
+// the buffer, `at` 0 or 4, and may do so while the other half, of the join before, is still read: that saves a barrier.
 template <class C>
 __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* top,
-                                  int rows) {
+                                  int rows, int at, bool all_read) {
   using L = typename C::L;
   const auto [g, j] = this_lane();
   const int warp = threadIdx.x / 32;
@@ -325,12 +326,12 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
   for (int pass = 0; pass < L::kPasses; pass++) {
     if (pass * 8 >= rows) break;
     const int t = pass / 2, half = pass % 2;
-    __syncthreads();  // the pass before has been read
-    if (j == 0) top[warp * C::kRows + pass * 8 + g] = {run.m[t][half], run.l[t][half]};
+    if (pass > 0 || !all_read) __syncthreads();  // what was there has been read
+    if (j == 0 && g < 8 - at) top[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
     // A warp that saw nothing of a row leaves its part as it is: nobody reads it. Scores of NaN alone leave the maximum
     // at -inf too, but a sum that is not 0.
     if (pass * 8 + g < rows && (run.m[t][half] != -INFINITY || run.l[t][half] != 0))
-      store_row<C>(buffer + (warp * 8 + g) * C::kJoinRow, run.o[t], j, half);
+      store_row<C>(buffer + (warp * 8 + g + at) * C::kJoinRow, run.o[t], j, half);
 #ifndef RADIX_PLANT_MISSING_BARRIER  // set by tools/sanitize.sh alone: racecheck must miss this barrier
     __syncthreads();
 #endif
@@ -342,17 +343,18 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       float m = -INFINITY;
 #pragma unroll
       for (int w = 0; w < C::kWarps; w++) {
-        ml[w] = top[w * C::kRows + L::row(i)];
+        ml[w] = top[w * C::kRows + L::row(i) + at];
         m = fmaxf(m, ml[w].x);
       }
       Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, 0.f};
 #pragma unroll
       for (int w = 0; w < C::kWarps; w++) {
-        if (ml[w].x == -INFINITY && ml[w].y == 0) continue;
+        const float4 part =
+            *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8 + at) * C::kJoinRow + L::dim(i));
         const float share = weight(ml[w].x, m);
-        sum.l += ml[w].y * share;
-        add_scaled(sum.o, *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8) * C::kJoinRow + L::dim(i)),
-                   share);
+        const bool seen = ml[w].x != -INFINITY || ml[w].y != 0;
+        if (seen) sum.l += ml[w].y * share;
+        if (seen) add_scaled(sum.o, part, share);
       }
       state[i] = sum;
     }
@@ -388,8 +390,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   int slot = 0, row = plan.row_of(x);
   Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_top + kPlanBytes)));
   QueryBlock block{};
-  Tree<L> tree(C::kNodeBytes > 0 ? shared + C::kOtherBytes : nullptr);
-  bool fresh = true;
+  Tree<L, C::kNodeBytes> tree(shared + C::kOtherBytes);
+  bool fresh = true, few_before = false;
+  int half = 0;
 #pragma unroll 1
   for (; x < x_end; x++) {
     const Chunk c = locate(plan, x, row);
@@ -426,7 +429,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
       advance(std::true_type());
     }
     Piece state[L::kPieces];
-    join_warps<C>(run, state, buffer, top, block.rows);
+    const bool few = block.rows <= 4;
+    half ^= 4;
+    join_warps<C>(run, state, buffer, top, block.rows, few ? half : 0, few && few_before);
+    few_before = few;
     if (tree.push(state, c.index, c.count)) finish<typename C::Q, L>(a, block, kv_head, state);
     fresh = c.index + 1 == c.count;
     if (fresh || x + 1 == x_end) tree.flush();

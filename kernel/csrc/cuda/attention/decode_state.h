@@ -57,16 +57,17 @@ struct Layout {
   static constexpr int kSecondPair = 2;
   __device__ static int dim(int i) { return quad(i) * 4; }
 
-  // A node in the workspace: float4 [kRows * kQuads], then float2 (m, l) for each, so that a thread reads only its own.
+  // A node: float4 [rows * kQuads], then float2 (m, l) for each, so that a thread reads only its own. In the workspace
+  // of kRows, in shared memory of those in use.
   static constexpr int64_t kNodeBytes = int64_t{kRows} * kQuads * (sizeof(float4) + sizeof(float2));
   __device__ static int place(int i) { return row(i) * kQuads + quad(i); }
-  __device__ static void store(char* node, int i, const Piece& piece) {
+  __device__ static void store(char* node, int i, const Piece& piece, int rows = kRows) {
     reinterpret_cast<float4*>(node)[place(i)] = piece.o;
-    reinterpret_cast<float2*>(node + int64_t{kRows} * kQuads * sizeof(float4))[place(i)] = {piece.m, piece.l};
+    reinterpret_cast<float2*>(node + rows * kQuads * sizeof(float4))[place(i)] = {piece.m, piece.l};
   }
-  __device__ static Piece load(const char* node, int i) {
+  __device__ static Piece load(const char* node, int i, int rows = kRows) {
     const float4 o = reinterpret_cast<const float4*>(node)[place(i)];
-    const float2 ml = reinterpret_cast<const float2*>(node + int64_t{kRows} * kQuads * sizeof(float4))[place(i)];
+    const float2 ml = reinterpret_cast<const float2*>(node + rows * kQuads * sizeof(float4))[place(i)];
     return {o, ml.x, ml.y};
   }
 };
@@ -78,17 +79,21 @@ __device__ inline bool live(int i, int rows) {
 }
 
 // The joined chunks [first, now) of a row, as the nodes of the tree that lie within: a stack in the workspace, whose
-// top waits in shared memory (which may be null).
-template <class L>
+// upper part waits in kSharedBytes of shared memory (0, or a node of all rows: the fewer are in use, the more nodes).
+template <class L, int kSharedBytes = 0>
 class Tree {
+  static constexpr bool kShared = kSharedBytes > 0;
+  static_assert(!kShared || kSharedBytes == L::kNodeBytes);
+
  public:
-  __device__ explicit Tree(char* top = nullptr) : top_(top) {}
+  __device__ explicit Tree(char* shared = nullptr) : shared_(shared) {}
 
   // nodes: this block's space. rows: in use.
   __device__ void begin(char* nodes, int levels, int first, int rows) {
     // The row that the block enters in the middle keeps its nodes; every other one begins at 0.
     base_ = nodes + (first > 0 ? 0 : 2 * levels * L::kNodeBytes);
-    first_ = first, rows_ = rows, depth_ = 0;
+    first_ = first, rows_ = rows, depth_ = 0, settled_ = 0;
+    if constexpr (kShared) slots_ = 1 << (31 - __clz(L::kRows / rows));
   }
 
   // Adds chunk `index`. True when it is the last of `count` and all of them are here: then `state` is their sum.
@@ -100,33 +105,53 @@ class Tree {
       index -= width;
 #pragma unroll
       for (int i = 0; i < L::kPieces; i++)
-        if (live<L>(i, rows_)) state[i] = join(L::load(waits_ ? top_ : base_ + depth_ * L::kNodeBytes, i), state[i]);
-      waits_ = false;
+        if (live<L>(i, rows_)) state[i] = join(load(i), state[i]);
+      settled_ = min(settled_, depth_);
     }
     if (done) return true;
-    flush();
-    waits_ = top_ != nullptr;
+    if constexpr (kShared) {
+      if (depth_ - settled_ == slots_) settle();
+    }
 #pragma unroll
     for (int i = 0; i < L::kPieces; i++)
-      if (live<L>(i, rows_)) L::store(waits_ ? top_ : base_ + depth_ * L::kNodeBytes, i, state[i]);
+      if (live<L>(i, rows_)) {
+        if constexpr (kShared) {
+          L::store(slot(depth_), i, state[i], rows_);
+        } else {
+          L::store(base_ + depth_ * L::kNodeBytes, i, state[i]);
+        }
+      }
     depth_++;
     return false;
   }
 
-  // The top goes to the workspace: needed where the block leaves the row.
+  // All goes to the workspace: needed where the block leaves the row.
   __device__ void flush() {
-    if (!waits_) return;
-#pragma unroll
-    for (int i = 0; i < L::kPieces; i++)
-      if (live<L>(i, rows_)) L::store(base_ + (depth_ - 1) * L::kNodeBytes, i, L::load(top_, i));
-    waits_ = false;
+    if constexpr (kShared)
+      while (settled_ < depth_) settle();
   }
 
  private:
+  __device__ char* slot(int node) const {
+    return shared_ + (node & slots_ - 1) * rows_ * static_cast<int>(L::kNodeBytes / L::kRows);
+  }
+  __device__ Piece load(int i) const {
+    if constexpr (kShared)
+      if (depth_ >= settled_) return L::load(slot(depth_), i, rows_);
+    return L::load(base_ + depth_ * L::kNodeBytes, i);
+  }
+  // The lowest node in shared memory goes to the workspace.
+  __device__ void settle() {
+#pragma unroll
+    for (int i = 0; i < L::kPieces; i++)
+      if (live<L>(i, rows_)) L::store(base_ + settled_ * L::kNodeBytes, i, L::load(slot(settled_), i, rows_));
+    settled_++;
+  }
+
   char* base_;
-  char* top_;
+  char* shared_;
   int first_, rows_, depth_;
-  bool waits_ = false;
+  int settled_ = 0, slots_ = 0;  // nodes [0, settled_) are in the workspace, at most slots_ more in shared memory
 };
 
 // The query rows of one block of one row of the batch, for one KV head.
