@@ -235,6 +235,15 @@ def test_real_vocabularies_equal_the_reference(vocab_size, spread, rng):
     check_against_reference(logits, rows)
 
 
+@pytest.mark.parametrize("distance", [1, 4, 130, 2500])
+def test_few_likely_ids(distance, rng):
+    """Their noise is far from what bounds it, so that the best score need not have the best bound."""
+    logits = torch.full((128, 32_003), -60.0)
+    first = 4 * int(integers(0, 1000, (), rng))
+    logits[:, first : first + 8 * distance : distance] = torch.randn(128, 8, generator=rng)
+    check_against_reference(logits, [Row(seed=i, position=distance, temperature=0.7) for i in range(128)])
+
+
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_many_equal_logits(filters, rng):
     """Rows of one value, of a few values, and of a few allowed ids: borders cut through ties."""
