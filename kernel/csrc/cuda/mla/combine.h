@@ -93,24 +93,27 @@ __device__ void combine(const WideArgs& a, int runs, char* raw) {
   struct Shared {
     Begun begun[kMaxRuns];
     int last[kMaxRuns];  // of a run's units, plus 1, counted from the first run on
+    int warps[kThreads / 32];
     Piece slices[kGroups][128];
   };
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   cooperative_groups::this_grid().sync();
   const int i = threadIdx.x;
+  int units = 0;
   if (i < runs) {
     const Begun b = begun_of(a, i);
     shared.begun[i] = b;
-    const int rows = b.parts > kManyParts ? b.rows : (b.rows + kGroups - 1) / kGroups;
-    shared.last[i] = b.parts > 0 ? rows : 0;
+    if (b.parts > 0) units = b.parts > kManyParts ? b.rows : (b.rows + kGroups - 1) / kGroups;
   }
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(~0u, units, step);
+    if (i % 32 >= step) units += before;
+  }
+  if (i % 32 == 31) shared.warps[i / 32] = units;
   __syncthreads();
-  for (int step = 1; step < runs; step *= 2) {
-    const int before = i >= step && i < runs ? shared.last[i - step] : 0;
-    __syncthreads();
-    if (i < runs) shared.last[i] += before;
-    __syncthreads();
-  }
+  for (int w = 0; w < i / 32; w++) units += shared.warps[w];
+  if (i < runs) shared.last[i] = units;
+  __syncthreads();
   const int group = i / 128, lane = i % 128;
   int run = 0;
   for (int unit = blockIdx.x; unit < shared.last[runs - 1]; unit += gridDim.x) {

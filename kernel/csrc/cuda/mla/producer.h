@@ -1,9 +1,10 @@
 // The copying warpgroup of the kernels on wgmma: brings a run's tiles to shared memory.
 //
 // There are two buffers, for the even and the odd tiles of a segment. A tile is 9 blocks of 64 dimensions in the
-// 128-byte swizzle and comes in two halves, the left 256 dimensions and the right 256 with the rotary ones, each with
-// its own barriers: a half is fetched anew as soon as its last reader is done. Pages of 8 tokens and more are copied by
-// the copy engine (in a cluster each block fetches half of a tile's tokens for both), others token by token (cp.async).
+// 128-byte swizzle and comes in four parts, each with its own barriers: a part is fetched anew as soon as its last
+// reader is done, and read as soon as it is there. Parts 0 and 2 make the left 256 dimensions, 1 and 3 the right ones,
+// with the rotary ones in the last. Pages of 8 tokens and more are copied by the copy engine, a part by each warp (in a
+// cluster each block fetches half of a tile's tokens for both); others token by token (cp.async).
 #pragma once
 
 #include "cuda/attention/decode_mma.h"
@@ -18,12 +19,21 @@ using attention::decode::copy_async;
 constexpr int kBlocks = kKey / 64, kBlockBytes = kTile * 128;  // of 64 dimensions
 constexpr int kLeftBlocks = 4;
 
+// The blocks of a part: [first, last).
+constexpr int kParts = 4;
+__host__ __device__ constexpr int part_first(int part) {
+  return part % 2 * kLeftBlocks + part / 2 * 2;
+}
+__host__ __device__ constexpr int part_last(int part) {
+  return part == kParts - 1 ? kBlocks : part_first(part) + 2;
+}
+
 // Where 16 bytes of a row lie: blocks of 64 dimensions, in the 128-byte swizzle.
 __device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlockBytes) {
   return piece / 8 * block_bytes + row * 128 + ((piece % 8 ^ row % 8) << 4);
 }
 
-// Block: the block's shared memory, with tile[2], full[2][2], empty[2][2].
+// Block: the block's shared memory, with tile[2], full[2][kParts], empty[2][kParts].
 template <class Block>
 class Producer {
  public:
@@ -36,59 +46,64 @@ class Producer {
         rank_(a.cluster > 1 ? hopper::cluster_rank() : 0) {}
 
   __device__ void run(Walk walk) {
-    if (a_.box_tokens > 0 && warp_ != 0) return;
     Segment s;
     while (walk.next(s)) a_.box_tokens > 0 ? send(s) : gather(s);
+    // The other block of a cluster signals until here, so this one may not end before.
+    for (int at = 0; a_.cluster > 1 && at < 2; at++) wait_empty(at, warp_);
   }
 
  private:
-  // Until half `half` of tile buffer `at` is free.
-  __device__ void wait_empty(int at, int half) { hopper::barrier_wait(&shared_.empty[at][half], (use_ >> at & 1) ^ 1); }
+  // Until a part of tile buffer `at` is free.
+  __device__ void wait_empty(int at, int part) { hopper::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
   __device__ int page_of(int token) const {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
 
-  // By the copy engine. Of a tile, a block of the cluster copies the boxes [0, boxes) of its share of the tokens.
+  // A box of the segment: its page, and its first token there.
+  struct Box {
+    int page, token;
+  };
+
+  // By the copy engine: this warp's part of each tile. A block of the cluster copies its share of a tile's tokens, 1 <<
+  // shift boxes of each block of dimensions, and a lane issues one box of the part. What takes divisions is made ahead,
+  // 32 boxes at a time.
   __device__ void send(const Segment& s) {
-    const int share = kTile / a_.cluster, boxes = share / a_.box_tokens, total = s.tiles * boxes;
-    int pages = page(s, lane_, total, boxes), next_pages = page(s, 32 + lane_, total, boxes);
+    const int share = kTile / a_.cluster, shift = __popc(share / a_.box_tokens - 1);
+    const int mine = lane_ & ((1 << shift) - 1), block = part_first(warp_) + (lane_ >> shift);
+    const bool sends = block < part_last(warp_);
+    const uint32_t bytes = (part_last(warp_) - part_first(warp_)) * kBlockBytes;
+    char* to = shared_.tile[0] + block * kBlockBytes + (rank_ * share + mine * a_.box_tokens) * 128;
+    Box boxes = box(s, lane_, shift), next = box(s, 32 + lane_, shift);
     for (int t = 0; t < s.tiles; t++) {
-      const int box = t * boxes;  // among this block's
-      if (box > 0 && box % 32 == 0) {
-        pages = next_pages;
-        next_pages = page(s, box + 32 + lane_, total, boxes);
+      const int first = t << shift, at = t & 1;
+      if (t > 0 && first % 32 == 0) {
+        boxes = next;
+        next = box(s, first + 32 + lane_, shift);
       }
-      const int at = t & 1;
-      for (int half = 0; half < 2; half++) {
-        const int first = half * kLeftBlocks, blocks = half ? kBlocks - kLeftBlocks : kLeftBlocks;
-        wait_empty(at, half);
-        uint64_t* full = &shared_.full[at][half];
-        if (lane_ == 0) hopper::barrier_arrive_expect(full, blocks * kBlockBytes);
-        __syncwarp();
-        for (int base = 0; base < boxes * blocks; base += 32) {
-          const int i = base + lane_, b = i % boxes, block = first + i / boxes;
-          const int mine = __shfl_sync(~0u, pages, (box + b) % 32);
-          if (i >= boxes * blocks) continue;
-          const int in_tile = rank_ * share + b * a_.box_tokens, token = (s.first + t) * kTile + in_tile;
-          const int in_page = token % a_.p.page_size;
-          char* to = shared_.tile[at] + block * kBlockBytes + in_tile * 128;
-          if (a_.cluster > 1) {
-            hopper::tma_multicast_3d(to, &map_, full, 3, block * 64, in_page, mine);
-          } else {
-            hopper::tma_load_3d(to, &map_, full, block * 64, in_page, mine);
-          }
+      const int page = __shfl_sync(~0u, boxes.page, (first + mine) % 32);
+      const int token = __shfl_sync(~0u, boxes.token, (first + mine) % 32);
+      uint64_t* full = &shared_.full[at][warp_];
+      wait_empty(at, warp_);
+      if (lane_ == 0) hopper::barrier_arrive_expect(full, bytes);
+      __syncwarp();
+      if (sends) {
+        if (a_.cluster > 1) {
+          hopper::tma_multicast_3d(to + at * sizeof(shared_.tile[0]), &map_, full, 3, block * 64, token, page);
+        } else {
+          hopper::tma_load_3d(to + at * sizeof(shared_.tile[0]), &map_, full, block * 64, token, page);
         }
-        __syncwarp();
       }
+      __syncwarp();
       use_ ^= 1 << at;
     }
   }
-  // The page of a segment's box; past the row's end one that does not exist, which arrives as zeros.
-  __device__ int page(const Segment& s, int box, int total, int boxes) const {
-    const int share = kTile / a_.cluster;
-    const int token = (s.first + box / boxes) * kTile + rank_ * share + box % boxes * a_.box_tokens;
-    if (box >= total || token >= s.kv_len) return static_cast<int>(a_.p.kv_pages);
-    return a_.p.page_table[s.row * a_.p.table_row + page_of(token)];
+  // Past the row's end a page that does not exist, which arrives as zeros.
+  __device__ Box box(const Segment& s, int box, int shift) const {
+    const int share = kTile / a_.cluster, tile = box >> shift, within = box & ((1 << shift) - 1);
+    const int token = (s.first + tile) * kTile + rank_ * share + within * a_.box_tokens;
+    if (tile >= s.tiles || token >= s.kv_len) return {static_cast<int>(a_.p.kv_pages), 0};
+    const int column = page_of(token);
+    return {a_.p.page_table[s.row * a_.p.table_row + column], token - column * a_.p.page_size};
   }
 
   // Token by token: warp w has 16 of a tile's. Eight lanes take a line of 128 bytes, and a lane its 16 of all lines of
@@ -111,15 +126,15 @@ class Producer {
       if (t + 1 < s.tiles) find(pages, s, token + (t + 1) * kTile);
       const uint32_t to = tile + at * (kBlocks * kBlockBytes);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        wait_empty(at, half);
+      for (int part = 0; part < kParts; part++) {
+        wait_empty(at, part);
 #pragma unroll
-        for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
+        for (int block = part_first(part); block < part_last(part); block++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
             copy_async(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
                        first + 4 * k < s.kv_len);
-        hopper::copy_async_arrive(&shared_.full[at][half]);
+        hopper::copy_async_arrive(&shared_.full[at][part]);
       }
       use_ ^= 1 << at;
     }

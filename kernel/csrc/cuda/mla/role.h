@@ -15,18 +15,25 @@ constexpr hopper::Operand kOperand = __is_same(T, bf16) ? hopper::Operand::bf16 
 template <class T, int kRows, int kWarps>
 __device__ inline void load_queries(const WideArgs& a, const Segment& s, int packed, int rows, int warp, int lane,
                                     char* q) {
+  constexpr int kEach = kRows / kWarps;
+  static_assert(kEach <= 32);
+  // A warp has rows warp, warp + kWarps, ...; lane i finds the place of the i-th.
+  const int mine = warp + lane % kEach * kWarps, at = mine < rows ? packed + mine : 0;
+  const int token = s.q_begin + at / a.group, head = at % a.group;
+  const int64_t nope_of = token * a.p.q_token + head * a.p.q_head;
+  const int64_t rope_of = token * a.rope_token + head * a.rope_head;
   const uint32_t to = hopper::shared_address(q);
-  for (int r = warp; r < kRows; r += kWarps) {
-    const bool there = r < rows;
-    const int at = there ? packed + r : 0, token = s.q_begin + at / a.group, head = at % a.group;
-    const T* nope = static_cast<const T*>(a.p.q) + token * a.p.q_token + head * a.p.q_head;
-    const T* rope = static_cast<const T*>(a.q_rope) + token * a.rope_token + head * a.rope_head;
+#pragma unroll 4
+  for (int i = 0; i < kEach; i++) {
+    const int r = warp + i * kWarps;
+    const T* nope = static_cast<const T*>(a.p.q) + __shfl_sync(~0u, nope_of, i);
+    const T* rope = static_cast<const T*>(a.q_rope) + __shfl_sync(~0u, rope_of, i);
 #pragma unroll
-    for (int i = 0; i < 3; i++) {
-      const int piece = i * 32 + lane;
+    for (int j = 0; j < 3; j++) {
+      const int piece = j * 32 + lane;
       if (piece < kBlocks * 8)
         copy_async(to + place_of(r, piece, kRows * 128), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
-                   there);
+                   r < rows);
     }
   }
   attention::decode::copy_commit();

@@ -33,6 +33,7 @@ struct Place {
   int total;        // tiles of the line
   int runs;         // in use
   int row, before;  // the row at the place, tiles before that row
+  bool whole;       // no cut lies within a query block, so nothing is left to join
 
   // The first tile of a run: floor(total * run / runs).
   __device__ int start(int run) const {
@@ -82,6 +83,7 @@ __device__ Place find_start(const WideArgs& a, int block_rows, int run, int most
     place.total += scratch[w];
   }
   place.runs = runs_for(a, place.total, one.tiles, alike, most);
+  place.whole = alike && place.total / one.tiles % place.runs == 0;
   const int x = place.start(min(run, place.runs));
   if (before <= x && x < before + sum) {
     int row = first;

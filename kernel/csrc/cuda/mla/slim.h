@@ -24,7 +24,7 @@ struct Shared {
   float4 part[2][2][2][128];  // halves of S; two, used in turn
   float top[2][2][4][kRows];  // of a warp; two, used in turn
   float total[2][4][kRows];   // l of a warp
-  uint64_t full[2][2], empty[2][2];
+  uint64_t full[2][kParts], empty[2][kParts];
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && offsetof(Shared, p) % 1024 == 0);
@@ -90,26 +90,27 @@ class Consumer {
     soften(s);
     hand_over(s);
     add_values(at);
-    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide]);
     use_ ^= 1 << at;
     turn_ ^= 1;
   }
 
   // S^T of a tile.
   __device__ void scores(float (&s)[8], int at) {
-    constexpr int kFirst = kSide * kLeftBlocks, kLast = kSide ? kBlocks : kLeftBlocks;
     float part[2][8];  // two chains: a product would wait for the one before it
     const uint64_t q = hopper::swizzled_operand(shared_.q), k = hopper::swizzled_operand(shared_.tile[at]);
-    hopper::barrier_wait(&shared_.full[at][kSide], use_ >> at & 1);
-    if (a_.box_tokens == 0) hopper::fence_async_shared();
-    hopper::wgmma_fence();
 #pragma unroll
-    for (int block = kFirst; block < kLast; block++)
+    for (int quarter = kSide; quarter < kParts; quarter += 2) {
+      hopper::barrier_wait(&shared_.full[at][quarter], use_ >> at & 1);
+      if (a_.box_tokens == 0) hopper::fence_async_shared();
+      hopper::wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; step++)
-        hopper::Wgmma<kOperand<T>, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
-                                               hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
-                                               step > 1 || block > kFirst);
+      for (int block = part_first(quarter); block < part_last(quarter); block++)
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+          hopper::Wgmma<kOperand<T>, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
+                                                 hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                                 step > 1 || block > part_first(kSide));
+    }
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
     hopper::wgmma_hold(part[0]);
@@ -192,21 +193,27 @@ class Consumer {
     named_barrier(kOwn + kSide, 128);
   }
 
-  // O^T += V^T P^T.
+  // O^T += V^T P^T. This warp has read a part of the buffer, as the scores' products have.
   __device__ void add_values(int at) {
     const uint64_t v = hopper::transposed_operand(shared_.tile[at] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
     const uint64_t p = hopper::swizzled_operand(shared_.p[kSide]);
     hopper::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; step++)
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
-      for (int b = 0; b < 4; b++)
-        hopper::WgmmaTurned<kOperand<T>, kRows, hopper::Turned::a>::run(
-            o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
-    hopper::wgmma_commit();
+      for (int step = 0; step < 4; step++)
+#pragma unroll
+        for (int b = 2 * half; b < 2 * half + 2; b++)
+          hopper::WgmmaTurned<kOperand<T>, kRows, hopper::Turned::a>::run(
+              o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
+      hopper::wgmma_commit();
+    }
+    hopper::wgmma_wait<1>();
+    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide]);
     hopper::wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < 4; b++) hopper::wgmma_hold(o_[b]);
+    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide + 2]);
   }
 
   // l becomes the sum over all lanes and warps.
@@ -285,9 +292,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
-      for (int half = 0; half < 2; half++) {
-        hopper::barrier_init(&shared.full[at][half], a.box_tokens > 0 ? 1 : 128);
-        hopper::barrier_init(&shared.empty[at][half], 4);
+      for (int part = 0; part < kParts; part++) {
+        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
+        hopper::barrier_init(&shared.empty[at][part], 4);
       }
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
@@ -304,6 +311,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     Consumer<T, 1>(a, shared).run(walk, place, run);
   }
+  if (place.whole) return;
   __syncwarp();
   combine<T, kRows, kThreads>(a, runs, raw);
 }

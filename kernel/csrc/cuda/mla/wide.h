@@ -22,27 +22,28 @@ using hopper::named_barrier;
 constexpr int kRows = 64, kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
 constexpr float kSlack = 8;
+// Blocks of Q that the scorer holds in registers: what it need not read from shared memory, which all products share.
+constexpr int kHeld = 2;
 
 struct Shared {
   char q[kBlocks * kBlockBytes];
   char tile[2][kBlocks * kBlockBytes];
-  float2 by[2][128];                 // what a thread's rows of O are multiplied by before the tile
-  float2 last[128];                  // and at the end of a segment
-  uint64_t full[2][2], empty[2][2];  // of a tile's halves
-  uint64_t given[2], ended, taken;   // P and by; last
+  float2 by[2][128];    // what a thread's rows of O are multiplied by before the tile
+  float2 last[2][128];  // and at the end of the segment, if the tile is its last
+  uint64_t full[2][kParts], empty[2][kParts];
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448);
 
-enum Barrier { kSides = 1, kScorer = 3, kTaken };
+// Named barriers. kGiven + 2 at + side: the scorer arrives once P of buffer `at` is there, the side waits.
+enum Barrier { kSides = 1, kScorer = 3, kTaken, kGiven };
 
 // What the computing warpgroups have in common. Of its block's 64 rows a thread has row(0) and row(1).
 struct Role {
   const WideArgs& a;
   Shared& shared;
   int thread, lane, rank;
-  uint32_t use = 0;   // bit `at`: parity of a buffer's present use
-  uint32_t ends = 0;  // parity of the next end of a segment
+  uint32_t use = 0;  // bit `at`: parity of a buffer's present use
 
   __device__ Role(const WideArgs& args, Shared& memory)
       : a(args),
@@ -58,9 +59,9 @@ struct Role {
     return part_of<kRows>(a, run * a.cluster + rank, s.first == 0);
   }
   __device__ char* probabilities(int at) const { return shared.tile[at] + (kBlocks - 1) * kBlockBytes; }
-  // Until half `half` of tile buffer `at` is there.
-  __device__ void wait_full(int at, int half) const {
-    hopper::barrier_wait(&shared.full[at][half], use >> at & 1);
+  // Until a part of tile buffer `at` is there.
+  __device__ void wait_full(int at, int part) const {
+    hopper::barrier_wait(&shared.full[at][part], use >> at & 1);
     if (a.box_tokens == 0) hopper::fence_async_shared();
   }
 };
@@ -77,8 +78,10 @@ class Scorer : Role {
     Begun begun{};
     while (walk.next(s)) {
       const int packed = packed_of(s), rows = rows_of(s);
+      named_barrier(kScorer, 128);  // no warp's products read the queries before any more
       load_queries<T, kRows, 4>(a, s, packed, rows, thread / 32, lane, shared.q);
       named_barrier(kScorer, 128);
+      hold_queries();
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int position = s.kv_len - s.queries + (packed + row(r)) / a.group;
@@ -91,18 +94,33 @@ class Scorer : Role {
       for (int t = 0;; t++) {
         hopper::wgmma_wait<0>();
         hopper::wgmma_hold(s_);
-        give(t & 1, soften((s.first + t) * kTile));
+        const float2 by = soften((s.first + t) * kTile);
+        const bool last = t + 1 == s.tiles;
+        if (last) sum_up(t & 1);
+        give(t & 1, by);
         use ^= 1 << (t & 1);
-        if (t + 1 == s.tiles) break;
+        if (last) break;
         start((t + 1) & 1);
       }
-      end(s, packed, rows, run);
+      leave_sums(s, packed, rows, run);
       if (s.first == 0 && !s.complete()) begun = begin(a, s, place, run, kRows * a.cluster);
     }
     if (thread == 0 && rank == 0) begun_of(a, run) = begun;
+    __syncwarp();
   }
 
  private:
+  // The first blocks of Q as operands.
+  __device__ void hold_queries() {
+    const uint32_t from = hopper::shared_address(shared.q);
+    const int r = thread / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int block = 0; block < kHeld; block++)
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        attention::decode::load_matrices(q_[block][k], from + place_of(r, block * 8 + 2 * k + lane / 16));
+  }
+
   // Starts S of the tile in buffer `at`.
   __device__ void start(int at) {
     // Made anew each time: kept from tile to tile, the operands' 72 descriptors would be spilled.
@@ -110,16 +128,22 @@ class Scorer : Role {
     asm volatile("" : "+l"(q), "+l"(tile));
     tile = hopper::advanced(tile, at * (kBlocks * kBlockBytes));
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      wait_full(at, half);
+    for (int part = 0; part < kParts; part++) {
+      wait_full(at, part);
       // Behind the branches of the wait, else the compiler makes one product wait for the other.
       hopper::wgmma_fence();
 #pragma unroll
-      for (int block = half * kLeftBlocks; block < (half ? kBlocks : kLeftBlocks); block++)
+      for (int block = part_first(part); block < part_last(part); block++)
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-          hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k),
-                                              hopper::next_k(tile + block * (kBlockBytes >> 4), k), block > 0 || k > 0);
+        for (int k = 0; k < 4; k++) {
+          const uint64_t keys = hopper::next_k(tile + block * (kBlockBytes >> 4), k);
+          if (block < kHeld) {
+            hopper::WgmmaRegisters<kOperand<T>, 64, false>::run(s_, q_[block][k], keys, block > 0 || k > 0);
+          } else {
+            hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k), keys,
+                                                block > 0 || k > 0);
+          }
+        }
     }
     hopper::wgmma_commit();
   }
@@ -166,24 +190,21 @@ class Scorer : Role {
                    : "memory");
     shared.by[at][thread] = by;
     hopper::fence_async_shared();
-    __syncwarp();
-    if (lane == 0) hopper::barrier_arrive(&shared.given[at]);
+    hopper::named_arrive(kGiven + 2 * at, 256);
+    hopper::named_arrive(kGiven + 2 * at + 1, 256);
   }
 
-  // The sums of a segment, and the factor of its O at its end.
-  __device__ void end(const Segment& s, int packed, int rows, int run) {
-    float by[2];
+  // The factors of O at the end of a segment, whose last tile is in buffer `at`.
+  __device__ void sum_up(int at) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       l_[r] += __shfl_xor_sync(~0u, l_[r], 1);
       l_[r] += __shfl_xor_sync(~0u, l_[r], 2);
-      by[r] = l_[r] == 0 ? 0.f : 1.f / l_[r];
     }
-    hopper::barrier_wait(&shared.taken, ends ^ 1);
-    shared.last[thread] = {by[0], by[1]};
-    __syncwarp();
-    if (lane == 0) hopper::barrier_arrive(&shared.ended);
-    ends ^= 1;
+    shared.last[at][thread] = {l_[0] == 0 ? 0.f : 1.f / l_[0], l_[1] == 0 ? 0.f : 1.f / l_[1]};
+  }
+
+  __device__ void leave_sums(const Segment& s, int packed, int rows, int run) const {
     if (lane % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -202,6 +223,7 @@ class Scorer : Role {
   float scale_;
   int limit_[2], all_ = 0;
   float m_[2], l_[2];
+  uint32_t q_[kHeld][4][4];
   float s_[32];
 };
 
@@ -216,12 +238,8 @@ class Side : Role {
     while (walk.next(s)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] = 0;
-      for (int t = 0; t < s.tiles; t++) add(t & 1, (s.first + t) * kTile, s.kv_len);
-      hopper::barrier_wait(&shared.ended, ends);
-      const float2 by = shared.last[thread];
-      __syncwarp();
-      if (lane == 0) hopper::barrier_arrive(&shared.taken);
-      ends ^= 1;
+      float2 by{};
+      for (int t = 0; t < s.tiles; t++) by = add(t & 1, (s.first + t) * kTile, s.kv_len);
       s.complete() ? store(s, by) : store_part(part(s, run), rows_of(s));
     }
     // A warpgroup meets before it exchanges registers once more.
@@ -230,15 +248,16 @@ class Side : Role {
   }
 
  private:
-  // O += P V for the tile in buffer `at`, whose first token is `token`.
-  __device__ void add(int at, int token, int kv_len) {
-    hopper::barrier_wait(&shared.given[at], use >> at & 1);
-    const float2 by = shared.by[at][thread];
+  // O += P V for the tile in buffer `at`, whose first token is `token`; returns the factors for the end of a segment.
+  __device__ float2 add(int at, int token, int kv_len) {
+    named_barrier(kGiven + 2 * at + kSide, 256);
+    const float2 by = shared.by[at][thread], last = shared.last[at][thread];
     if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
     }
     wait_full(at, kSide);
+    wait_full(at, kSide + 2);
     if (token + kTile > kv_len) {
       clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
       named_barrier(kSides + kSide, 128);
@@ -249,45 +268,64 @@ class Side : Role {
     v = hopper::advanced(v, at * (kBlocks * kBlockBytes)), p = hopper::advanced(p, at * (kBlocks * kBlockBytes));
     hopper::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
-      for (int half = 0; half < 2; half++)
+      for (int k = 0; k < 4; k++)
         hopper::WgmmaTurned<kOperand<T>, 128, hopper::Turned::b>::run(
             o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_hold(o_[0]);
-    hopper::wgmma_hold(o_[1]);
-    release(at);
-  }
-  // This warp has read its half of the buffer, as the scores' products have: P came after them. The right half holds P.
-  __device__ void release(int at) {
-#pragma unroll
-    for (int half = kSide; half < 2; half++) {
-      uint64_t* empty = &shared.empty[at][half];
-      if (a.cluster > 1) {
-        if (lane < 2) hopper::barrier_arrive_remote(empty, lane);
-      } else if (lane == 0) {
-        hopper::barrier_arrive(empty);
-      }
+      hopper::wgmma_commit();
     }
+    hopper::wgmma_wait<1>();
+    hopper::wgmma_hold(o_[0]);
+    release(at, kSide);
+    hopper::wgmma_wait<0>();
+    hopper::wgmma_hold(o_[1]);
+    release(at, kSide + 2);
+    if (kSide == 0) release(at, kParts - 1);  // P
     use ^= 1 << at;
+    return last;
   }
+  // This warp has read a part of the buffer, as the scores' products have: P came after them.
+  __device__ void release(int at, int part) {
+    uint64_t* empty = &shared.empty[at][part];
+    if (a.cluster > 1) {
+      if (lane < 2) hopper::barrier_arrive_remote(empty, lane);
+    } else if (lane == 0) {
+      hopper::barrier_arrive(empty);
+    }
+  }
+
   __device__ void store(const Segment& s, float2 by) {
     const attention::Params& p = a.p;
     const int packed = packed_of(s), rows = rows_of(s);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      if (row(r) >= rows) continue;
-      const int at = packed + row(r);
+      const int at = row(r) < rows ? packed + row(r) : 0;
       const int64_t token = s.q_begin + at / a.group, head = at % a.group;
       const float factor = r ? by.y : by.x;
-      T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + kSide * 256 + lane % 4 * 2;
+      T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + kSide * 256 + lane % 4 * 8;
 #pragma unroll
-      for (int i = 0; i < 32; i++)
-        *reinterpret_cast<uint32_t*>(out + i * 8) =
-            pack2<T>(o_[i / 16][i % 16 * 4 + 2 * r] * factor, o_[i / 16][i % 16 * 4 + 2 * r + 1] * factor);
+      for (int i = 0; i < 32; i += 4) {
+        uint32_t w[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const float* o = o_[i / 16] + (i + j) % 16 * 4 + 2 * r;
+          w[j] = pack2<T>(o[0] * factor, o[1] * factor);
+        }
+        const uint4 piece = turn(w);
+        if (row(r) < rows) *reinterpret_cast<uint4*>(out + i * 8) = piece;
+      }
     }
+  }
+  // Word `lane % 4` of each of four pieces, for the piece `lane % 4`: lines of 64 bytes a row instead of 16.
+  __device__ uint4 turn(const uint32_t (&w)[4]) const {
+    const bool odd = lane & 1, upper = lane & 2;
+    const uint32_t a0 = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), a1 = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+    const uint2 low = odd ? make_uint2(a0, w[1]) : make_uint2(w[0], a0);
+    const uint2 high = odd ? make_uint2(a1, w[3]) : make_uint2(w[2], a1);
+    const uint2 away = upper ? low : high, kept = upper ? high : low;
+    const uint2 got = make_uint2(__shfl_xor_sync(~0u, away.x, 2), __shfl_xor_sync(~0u, away.y, 2));
+    return upper ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
   }
   __device__ void store_part(char* part, int rows) {
 #pragma unroll
@@ -311,20 +349,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
-      for (int half = 0; half < 2; half++) {
-        hopper::barrier_init(&shared.full[at][half], a.box_tokens > 0 ? 1 : 128);
-        hopper::barrier_init(&shared.empty[at][half], (4 + 4 * half) * a.cluster);
+      for (int part = 0; part < kParts; part++) {
+        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
+        // Both sides read P, which lies in the last part.
+        hopper::barrier_init(&shared.empty[at][part], (part == kParts - 1 ? 8 : 4) * a.cluster);
       }
-    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.given[at], 4);
-    hopper::barrier_init(&shared.ended, 4);
-    hopper::barrier_init(&shared.taken, 8);
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
+  __syncwarp();
+  if (a.cluster > 1) hopper::cluster_arrive();  // with the barriers; the wait is where the other block's are needed
   const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster, block_rows = kRows * a.cluster;
   hopper::pdl_wait();
   const Place place = find_start<kThreads>(a, block_rows, run, runs, shared.scratch);
-  if (a.cluster > 1) hopper::cluster_sync();
+  if (a.cluster > 1) hopper::cluster_wait();
   hopper::pdl_trigger();
   const Walk walk(a, block_rows, place, run);
   if (threadIdx.x >= 384) {
@@ -346,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     hopper::give_registers<128>();
   }
-  // Nobody signals another block from here on, and none has ended before.
+  if (place.whole) return;
   combine<T, kRows, kThreads>(a, runs, raw);
 }
 
