@@ -16,9 +16,10 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-// One of ten rounds; after each the key's words grow by these.
 constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
-constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u, kPhiloxKeyStep1 = 0xBB67AE85u;
+constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u, kPhiloxKeyStep1 = 0xBB67AE85u;  // of the key's words, a round
+
+// One of ten rounds.
 RK_HOST_DEVICE inline PhiloxBlock philox_round(const PhiloxBlock& c, uint32_t k0, uint32_t k1) {
   const uint64_t a = uint64_t{kPhiloxFactor0} * c.word[0], b = uint64_t{kPhiloxFactor1} * c.word[2];
   return {{static_cast<uint32_t>(b >> 32) ^ c.word[1] ^ k0, static_cast<uint32_t>(b),
