@@ -56,12 +56,11 @@ struct Plan {
   const int* hi;
   const int* q_begin;  // [rows + 1]
   int rows, chunk_log2;
+  int each, over;  // chunks of every run, and how many are left then
 
   __device__ int total() const { return prefix[rows]; }
-  // First chunk of a group's run.
-  __device__ int start(int group, int groups) const {
-    return static_cast<int>(static_cast<int64_t>(total()) * group / groups);
-  }
+  // First chunk of a group's run: total * group / groups, without its division of 64 bits.
+  __device__ int start(int group, int groups) const { return each * group + over * group / groups; }
   // The row that holds chunk x of the line.
   __device__ int row_of(int x) const {
     int low = 0, high = rows;
@@ -138,7 +137,8 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   }
   if (thread == 0) prefix[0] = 0;
   __syncthreads();
-  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2};
+  const int total = prefix[a.rows];
+  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, total / a.groups, total % a.groups};
 }
 
 // Each .cu file of this folder holds the kernels of one element type.

@@ -53,15 +53,15 @@ class NodeWalk {
  public:
   // from: the row's first chunk in the line; run: that in which the row begins.
   __device__ NodeWalk(const Args& a, const Plan& plan, int kv_head, int from, int count, int run)
-      : a_(a), plan_(plan), kv_head_(kv_head), from_(from), count_(count), run_(run) {}
+      : a_(&a), plan_(&plan), kv_head_(kv_head), from_(from), count_(count), run_(run) {}
 
   __device__ bool more() const { return at_ < count_; }
   __device__ const char* next(int& first, int& width) {
     while (at_ >= end_) {
-      const int64_t block = int64_t{run_} * a_.p.kv_heads + kv_head_;
-      const int nodes = nodes_of_block(a_.levels);
-      nodes_ = a_.nodes + (block * nodes + (at_ > 0 ? 0 : 2 * a_.levels)) * L::kNodeBytes;
-      end_ = min(plan_.start(++run_, a_.groups) - from_, count_);
+      const int64_t block = int64_t{run_} * a_->p.kv_heads + kv_head_;
+      const int nodes = nodes_of_block(a_->levels);
+      nodes_ = a_->nodes + (block * nodes + (at_ > 0 ? 0 : 2 * a_->levels)) * L::kNodeBytes;
+      end_ = min(plan_->start(++run_, a_->groups) - from_, count_);
     }
     const int fits = 1 << (31 - __clz(end_ - at_));
     first = at_;
@@ -73,32 +73,78 @@ class NodeWalk {
   }
 
  private:
-  const Args& a_;
-  const Plan& plan_;
+  const Args* a_;
+  const Plan* plan_;
   const char* nodes_ = nullptr;
   int kv_head_, from_, count_, run_, at_ = 0, end_ = 0;
 };
 
-// Block (border - 1, KV head, piece): of the borders between runs that cut a row, the row's first is responsible.
+// Nodes that lie side by side, each as wide as the first but for the last, which may be narrower. The same tree.
+template <int kMost>
+__device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
+#pragma unroll
+  for (int step = 1; step < kMost; step *= 2)
+#pragma unroll
+    for (int n = 0; n + step < kMost; n += 2 * step)
+      if (n + step < count) nodes[n] = join(nodes[n], nodes[n + step]);
+  return nodes[0];
+}
+
+// Block (KV head, piece, border - 1): of the borders between runs that cut a row, the row's first is responsible.
+//
+// The few blocks that find work ought to be there, with their plan made, when the kernel before ends: they come first,
+// and the others leave their places at once.
 template <class T, class L>
-__global__ void __launch_bounds__(L::kThreads) combine_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char shared[];
-  const int border = blockIdx.x + 1, kv_head = blockIdx.y, piece = blockIdx.z;
+  const int kv_head = blockIdx.x, piece = blockIdx.y, border = blockIdx.z + 1;
+  hopper::pdl_trigger();
   const Plan plan = make_plan<L::kThreads>(a, L::kRows, reinterpret_cast<int*>(shared));
   const int x = plan.start(border, a.groups);
-  // Every block waits: when this grid has ended, the one before must have ended too.
+  int row = 0;
+  Chunk c{};
+  QueryBlock block{};
+  bool needed = x < plan.total();
+  if (needed) {
+    row = plan.row_of(x);
+    c = locate(plan, x, row);
+    block = query_block(plan, c, a.group, kv_head, L::kRows);
+    needed = c.index > 0 && plan.start(border - 1, a.groups) <= x - c.index && live<L>(piece, block.rows);
+  }
+  if (!needed) {
+    // When this grid has ended, the one before must have ended too: one block waits in any case.
+    if (kv_head == 0 && piece == 0 && border == 1) hopper::pdl_wait();
+    return;
+  }
+
+  const NodeWalk<L> begin(a, plan, kv_head, x - c.index, c.count, border - 1);
+  constexpr int kMost = 16, kAhead = 8;  // nodes asked for at once
+  const char* place[kMost];
+  int count = 0, widest = 0;
+  bool even = true;
+  NodeWalk<L> walk = begin;
+#pragma unroll
+  for (int n = 0; n < kMost; n++)
+    if (walk.more()) {
+      int first, width;
+      place[n] = walk.next(first, width);
+      if (n == 0) widest = width;
+      even = even && first == n * widest;
+      count = n + 1;
+    }
+  even = even && !walk.more();
   hopper::pdl_wait();
-  if (x >= plan.total()) return;
-  int row = plan.row_of(x);
-  const Chunk c = locate(plan, x, row);
-  const int from = x - c.index;
-  if (c.index == 0 || plan.start(border - 1, a.groups) > from) return;
-  const QueryBlock block = query_block(plan, c, a.group, kv_head, L::kRows);
-  if (!live<L>(piece, block.rows)) return;
+  if (even) {
+    Piece nodes[kMost];
+#pragma unroll
+    for (int n = 0; n < kMost; n++)
+      if (n < count) nodes[n] = L::load(place[n], piece);
+    finish_piece<T, L>(a, block, kv_head, piece, fold_even(nodes, count));
+    return;
+  }
 
   NodeStack<L> stack(shared + kPlanBytes, a.levels);
-  NodeWalk<L> walk(a, plan, kv_head, from, c.count, border - 1);
-  constexpr int kAhead = 8;  // nodes asked for at once
+  walk = begin;
   while (walk.more()) {
     Piece ahead[kAhead];
     int first[kAhead], width[kAhead], filled = 0;
@@ -124,9 +170,9 @@ void launch_combine(const char* op, const Args& a, rk_stream stream) {
   gpu::check_gpu(cudaFuncSetAttribute(combine_kernel<T, L>, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared),
                  op);
-  hopper::launch_dependent(
-      op, a.p.device, stream, combine_kernel<T, L>,
-      {dim3(a.groups - 1, a.p.kv_heads, L::kPieces), L::kThreads, kPlanBytes + NodeStack<L>::bytes(a.levels)}, a);
+  const int shared = kPlanBytes + NodeStack<L>::bytes(a.levels);
+  hopper::launch_dependent(op, a.p.device, stream, combine_kernel<T, L>,
+                           {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);
 }
 
 }  // namespace radix::attention::decode
