@@ -32,14 +32,14 @@ __device__ inline float noise(uint32_t word) {
   return -logf(-log1pf(-philox_uniform(word)));
 }
 
-// At least x + noise(word), in units of ln 2, give or take what `bound_of_score` covers: -log(E) <= -log(u). `slope` is
-// log2(e) / temperature. Infinite for the word 0.
+// At least x + noise(word), in units of ln 2 and less 32, give or take what `bound_of_score` covers: -log(E) <=
+// -log(u). `slope` is log2(e) / temperature. Infinite for the word 0.
 __device__ inline float score_bound(float logit, float slope, uint32_t word) {
-  return fmaf(logit, slope, 32.f - fast_log2(static_cast<float>(word)));
+  return fmaf(logit, slope, -fast_log2(static_cast<float>(word)));
 }
 // The bound below which no score reaches this one.
 __device__ inline float bound_of_score(float score) {
-  return (score - (1e-3f + 1e-6f * fabsf(score))) / kLn2;
+  return (score - (1e-3f + 1e-6f * fabsf(score))) / kLn2 - 32.f;
 }
 
 // The words of kCount blocks of ids, `step` apart, drawn together: they share the key's schedule and hide each other's
@@ -61,6 +61,31 @@ __device__ inline void philox_each(uint64_t key, uint32_t first, uint32_t step, 
 
 enum class Kind { greedy, unfiltered, filtered };
 
+// The settings of one row.
+struct RowDraw {
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  uint64_t seed;
+  uint32_t position;
+
+  __device__ bool has_top_k(int64_t vocabulary) const { return top_k > 0 && top_k < vocabulary; }
+  __device__ bool has_top_p() const { return top_p < 1; }
+  // By the temperature alone: a row whose largest / temperature overflows is greedy too, which only the end can know.
+  __device__ Kind kind(int64_t vocabulary) const {
+    // All at once: a setting asked for after another would cost the time of one more access.
+    const int filters = int{has_top_k(vocabulary)} | int{has_top_p()} | int{min_p > 0};
+    return !(temperature > 0) ? Kind::greedy : filters ? Kind::filtered : Kind::unfiltered;
+  }
+  // Probabilities need the mass of the whole row only where nothing but top-p says how many ids stay.
+  __device__ bool needs_mass(int64_t vocabulary) const { return has_top_p() && !has_top_k(vocabulary); }
+  // What divides the logits: infinity would make NaN of those that are -inf.
+  __device__ float divisor() const { return fminf(temperature, FLT_MAX); }
+  // log2(e) / temperature, for bounds.
+  __device__ float slope() const { return fminf(kLog2e / divisor(), FLT_MAX); }
+  // Whether a moderate bound speaks of moderate logits.
+  __device__ bool is_moderate() const { return temperature > 1e-20f && temperature < 1e20f; }
+};
+
 // The settings of all rows.
 struct Draw {
   const float *temperature, *top_p, *min_p;
@@ -70,24 +95,24 @@ struct Draw {
   int64_t vocabulary;  // ids in all shards
   uint32_t first_id;   // of this shard; a multiple of 4
 
-  __device__ bool has_top_k(int64_t b) const { return top_k[b] > 0 && top_k[b] < vocabulary; }
-  __device__ bool has_top_p(int64_t b) const { return top_p[b] < 1; }
-  // By the temperature alone: a row whose largest / temperature overflows is greedy too, which only the end can know.
-  __device__ Kind kind(int64_t b) const {
-    if (!(temperature[b] > 0)) return Kind::greedy;
-    return has_top_k(b) || has_top_p(b) || min_p[b] > 0 ? Kind::filtered : Kind::unfiltered;
+  __device__ RowDraw of_row(int64_t b) const {
+    return {temperature[b],
+            top_p[b],
+            min_p[b],
+            top_k[b],
+            static_cast<uint64_t>(seed[b]),
+            static_cast<uint32_t>(position[b])};
   }
-  // Probabilities need the mass of the whole row only where nothing but top-p says how many ids stay.
-  __device__ bool needs_mass(int64_t b) const { return has_top_p(b) && !has_top_k(b); }
+  __device__ bool has_top_k(int64_t b) const { return of_row(b).has_top_k(vocabulary); }
+  __device__ bool has_top_p(int64_t b) const { return of_row(b).has_top_p(); }
+  __device__ Kind kind(int64_t b) const { return of_row(b).kind(vocabulary); }
+  __device__ bool needs_mass(int64_t b) const { return of_row(b).needs_mass(vocabulary); }
+  __device__ float divisor(int64_t b) const { return of_row(b).divisor(); }
 
   // The four words of ids 4 * block .. 4 * block + 3.
   __device__ PhiloxBlock words(int64_t b, uint32_t block) const {
     return philox(static_cast<uint64_t>(seed[b]), block, static_cast<uint32_t>(position[b]), stream, 0);
   }
-  // What divides the logits: infinity would make NaN of those that are -inf.
-  __device__ float divisor(int64_t b) const { return fminf(temperature[b], FLT_MAX); }
-  // log2(e) / temperature, for bounds.
-  __device__ float slope(int64_t b) const { return fminf(kLog2e / divisor(b), FLT_MAX); }
   __device__ float score(int64_t b, float x, uint32_t id) const {
     const PhiloxBlock block = words(b, id / 4);
     const uint32_t low = id & 1u ? block.word[1] : block.word[0], high = id & 1u ? block.word[3] : block.word[2];

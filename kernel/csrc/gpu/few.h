@@ -37,18 +37,18 @@ class TopsHere {
     for (int i = 0; i < kTopsEach; i++)
       if (top_[i] > -INFINITY) low = fminf(low, top_[i]);
     low = -reduce_block(-low, Max());
-    if (count_from(low) <= number) return -FLT_MAX;
-    float high = largest;
+    float high = largest, middle = low;
     const int most = number + number / 4 + 8;
-    for (int step = 0; step < 24; step++) {
-      const float middle = low + (high - low) / 2;
+    for (int step = 0; step < 25; step++) {
       const int count = count_from(middle);
+      if (step == 0 && count <= number) return -FLT_MAX;
       if (count < number) {
         high = middle;
       } else {
         low = middle;
         if (count <= most) break;
       }
+      middle = low + (high - low) / 2;
     }
     return low;
   }
@@ -83,6 +83,7 @@ __device__ inline void sort_few(Selection& s, int count) {
   const int i = threadIdx.x;
   const uint64_t mine = i < count ? s.words[i] : 0;
   int before = 0;
+#pragma unroll 2
   for (int k = 0; k < count; k++) before += s.words[k] > mine;
   __syncthreads();
   if (i < count) s.words[before] = mine;
@@ -97,11 +98,18 @@ __device__ int list_from(Selection& s, const Row<kEdits>& row, const TopsHere& t
   const int groups = s.count;
   if (groups > kFew) return -1;
   clear_list(s);
-  visit_quads(row, s.groups, groups, first_id, [&](uint32_t id, const float(&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (x[i] >= border && x[i] > -INFINITY) append(s, order_word(x[i], id + i));
-  });
+  for (int at = threadIdx.x / kLanes; at < groups; at += kSelectParts) {
+    const int64_t group = s.groups[at];
+    Quad v[1];
+    row.template load<1>(group, v);
+    row.template edit<1>(group, v);
+    const uint32_t id = first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+      const float x = pick(v[0], i) / row.temperature;
+      if (x >= border && x > -INFINITY) append(s, order_word(x, id + i));
+    }
+  }
   __syncthreads();
   const int count = s.count;
   if (count > kFew) return -1;

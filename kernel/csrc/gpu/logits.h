@@ -26,6 +26,12 @@ constexpr float kLog2e = 1.442695041f, kLn2 = 0.693147181f;
 
 using Quad = Pack<float, 4>;
 
+// q.at[i] of a quad in registers.
+__device__ inline float pick(const Quad& q, int i) {
+  const float low = i & 1 ? q.at[1] : q.at[0], high = i & 1 ? q.at[3] : q.at[2];
+  return i & 2 ? high : low;
+}
+
 struct Matrix {
   char* data = nullptr;
   int64_t stride = 0, rows = 0, columns = 0;  // stride in elements

@@ -1,7 +1,7 @@
 // The one pass over all logits: many blocks a row, each one tile. What it leaves in the workspace decides the row in
 // row_finish.h.
-//   greedy      the tile's best word (value, id)
-//   unfiltered  a word (score, id) that is the tile's best unless the best bound of its other ids reaches it
+//   greedy      of each block the best word (value, id)
+//   unfiltered  of each part the quad of ids whose scores have the best bound, and what bounds all others
 //   filtered    the largest of each group of 128 ids, and its mass where the row's mass is needed
 // and, for log-probabilities, largest and mass of each group of the logits as they were given.
 #pragma once
@@ -13,26 +13,30 @@
 namespace radix::gpu {
 
 constexpr int kScanThreads = 256;
+constexpr int kScanBlocks = 4;  // on a multiprocessor at a time
 constexpr int kScanParts = kScanThreads / kLanes;
+
+// A bound of less is of logits that are finite, divided by their temperature too.
+constexpr float kModerate = 1e8f;
 
 // Largest and mass of each group of a row: mass in units of the largest, NaN and infinities as they come.
 struct GroupStats {
   float *largest = nullptr, *mass = nullptr;
 };
 
-// Of a tile, or of the groups that 32 lanes have read.
+// Of a part: the groups that 32 lanes have read.
 struct Best {
-  uint64_t word;  // (value, id) or (score, id), in between (bound, quad of ids); 0: none
+  uint64_t word;  // greedy: (value, id); unfiltered: (bound, quad of ids); 0: none
   float second;   // unfiltered: no score of another quad passes this bound
-  float largest;  // of the edited logits; NaN when one is
+  float largest;  // of the edited logits; NaN when one is. Unfiltered: 0 for any that overflows nowhere
 };
 
 struct Scratch {
-  Best* best;         // [rows, tiles]
+  Best* best;         // [rows, parts]
   GroupStats edited;  // [rows, groups]
   GroupStats given;   // [rows, groups]
-  int64_t tiles, groups;
-  int64_t tile_groups;
+  int64_t tiles, parts, groups;
+  int64_t part_groups;
 
   __device__ GroupStats of_row(const GroupStats& all, int64_t b) const {
     return {all.largest + b * groups, all.mass + b * groups};
@@ -106,16 +110,43 @@ __device__ inline T reduce_part(T value, Op op) {
   return value;
 }
 
+__device__ inline uint64_t best_of_part(uint64_t word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto high = static_cast<uint32_t>(word >> 32), low = static_cast<uint32_t>(word);
+  const uint32_t highest = __reduce_max_sync(0xffffffffu, high);
+  return uint64_t{highest} << 32 | __reduce_max_sync(0xffffffffu, high == highest ? low : 0);
+#else
+  return reduce_part(word, MaxWord());
+#endif
+}
+
+__device__ inline uint32_t least_of_part(uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(0xffffffffu, x);
+#else
+  return reduce_part(x, Least());
+#endif
+}
+
+// NaN when one is (of a positive sign, as MaxOrNan's are).
+__device__ inline float largest_of_part(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return value_of(__reduce_max_sync(0xffffffffu, order_key(x)));
+#else
+  return reduce_part(x, MaxOrNan());
+#endif
+}
+
 // Greedy: the largest and the lowest id that has it.
 template <int kCount>
-__device__ Best scan_greedy(const Quad (&v)[kCount], int64_t group, const Draw& draw) {
+__device__ Best scan_greedy(const Quad (&v)[kCount], int64_t group, uint32_t first_id) {
   float mine = -INFINITY;
 #pragma unroll
   for (int j = 0; j < kCount; j++) mine = MaxOrNan()(mine, largest_of(v[j]));
-  const float largest = reduce_part(mine, MaxOrNan());
+  const float largest = largest_of_part(mine);
   uint32_t id = UINT32_MAX;
   if (mine == largest) {
-    const uint32_t first = draw.first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
+    const uint32_t first = first_id + static_cast<uint32_t>(group * kGroup + threadIdx.x % kLanes * 4);
 #pragma unroll
     for (int j = kCount - 1; j >= 0; j--) {
 #pragma unroll
@@ -123,103 +154,84 @@ __device__ Best scan_greedy(const Quad (&v)[kCount], int64_t group, const Draw& 
         if (v[j].at[i] == largest) id = first + j * kGroup + i;
     }
   }
-  id = reduce_part(id, Least());
-  return {largest > -INFINITY ? order_word(largest, id) : 0, -INFINITY, largest};
+  id = least_of_part(id);
+  return {largest == -INFINITY ? 0 : order_word(largest, id), -INFINITY, largest};
 }
 
-// Unfiltered: the quad of ids with the best bound on a score. A bound costs an id one fast logarithm. `logits` become
-// those of the lane's own best quad.
+// Unfiltered: the quad of ids with the best bound on a score. A bound costs an id one fast logarithm.
 template <int kCount>
-__device__ Best scan_unfiltered(const Quad (&v)[kCount], int64_t group, const Draw& draw, int64_t b, Quad& logits) {
+__device__ Best scan_unfiltered(const Quad (&v)[kCount], int64_t group, uint32_t first_id, const RowDraw& draw,
+                                uint32_t stream) {
   constexpr int kTogether = kCount < 4 ? kCount : 4;
-  const float slope = draw.slope(b);
-  const auto seed = static_cast<uint64_t>(draw.seed[b]);
-  const auto position = static_cast<uint32_t>(draw.position[b]);
-  const uint32_t first = draw.first_id / 4 + static_cast<uint32_t>(group * kLanes + threadIdx.x % kLanes);
-  float highest = -INFINITY, top = -INFINITY, second = -INFINITY;
+  const float slope = draw.slope();
+  const uint32_t first = first_id / 4 + static_cast<uint32_t>(group * kLanes + threadIdx.x % kLanes);
+  float top = -INFINITY, second = -INFINITY;
   uint32_t quad = first;
-  logits = v[0];
 #pragma unroll
   for (int j = 0; j < kCount; j += kTogether) {
     PhiloxBlock words[kTogether];
-    philox_each<kTogether>(seed, first + j * kLanes, kLanes, position, draw.stream, words);
+    philox_each<kTogether>(draw.seed, first + j * kLanes, kLanes, draw.position, stream, words);
 #pragma unroll
     for (int k = 0; k < kTogether; k++) {
-      float bound = -INFINITY;
+      float bound[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) bound = fmaxf(bound, score_bound(v[j + k].at[i], slope, words[k].word[i]));
-      highest = MaxOrNan()(highest, largest_of(v[j + k]));
-      second = fmaxf(second, fminf(top, bound));
-      if (bound > top) {
-        quad = first + (j + k) * kLanes;
-        logits = v[j + k];
-      }
-      top = fmaxf(top, bound);
+      for (int i = 0; i < 4; i++) bound[i] = score_bound(v[j + k].at[i], slope, words[k].word[i]);
+      const MaxOrNan larger;
+      const float best = larger(larger(bound[0], bound[1]), larger(bound[2], bound[3]));
+      second = fmaxf(second, fminf(top, best));
+      if (best > top) quad = first + (j + k) * kLanes;
+      top = larger(top, best);
     }
   }
-  highest = reduce_part(highest, MaxOrNan());
-  const float best = reduce_part(top, Max());
-  const uint32_t winner = reduce_part(top == best ? quad : UINT32_MAX, Least());
-  second = reduce_part(quad == winner ? second : top, Max());
-  return {best > -INFINITY ? order_word(best, winner) : 0, second, highest};
-}
-
-// The best word (score, id) of a quad that all 32 lanes name and one of them holds.
-__device__ inline uint64_t score_quad(const Quad& mine, const Draw& draw, int64_t b, uint32_t quad) {
-  const int owner = static_cast<int>((quad - draw.first_id / 4) % kLanes), i = threadIdx.x % 4;
-  float logit = 0;
+  const float best = largest_of_part(top);
+  const uint32_t winner = least_of_part(top == best ? quad : UINT32_MAX);
+  second = largest_of_part(quad == winner ? second : top);
+  Best found{best > -INFINITY ? order_word(best, winner) : 0, second, 0};
+  if (fabsf(best) < kModerate && draw.is_moderate()) return found;
+  float largest = -INFINITY;
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const float x = shuffle_from(mine.at[k], owner);
-    logit = k == i ? x : logit;
-  }
-  const uint32_t id = quad * 4 + i;
-  const uint64_t word = logit > -INFINITY ? order_word(draw.score(b, logit / draw.divisor(b), id), id) : 0;
-  const uint64_t other = MaxWord()(word, shuffle_from(word, (threadIdx.x ^ 1) % kLanes));
-  return MaxWord()(other, shuffle_from(other, (threadIdx.x ^ 2) % kLanes));
+  for (int j = 0; j < kCount; j++) largest = MaxOrNan()(largest, largest_of(v[j]));
+  found.largest = largest_of_part(largest);
+  if (isnan(best)) found.second = INFINITY;  // by a NaN, or by a word 0 of an id that is out
+  return found;
 }
 
 template <int kCount, bool kEdits>
-__global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const RK_PARAMETER Scan s) {
+__global__ void __launch_bounds__(kScanThreads, kScanBlocks) scan_kernel(const RK_PARAMETER Scan s) {
   wait_for_previous();
-  const int64_t b = blockIdx.x / s.scratch.tiles, tile = blockIdx.x % s.scratch.tiles;
-  const int64_t group = (tile * kScanParts + threadIdx.x / kLanes) * kCount;
+  const int64_t b = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int part = static_cast<int>(blockIdx.x) * kScanParts + static_cast<int>(threadIdx.x) / kLanes;
+  if (b >= s.logits.rows || part >= s.scratch.parts) return;
+  const int group = part * kCount;
   const Row<kEdits> row(s.logits, b, 1.f, s.edits);
   Quad v[kCount];
   row.template load<kCount>(group, v);
+  RowDraw draw;
+  if (s.draws) draw = s.draw.of_row(b);
   if (s.logprobs) write_stats<kCount>(v, kLog2e, true, s.scratch.of_row(s.scratch.given, b), group, s.scratch.groups);
   if (!s.draws) return;
   row.template edit<kCount>(group, v);
-  const Kind kind = s.draw.kind(b);
+  const Kind kind = draw.kind(s.draw.vocabulary);
   if (kind == Kind::filtered)
-    return write_stats<kCount>(v, kLog2e / s.draw.divisor(b), s.draw.needs_mass(b),
+    return write_stats<kCount>(v, kLog2e / draw.divisor(), draw.needs_mass(s.draw.vocabulary),
                                s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
+  Best* found = s.scratch.best + b * s.scratch.parts;
+  if (kind == Kind::unfiltered) {
+    const Best mine = scan_unfiltered<kCount>(v, group, s.draw.first_id, draw, s.draw.stream);
+    if (threadIdx.x % kLanes == 0) found[part] = mine;
+    return;
+  }
   __shared__ Best best_of[kScanParts];
-  Quad logits;
-  const int part = threadIdx.x / kLanes;
-  Best mine = kind == Kind::greedy ? scan_greedy<kCount>(v, group, s.draw)
-                                   : scan_unfiltered<kCount>(v, group, s.draw, b, logits);
-  if (threadIdx.x % kLanes == 0) best_of[part] = mine;
+  const Best mine = scan_greedy<kCount>(v, group, s.draw.first_id);
+  if (threadIdx.x % kLanes == 0) best_of[threadIdx.x / kLanes] = mine;
   __syncthreads();
-  // The part that has the best goes on alone.
-  int winner = 0;
-  float second = -INFINITY;
-#pragma unroll
-  for (int p = 0; p < kScanParts; p++) {
-    const Best other = best_of[p];
-    if (other.word > best_of[winner].word) winner = p;
-    mine.largest = MaxOrNan()(mine.largest, other.largest);
-    second = fmaxf(second, other.second);
+  if (threadIdx.x != 0) return;
+  Best all = mine;
+  for (int p = 1; p < kScanParts && part + p < s.scratch.parts; p++) {
+    all.word = MaxWord()(all.word, best_of[p].word);
+    all.largest = MaxOrNan()(all.largest, best_of[p].largest);
   }
-  if (part != winner) return;
-  if (kind == Kind::unfiltered && mine.word) {
-#pragma unroll
-    for (int p = 0; p < kScanParts; p++)
-      if (p != winner && best_of[p].word) second = fmaxf(second, value_of(best_of[p].word));
-    mine.word = score_quad(logits, s.draw, b, id_of(mine.word));
-  }
-  mine.second = second;
-  if (threadIdx.x % kLanes == 0) s.scratch.best[b * s.scratch.tiles + tile] = mine;
+  found[blockIdx.x] = all;
 }
 
 }  // namespace radix::gpu

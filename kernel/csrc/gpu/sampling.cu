@@ -9,22 +9,25 @@ namespace {
 
 using namespace gpu;
 
+constexpr int64_t kMostRows = 32768;  // along a grid's second side
+
 int64_t groups_of(int64_t columns) {
   return (columns + kGroup - 1) / kGroup;
 }
 
-// Tiles of a row when a part of a block scans `quads` groups.
-int64_t tiles_of(int64_t columns, int64_t quads) {
-  return (groups_of(columns) + kScanParts * quads - 1) / (kScanParts * quads);
+// Parts of a row of `quads` groups each.
+int64_t parts_of(int64_t columns, int64_t quads) {
+  return (groups_of(columns) + quads - 1) / quads;
 }
 
 Scratch scratch_of(char* space, int64_t rows, int64_t columns, int64_t quads) {
   Scratch s{};
   s.groups = groups_of(columns);
-  s.tiles = tiles_of(columns, quads);
-  s.tile_groups = kScanParts * quads;
+  s.parts = parts_of(columns, quads);
+  s.tiles = (s.parts + kScanParts - 1) / kScanParts;
+  s.part_groups = quads;
   s.best = reinterpret_cast<Best*>(space);
-  float* floats = reinterpret_cast<float*>(s.best + rows * tiles_of(columns, 1));
+  float* floats = reinterpret_cast<float*>(s.best + rows * parts_of(columns, 1));
   for (float** part : {&s.edited.largest, &s.edited.mass, &s.given.largest, &s.given.mass}) {
     *part = floats;
     floats += rows * s.groups;
@@ -58,16 +61,18 @@ void gpu::run_scan(const char* op, rk_device device, rk_stream stream, Scan& sca
   const int64_t rows = scan.logits.rows, columns = scan.logits.columns;
   const int64_t quads = quads_for(device, rows, columns);
   scan.scratch = scratch_of(data_ptr<char>(workspace), rows, columns, quads);
-  const int64_t blocks = rows * scan.scratch.tiles;
-  if (blocks == 0) return;
-  launch_dependent(op, device, stream, any(scan.edits) ? scan_for<true>(quads) : scan_for<false>(quads),
-                   dim3(static_cast<unsigned>(blocks)), dim3(kScanThreads), scan);
+  const int64_t tiles = scan.scratch.tiles, depth = (rows + kMostRows - 1) / kMostRows;
+  if (rows * tiles == 0) return;
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(rows < kMostRows ? rows : kMostRows),
+                  static_cast<unsigned>(depth));
+  launch_dependent(op, device, stream, any(scan.edits) ? scan_for<true>(quads) : scan_for<false>(quads), grid,
+                   dim3(kScanThreads), scan);
 }
 
 namespace backend {
 
 int64_t sampling_workspace_size(int64_t rows, int64_t columns) {
-  const int64_t row = tiles_of(columns, 1) * static_cast<int64_t>(sizeof(Best)) +
+  const int64_t row = parts_of(columns, 1) * static_cast<int64_t>(sizeof(Best)) +
                       groups_of(columns) * 4 * static_cast<int64_t>(sizeof(float));
   return rows * row > 16 ? rows * row : 16;
 }

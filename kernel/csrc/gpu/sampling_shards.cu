@@ -50,18 +50,16 @@ __global__ void __launch_bounds__(kSelectThreads, 2) candidates_kernel(const RK_
   int64_t* record = k.records + b * (kHeader + k.candidates);
   const Draw& draw = k.draw;
   const Kind kind = draw.kind(b);
-  Standing standing = standing_of(k.scratch, kind, b);
   const float temperature = draw.divisor(b);
+  Row<kEdits> row(k.logits, b, temperature, k.edits);
+  const Standing standing = standing_of(s, row, k.scratch, draw, kind);
   const bool finite = isfinite(standing.largest);
   // Greedy after all, if this is the largest of all shards.
-  const bool greedy_after_all = finite && kind != Kind::greedy && !isfinite(standing.largest / temperature);
-  const Row<kEdits> row(k.logits, b, greedy_after_all ? 1.f : temperature, k.edits);
-  if (finite && kind == Kind::unfiltered && !greedy_after_all)
-    standing.best = best_unfiltered(s, row, k.scratch, draw, standing.best);
-  if (!finite || (kind != Kind::filtered && !greedy_after_all))
-    return write_header(record, standing.best, standing.largest, 0, 0);
-  if (greedy_after_all)
+  if (finite && kind != Kind::greedy && !isfinite(standing.largest / temperature)) {
+    row.temperature = 1;  // as given
     return write_header(record, first_largest(s, row, standing.largest, draw.first_id), standing.largest, 0, 0);
+  }
+  if (!finite || kind != Kind::filtered) return write_header(record, standing.best, standing.largest, 0, 0);
   const Filters f = filters_of(draw, k.scratch, b, standing.largest);
   const int wanted = f.by_number && f.top_k < k.candidates ? static_cast<int>(f.top_k) : k.candidates;
   const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, k.scratch.groups, temperature};
