@@ -71,6 +71,8 @@ def decode() -> None:
     paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
     paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)
     paged("decode of an FP8 cache", rows, 1, 5e-3, "cache", heads=(8, 2), dim=128)
+    for dim in (128, 256):  # so many KV heads that a block has several chunks, one after the other
+        paged(f"decode of {dim} in long runs", [(1, 513)] * 3 + [(1, 2000)], 1, 5e-3, heads=(264, 66), dim=dim)
 
 
 def mla() -> None:

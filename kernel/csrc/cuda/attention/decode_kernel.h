@@ -327,7 +327,8 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
     if (pass * 8 >= rows) break;
     const int t = pass / 2, half = pass % 2;
     if (pass > 0 || !all_read) __syncthreads();  // what was there has been read
-    if (j == 0 && g < 8 - at) top[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
+    // Rows in use alone: the places beside them are the other half, which others may still read.
+    if (j == 0 && pass * 8 + g < rows) top[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
     // A warp that saw nothing of a row leaves its part as it is: nobody reads it. Scores of NaN alone leave the maximum
     // at -inf too, but a sum that is not 0.
     if (pass * 8 + g < rows && (run.m[t][half] != -INFINITY || run.l[t][half] != 0))
