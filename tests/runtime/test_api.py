@@ -152,14 +152,15 @@ def test_a_stream_repeats_its_logprobs_without_encoding_them_again(
     monkeypatch.setattr(native, "to_json", lambda entry: encoded.append(entry) or to_json(entry))
     body = {
         "text": "abc", "return_logprob": True, "top_logprobs_num": 2, "stream": True,
-        "sampling_params": {"max_new_tokens": 40, "ignore_eos": True, "seed": 1},
+        "sampling_params": {"max_new_tokens": 240, "ignore_eos": True, "seed": 1},
     }  # fmt: skip
     seen = events(client.post("/generate", json=body).text)
     assert [e["meta_info"]["output_token_logprobs"] for e in seen] == [
         seen[-1]["meta_info"]["output_token_logprobs"][: len(e["output_ids"])] for e in seen
     ]
-    assert len(seen[-1]["meta_info"]["output_top_logprobs"]) == 40 and len(seen) > 10
-    assert len(encoded) == 2 * 40
+    # How many tokens an event has depends on how fast they come; a machine gave four events for 40 tokens.
+    assert len(seen[-1]["meta_info"]["output_top_logprobs"]) == 240 and len(seen) > 3
+    assert len(encoded) == 2 * 240
 
 
 # Small routes -----------------------------------------------------------------------------
