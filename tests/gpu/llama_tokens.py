@@ -75,6 +75,11 @@ def answers(engine: Engine) -> Rows:
     return [{"tokens": output["output_ids"], "gaps": gap} for output, gap in zip(outputs, gaps, strict=True)]
 
 
+def wrong_ones(parted: list[str]) -> list[str]:
+    """Of what `differences` says, the places where the two best logits are not nearly equal."""
+    return [text for text in parted if float(text.rpartition(" ")[2]) >= CLOSE]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("write", "compare"))
@@ -90,7 +95,7 @@ def main() -> None:
         return
     want: Rows = json.loads(args.file.read_text())
     parted = differences(want, rows)
-    wrong = [text for text in parted if float(text.rpartition(" ")[2]) >= CLOSE]
+    wrong = wrong_ones(parted)
     for text in parted:
         print(text)
     print(f"{args.device}: {len(want) - len(parted)} of {len(want)} answers equal, {len(wrong)} wrong")
