@@ -15,7 +15,8 @@ enum { RK_CANDIDATES_HEADER = 3 };
  * records int64 [B, 3 + C], C from 1 to 2048. A word orders candidates: (key << 32 | ~id), key the bits of a float32
  * with the sign bit flipped, or all bits flipped for a negative one. Words of a record:
  *   0  greedy or unfiltered row: the best word, of (logit, id) or (score, id); of a filtered row 0
- *   1  low half: the shard's largest edited logit, a float32 (NaN if one is); high half: the number n of candidates
+ *   1  low half: the shard's largest edited logit, a float32 (NaN if one is; 0 of an unfiltered row whose
+ *      logits are of moderate size: the GPU's scan does not ask for it); high half: the number n of candidates
  *   2  top-p without top-k: the sum of exp((logit - largest) / temperature), a float64
  *   3  filtered row: n words of (x, id), falling: the first of the shard; C of them, or all, or top_k
  * workspace: as rk_sampling_workspace_size. */

@@ -79,7 +79,7 @@ class NodeWalk {
   int kv_head_, from_, count_, run_, at_ = 0, end_ = 0;
 };
 
-// Nodes that lie side by side, each as wide as the first but for the last, which may be narrower. The same tree.
+// Nodes that lie side by side, each as wide as the first but for the last, which is any aligned one. The same tree.
 template <int kMost>
 __device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
 #pragma unroll
