@@ -3,6 +3,7 @@
 A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`, `minimum`."""
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ from .errors import ConfigError
 
 DEFAULT_PORT = 30000
 SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
+_ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z]+"  # a path, if only "/", or a capital would never match
+_ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -70,6 +73,7 @@ class ServerArgs:
     api_key: str | None = _server(None, "key that clients must send")
     api_key_file: str | None = _server(None, "file with one key a line")
     admin_api_key: str | None = _server(None, "key of the admin routes")
+    allowed_origins: str | None = _server(None, "origins whose web pages may call, with commas; *: all; default: none")
     max_body_size: int = _server(8 << 20, "largest request body in bytes", minimum=1024)
     request_timeout: float | None = _server(None, "seconds after which a request is ended", minimum=0.001)
     step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
@@ -94,6 +98,9 @@ class ServerArgs:
             raise ConfigError("--chunked-prefill-size must be -1 or at least 1")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")
+        if not _ORIGINS.fullmatch(self.allowed_origins or "*"):
+            names = "* or, as browsers send them, names like https://a.example,https://b.example"
+            raise ConfigError(f"--allowed-origins must be {names}; got {self.allowed_origins!r}")
 
 
 def flag_name(field_name: str) -> str:

@@ -59,13 +59,14 @@ class Control(_Message):
     """An operation on the scheduler itself; answered by ControlReply with the same id."""
 
     id: int
-    op: Literal["flush_cache", "stats", "check"]
+    op: Literal["flush_cache", "stats"]
 
 
 class ControlReply(_Message):
+    """`ok`: it was done; the cache is not flushed while requests run or wait."""
+
     id: int
     ok: bool
-    message: str = ""
     stats: dict[str, float] = {}
 
 
@@ -97,7 +98,6 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
     choice: int
     ids: bytes
     finish: FinishReason | None = None
-    prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     logprobs: Logprobs | None = None
@@ -121,7 +121,6 @@ class TextStop(_Message):
     rid: str
     choice: int
     n_tokens: int
-    matched: str
 
 
 class TextDelta(_Delta):

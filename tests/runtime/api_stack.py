@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import uvicorn
-
 from radix_runtime import hf
 from radix_runtime.config import ServerArgs
 from radix_runtime.messages import (
@@ -31,7 +29,7 @@ from radix_runtime.messages import (
     TokenBatch,
 )
 from radix_runtime.scheduler.scheduler import Scheduler
-from radix_runtime.server.api import create_app, uvicorn_options
+from radix_runtime.server.api import create_app, http_server
 from radix_runtime.server.detokenizer import Detokenizer
 from radix_runtime.server.supervisor import bind_port
 from radix_runtime.server.tokenizer_manager import TokenizerManager
@@ -117,8 +115,7 @@ class Stack:
             self.manager.set_ready({"max_total_num_tokens": tokens})
         self.manager.health = lambda: self.dead_reason
         self.app = create_app(self.manager)
-        config = uvicorn.Config(self.app, **uvicorn_options(self.args))
-        self._server = uvicorn.Server(config)
+        self._server = http_server(self.app)
         for thread in self._threads:
             thread.start()
         self.port = self._listener.getsockname()[1]

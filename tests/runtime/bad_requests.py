@@ -3,6 +3,7 @@ over a real server elsewhere: `bad_requests` takes the sizes of the model that i
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ class Bad:
     type: str = INVALID
     method: str = "POST"
     content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
     def payload(self) -> bytes:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
@@ -73,6 +75,8 @@ def _bodies() -> list[Bad]:
         Bad("form", CHAT, b"a=b", 415, "unsupported_media_type", None,
             content_type="application/x-www-form-urlencoded"),
         Bad("no content type", CHAT, b"{}", 415, "unsupported_media_type", None, content_type=""),
+        Bad("gzip", CHAT, gzip.compress(b"{}"), 415, "unsupported_media_type", None,
+            headers=(("content-encoding", "gzip"),)),
     ]  # fmt: skip
 
 
@@ -228,6 +232,9 @@ def _others(vocab: int) -> list[Bad]:
         Bad("wrong method", CHAT, b"", 405, "method_not_allowed", None, method="GET"),
         Bad("delete", "/health", b"", 405, "method_not_allowed", None, method="DELETE"),
         Bad("model", "/v1/models/none", b"", 404, "model_not_found", "model", NOT_FOUND, "GET"),
+        Bad("websocket", "/v1/realtime", b"", 400, "unsupported_upgrade", None, method="GET",
+            headers=(("connection", "Upgrade"), ("upgrade", "WebSocket"), ("sec-websocket-version", "13"),
+                     ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="))),
         Bad("flush timeout", "/flush_cache?timeout=x", b"", 400, "invalid_value", "timeout",
             method="GET"),
     ]  # fmt: skip

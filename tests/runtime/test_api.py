@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import Abort, Generate
-from radix_runtime.server import api, native
+from radix_runtime.server import api, native, supervisor
 from radix_runtime.server.exchange import to_json
 from tests.runtime.api_stack import CONTEXT, MODEL, VOCAB, Stack
 from tests.runtime.bad_requests import good_request
@@ -299,6 +299,23 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
     slow.wait(lambda: len(slow.manager._open) == 0 and slow.scheduler.is_idle)
     assert len(slow.sent_of(Abort)) == 1 and slow.manager.counts.aborted == 1
     assert len(slow.engine.steps) < 150
+
+
+def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "WRITE_STALL", 0.5)
+    scores = {"return_logprob": True, "top_logprobs_num": 20, "return_text_in_logprobs": True}
+    sampling = {"max_new_tokens": 200, "ignore_eos": True, "n": 16}
+    data = json.dumps({"text": "abc", "stream": True, **scores, "sampling_params": sampling}).encode()
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with Stack(pages=1024, delay=0.05) as stack, socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(("127.0.0.1", stack.port))
+        silent.sendall(head % len(data) + data)
+        stack.wait(lambda: stack.manager.counts.accepted == 1)
+        stack.wait(lambda: 'status="499"' in httpx.get(f"{stack.url}/metrics").text)
+        assert vars(stack.manager.counts) == {"accepted": 1, "ok": 0, "aborted": 1, "failed": 0}
+        assert len(stack.sent_of(Abort)) == 1
+        stack.check_idle()
 
 
 def test_abort_request(slow: Stack) -> None:

@@ -129,6 +129,51 @@ def test_key_file(tmp_path: Path) -> None:
             Auth(ServerArgs(api_key_file=str(file)), {})
 
 
+# Pages of other origins -------------------------------------------------------------------
+
+PAGE, STRANGER = "https://page.example", "https://stranger.example"
+
+
+def asks(method: str, url: str, origin: str, **headers: str) -> httpx.Response:
+    """What a browser sends before a page's script may call with a key."""
+    wanted = {"access-control-request-method": method, "access-control-request-headers": "authorization,content-type"}
+    return httpx.options(url, headers={"origin": origin, **wanted, **headers})
+
+
+def test_no_origin_may_call_by_default(locked: Stack) -> None:
+    assert asks("POST", locked.url + CHAT, PAGE).status_code == 401
+    answer = httpx.get(f"{locked.url}/v1/models", headers={**bearer(KEY), "origin": PAGE})
+    assert answer.status_code == 200
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_allowed_origins() -> None:
+    with Stack(api_key=KEY, allowed_origins="http://localhost:3000,https://page.example") as stack:
+        asked = asks("POST", stack.url + CHAT, PAGE)
+        assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == PAGE
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in asked.headers
+        assert "access-control-allow-origin" not in asks("POST", stack.url + CHAT, STRANGER).headers
+        for origin, shown in ((PAGE, PAGE), (STRANGER, None)):
+            # Asking first needs no key, calling does; a page may read the error, and whole answers and streams alike.
+            headers = {"origin": origin}
+            refused = httpx.post(stack.url + CHAT, json=good_request(MODEL), headers=headers)
+            assert refused.status_code == 401
+            body = {**good_request(MODEL), "stream": True}
+            answered = httpx.post(stack.url + CHAT, json=body, headers={**headers, **bearer(KEY)})
+            assert answered.status_code == 200 and answered.text.endswith("data: [DONE]\n\n")
+            for response in (refused, answered):
+                assert response.headers.get("access-control-allow-origin") == shown
+                assert "x-request-id" in response.headers
+        stack.check_idle()
+
+
+def test_all_origins() -> None:
+    with Stack(allowed_origins="*") as stack:
+        assert asks("GET", f"{stack.url}/v1/models", STRANGER).headers["access-control-allow-origin"] == "*"
+
+
 # Sizes ------------------------------------------------------------------------------------
 
 

@@ -285,7 +285,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     (delta,) = h.text_deltas()
     used = stop.n_tokens
     assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(ids[: used - 1])
-    assert (stop.rid, stop.choice, stop.matched) == ("r", 3, "STOP")
+    assert (stop.rid, stop.choice) == ("r", 3)
     assert delta.text == "abc" and delta.finish == FinishReason("stop", "STOP")
     assert delta.completion_tokens == used < n
     assert unpack_ids(delta.ids).tolist() == ids[:used]

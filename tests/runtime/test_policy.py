@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
-from radix_runtime.memory.page_allocator import PageAllocator
-from radix_runtime.memory.radix_cache import RadixCache
-from radix_runtime.memory.request_table import RequestTable
 from radix_runtime.messages import Generate, pack_ids
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler import policy
@@ -33,8 +30,7 @@ class Host:
     """Lifecycle plus planning, without a loop: steps complete as soon as they are built."""
 
     def __init__(self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0) -> None:
-        allocator = PageAllocator(pages, size)
-        self.life = Lifecycle(allocator, RadixCache(allocator), RequestTable(rows, pages))
+        self.life = Lifecycle(pages, size, rows, pages * size, eviction="lru", sharing=True)
         self.budget, self.ratio, self.steps = budget, ratio, 0
 
     def plan(self) -> Decision:

@@ -153,7 +153,7 @@ def test_disabled_owns_nothing() -> None:
 
 def test_misuse_is_loud() -> None:
     _, cache = build(page_size=2)
-    with pytest.raises(ValueError):
+    with pytest.raises(InvariantViolation):
         cache.insert(np.array([1, 2, 3], np.int32), np.array([1], np.int32))
     add(cache, [1, 2])
     with pytest.raises(InvariantViolation):

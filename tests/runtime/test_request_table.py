@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.request_table import RequestTable
 
 
@@ -57,5 +58,5 @@ def test_rows_are_unique_and_a_row_freed_twice_is_refused() -> None:
     assert sorted(table.alloc() for _ in range(3)) == [0, 1, 2]
     assert table.free_rows == []
     table.free(1)
-    with pytest.raises(ValueError, match="freed twice"):
+    with pytest.raises(InvariantViolation, match="I5: .*freed twice"):
         table.free(1)

@@ -478,10 +478,10 @@ def test_flush_cache_only_when_nothing_runs() -> None:
     rig = Rig()
     ids = prompt(20)
     rig.submit("a", ids, max_new_tokens=3)
-    assert rig.control("flush_cache").message == "busy"
+    assert not rig.control("flush_cache").ok
     rig.run()
     assert rig.life.cache.total_pages > 0
-    assert rig.control("check").ok and rig.control("flush_cache").ok
+    assert rig.control("flush_cache").ok
     assert rig.life.allocator.num_free == rig.life.allocator.num_pages
     rig.submit("b", ids, max_new_tokens=3)
     rig.run()

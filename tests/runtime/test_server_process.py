@@ -84,6 +84,22 @@ def test_idle_processes_sleep(server: Server) -> None:
     assert used < 0.3
 
 
+def test_mistakes_of_clients_are_answered_and_not_logged(server: Server) -> None:
+    before, port = server.log(), int(server.url.rpartition(":")[2])
+    upgrade = b"GET /%s HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\nupgrade: %s\r\n%s\r\n"
+    socket_key = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    for data, status in (
+        (upgrade % (b"v1/realtime", b"websocket", socket_key), b"400"),
+        (upgrade % (b"health", b"h2c", b""), b"200"),  # as Java's client offers in every request
+        (b"\x16\x03\x01 no HTTP\r\n\r\n", b"400"),
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(data)
+            assert connection.makefile("rb").readline().split()[1] == status
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert server.log() == before
+
+
 def test_second_instance_on_the_same_port(server: Server) -> None:
     port = server.url.rpartition(":")[2]
     error = _refused("--port", port)

@@ -206,7 +206,7 @@ def test_control() -> None:
         manager.handle(ControlReply(999, True))
         assert [(await call).stats["x"] for call in calls] == numbers
         with pytest.raises(RequestError) as caught:
-            await manager.control("check", timeout=0.01)
+            await manager.control("stats", timeout=0.01)
         assert caught.value.status == 503 and is_empty(manager)
 
     run(work)
@@ -233,7 +233,7 @@ def test_abort_by_request_and_by_call() -> None:
 def test_wrong_messages_are_an_error() -> None:
     manager, _ = build()
     with pytest.raises(TypeError, match="TextStop"):
-        manager.handle(TextStop("a", 0, 1, "x"))
+        manager.handle(TextStop("a", 0, 1))
 
 
 def test_long_texts_are_refused_unread() -> None:

@@ -26,10 +26,11 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     setup_logging("radix", args.log_level)
     log.info("settings (* = not the default):\n%s", explain(args))
-    if not (_is_local(args.host) or args.api_key or args.api_key_file):
-        log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)
     listener = bind_port(args.host, args.port)
     try:
+        is_local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        if not (is_local or args.api_key or args.api_key_file):
+            log.warning("ANYBODY WHO REACHES %s:%d CAN USE THIS SERVER: set --api-key-file", args.host, args.port)
         # The paths are made local, so that nothing looks at the network later; clients keep the name that was given.
         args.served_model_name = args.served_model_name or args.model_path or hf.DEMO_MODEL_NAME
         args.model_path = str(hf.resolve_model_path(args.model_path, weights=args.load_format != "dummy"))
@@ -39,10 +40,3 @@ def run(namespace: argparse.Namespace) -> int:
         return Supervisor(args, listener).run()
     finally:
         listener.close()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

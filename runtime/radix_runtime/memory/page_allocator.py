@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..errors import InvariantViolation
+from ..errors import require
 
 
 class PageAllocator:
@@ -20,8 +20,7 @@ class PageAllocator:
 
     def alloc(self, n: int) -> np.ndarray:
         """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) if nobody has made room."""
-        if n > self.num_free:
-            raise InvariantViolation("I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
+        require(n <= self.num_free, "I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
         rest = self.num_free - n
         pages = self._stack[rest : self.num_free][::-1].copy()
         self._is_free[pages] = False
@@ -29,9 +28,8 @@ class PageAllocator:
         return pages
 
     def free(self, pages: np.ndarray) -> None:
-        """Takes pages back. Raises ValueError on a page that is free already."""
-        if self._is_free[pages].any():
-            raise ValueError(f"page freed twice among {pages.tolist()}")
+        """Takes pages back. Raises InvariantViolation (I1) if one is free already."""
+        require(not self._is_free[pages].any(), "I1", "a page was freed twice")
         self._is_free[pages] = True
         self._stack[self.num_free : self.num_free + len(pages)] = pages
         self.num_free += len(pages)

@@ -90,7 +90,9 @@ class RadixCache:
         node, at, size = self.root, 0, self.page_size
         parts: list[np.ndarray] = []
         while at + size <= len(ids) and (child := node.children.get(self.edge(node, ids, at, extra_key))):
-            common = _common_prefix(child.key, ids[at : at + len(child.key)]) // size
+            part = ids[at : at + len(child.key)]
+            differs = part != child.key[: len(part)]
+            common = int(differs.argmax() if differs.any() else len(part)) // size
             parts.append(child.pages[:common])
             if common < len(child.pages):
                 return node, parts, child
@@ -130,8 +132,7 @@ class RadixCache:
         """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates to free."""
         if not self.enabled:
             return Match(0, _NONE, self.root), _NONE
-        if len(ids) != len(pages) * self.page_size:
-            raise ValueError(f"{len(ids)} tokens do not fill {len(pages)} pages")
+        require(len(ids) == len(pages) * self.page_size, "I3", f"{len(ids)} tokens do not fill {len(pages)} pages")
         length, known, node = self.match(ids, extra_key)
         own, new = pages[: len(known)], pages[len(known) :].copy()
         if len(new):
@@ -244,9 +245,3 @@ class RadixCache:
         queued = [node for _, _, node in self._heap]
         marked = {node for node in nodes if node.queued}
         require(len(queued) == len(set(queued)) and marked == nodes & set(queued), "I3", "heap and its marks differ")
-
-
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    return int(differs.argmax()) if differs.any() else n

@@ -5,6 +5,8 @@ carries what has changed to the ranks."""
 
 import numpy as np
 
+from ..errors import require
+
 
 class RequestTable:
     """`max_rows` rows of `max_pages` page ids; row order has no meaning."""
@@ -20,8 +22,7 @@ class RequestTable:
 
     def free(self, row: int) -> None:
         """Gives a row back. Its unsent changes are dropped, so that no plan names an entry twice."""
-        if row in self.free_rows:
-            raise ValueError(f"row {row} freed twice")
+        require(row not in self.free_rows, "I5", f"row {row} was freed twice")
         self._changes = [change for change in self._changes if change[0] != row]
         self.free_rows.append(row)
 

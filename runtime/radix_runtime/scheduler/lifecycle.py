@@ -16,9 +16,12 @@ from .request import Request, State
 
 
 class Lifecycle:
-    def __init__(self, allocator: PageAllocator, cache: RadixCache, table: RequestTable) -> None:
-        self.allocator, self.cache, self.table = allocator, cache, table
-        self.page_size = allocator.page_size
+    def __init__(
+        self, num_pages: int, page_size: int, max_rows: int, max_len: int, *, eviction: str, sharing: bool
+    ) -> None:
+        self.allocator, self.page_size = PageAllocator(num_pages, page_size), page_size
+        self.cache = RadixCache(self.allocator, eviction=eviction, enabled=sharing)
+        self.table = RequestTable(max_rows, min(self.allocator.pages_for(max_len), num_pages))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # PREFILL and DECODE, in order of admission
         self.draining: list[Request] = []

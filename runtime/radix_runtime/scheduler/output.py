@@ -38,7 +38,7 @@ class Output:
             return
         request.started = True
         request.sent += len(new)
-        sizes = request.prompt_len, max(request.cached_tokens, 0), request.num_output
+        sizes = max(request.cached_tokens, 0), request.num_output
         own, prompt = (part.take() if part else None for part in (request.logprobs, request.prompt_logprobs))
         delta = TokenDelta(request.rid, request.choice, pack_ids(new), reason, *sizes, own, prompt)
         if first:

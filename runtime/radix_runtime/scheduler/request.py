@@ -5,7 +5,6 @@
 The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
 the one token sampled last (decode)."""
 
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from ..errors import require
 from ..memory.radix_cache import Node
 from ..messages import Generate, Logprobs, unpack_ids
-from ..sampling_params import SamplingParams
 
 
 class State(Enum):
@@ -56,57 +54,40 @@ class LogprobBuffer:
         return Logprobs(ids, values, self.top_n, *top)
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """Plain state; the transitions that move pages live in `lifecycle.py`."""
+    """Plain state; the transitions that move pages live in `lifecycle.py`. `seq` is the order of arrival; the last that
+    came is retracted first."""
 
-    source: Generate
-    choice: int
-    seq: int  # order of arrival; also decides who is retracted first
-    arrival: float
-    seed: int
-    max_total_len: int
-    stop_ids: frozenset[int]
-
-    rid: str = field(init=False)
-    params: SamplingParams = field(init=False)
-    extra_key: str | None = field(init=False)
-    state: State = State.WAITING
-    _ids: np.ndarray = field(init=False)  # read-only until the first append
-    # Ids that the host has seen; `total_len` counts those too that a step has sampled and the host has not seen.
-    num_ids: int = field(init=False)
-    prompt_len: int = field(init=False)
-    prefill_end: int = field(init=False)  # total_len at the last admission
-    total_len: int = field(init=False)
-    # Tokens whose KV is written by the steps launched so far.
-    computed_len: int = 0
-    # Tokens whose pages belong to the tree, which this request keeps locked at `node`; whole pages.
-    cached_len: int = 0
-    row: int = -1
-    num_pages: int = 0
-    node: Node | None = None
-    last_step: int = -1  # newest launched step that contains this request
-    keep_len: int | None = None  # tokens that count, when a stop string ended it earlier
-    poisoned: bool = False  # its KV must not be shared
-    retractions: int = 0
-    prefix_hint: tuple[int, int] = (-1, 0)  # (cache version, match length), for ordering only
-
-    cached_tokens: int = -1  # not computed at first admission; -1: never admitted
-    sent: int = 0  # output tokens that went out
-    started: bool = False  # the first delta went out
-    ended: bool = False  # its last message went out; nothing follows
-    logprobs: LogprobBuffer | None = None
-    prompt_logprobs: LogprobBuffer | None = None
-    logprob_next: int = field(init=False)  # next prompt position to score
-
-    def __post_init__(self) -> None:
-        source = self.source
+    def __init__(
+        self, source: Generate, choice: int, seq: int, arrival: float, seed: int, max_total_len: int,
+        stop_ids: frozenset[int],
+    ) -> None:  # fmt: skip
+        self.source, self.choice, self.seq, self.arrival, self.seed = source, choice, seq, arrival, seed
         self.rid, self.params, self.extra_key = source.rid, source.sampling, source.extra_key
-        self._ids = unpack_ids(source.input_ids)
-        self.num_ids = self.prompt_len = self.total_len = self.prefill_end = self.logprob_next = len(self._ids)
-        if source.return_logprob:
-            self.logprobs = LogprobBuffer(source.top_logprobs)
-        if self.choice == 0 and source.logprob_start >= 0:
+        self.max_total_len, self.stop_ids, self.state = max_total_len, stop_ids, State.WAITING
+        self._ids = unpack_ids(source.input_ids)  # read-only until the first append
+        # Ids that the host has seen; `total_len` counts those too that a step has sampled and the host has not seen.
+        self.num_ids = self.prompt_len = self.total_len = len(self._ids)
+        self.prefill_end = self.prompt_len  # total_len at the last admission
+        # `computed_len`: tokens whose KV is written by the steps launched so far. `cached_len`: tokens whose pages
+        # belong to the tree, which this request keeps locked at `node`; whole pages.
+        self.cached_len = self.computed_len = 0
+        self.row, self.num_pages = -1, 0
+        self.node: Node | None = None
+        self.last_step = -1  # newest launched step that contains this request
+        self.keep_len: int | None = None  # tokens that count, when a stop string ended it earlier
+        self.poisoned = False  # its KV must not be shared
+        self.retractions = 0
+        self.prefix_hint = (-1, 0)  # (cache version, match length), for ordering only
+
+        self.cached_tokens = -1  # not computed at first admission; -1: never admitted
+        self.sent = 0  # output tokens that went out
+        self.started = False  # the first delta went out
+        self.ended = False  # its last message went out; nothing follows
+        self.logprobs = LogprobBuffer(source.top_logprobs) if source.return_logprob else None
+        self.prompt_logprobs: LogprobBuffer | None = None
+        self.logprob_next = self.prompt_len  # next prompt position to score
+        if choice == 0 and source.logprob_start >= 0:
             self.prompt_logprobs = LogprobBuffer(source.top_logprobs)
             self.logprob_next = source.logprob_start
             if source.logprob_start == 0:  # the first token follows nothing

@@ -7,14 +7,17 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
+import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from .. import __version__
-from ..config import SECRETS, ServerArgs, flag_name
+from ..config import SECRETS, flag_name
 from ..errors import RequestError, refusal
 from . import native, openai, protocol
 from .exchange import Access, Auth, Endpoint, Exchange, Gate, error_response
@@ -56,14 +59,20 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     app.add_exception_handler(HTTPException, _not_found)
     access = {path: endpoint.access for path, endpoint in paths.items()}
     app.add_middleware(Gate, manager=manager, auth=Auth(args, access))
+    if args.allowed_origins:  # around the gate: a browser asks first, without a key
+        origins, shown = args.allowed_origins.split(","), ["x-request-id", "retry-after"]
+        app.add_middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown)
     return app
 
 
-def uvicorn_options(args: ServerArgs) -> dict[str, Any]:
-    """For uvicorn.Config. Header limits are ours up to the size at which the parser gives up; only h11 has one."""
-    quiet = {"access_log": False, "log_config": None, "server_header": False, "log_level": args.log_level}
-    limits = {"timeout_keep_alive": 5, "h11_max_incomplete_event_size": 256 << 10}
-    return {"http": "h11", "lifespan": "off", "ws": "none", **quiet, **limits}
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """Header limits are ours up to the size at which the parser gives up; only h11 has one. Below errors, its log would
+    repeat the supervisor's or tell of clients' mistakes, which get their answer."""
+    config = uvicorn.Config(
+        app, http="h11", h11_max_incomplete_event_size=256 << 10, ws="none", lifespan="off", log_config=None,
+        log_level="error", access_log=False, server_header=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -187,11 +196,11 @@ async def _flush_cache(exchange: Exchange) -> None:
     if not 0 <= seconds <= _MAX_FLUSH_WAIT:
         raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
     end = time.monotonic() + seconds
-    while not (reply := await exchange.manager.control("flush_cache")).ok:
+    while not (await exchange.manager.control("flush_cache")).ok:
         if time.monotonic() >= end:
-            raise refusal("busy", reply.message[:300] or "requests run or wait")
+            raise refusal("busy", "requests run or wait")
         await asyncio.sleep(0.05)
-    await exchange.answer({"success": True, "message": reply.message or "the cache is empty"})
+    await exchange.answer({"success": True, "message": "the cache is empty"})
 
 
 async def _no_embeddings(exchange: Exchange) -> None:

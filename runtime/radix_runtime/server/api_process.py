@@ -14,7 +14,7 @@ import uvloop
 from .. import hf
 from ..errors import EXIT_INTERNAL, RequestError
 from ..model_config import ModelConfig
-from .api import create_app, uvicorn_options
+from .api import create_app, http_server
 from .child import Child
 from .generation import sampling_defaults
 from .ipc import AsyncLink, Sender
@@ -33,9 +33,7 @@ async def _serve(child: Child) -> None:
     tokenizer = hf.load_tokenizer(args.tokenizer_path or model_dir, args.chat_template)
     manager = TokenizerManager(args, config, tokenizer, link, sampling_defaults(args, model_dir))
     manager.health = child.heartbeats.stale
-    # Its own lines would repeat the supervisor's; a second is for the last bytes of open connections.
-    options = uvicorn_options(args) | {"log_level": "warning", "timeout_graceful_shutdown": 1}
-    server = uvicorn.Server(uvicorn.Config(create_app(manager), **options))
+    server = http_server(create_app(manager))
     # The supervisor decides when to stop.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 

@@ -69,12 +69,12 @@ class Detokenizer:
             text += stream.finish()
         if stream.matched is not None:
             if finish is None:
-                self._outbox.send(m.TextStop(delta.rid, delta.choice, stream.count, stream.matched))
+                self._outbox.send(m.TextStop(*key, stream.count))
             finish = m.FinishReason("stop", stream.matched)
         if finish is not None:
             del self.streams[key]
         logprobs, prompt = _first(delta.logprobs, used), delta.prompt_logprobs
-        sizes = delta.prompt_tokens, delta.cached_tokens, stream.count
+        sizes = delta.cached_tokens, stream.count
         self._batch.append(m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text))
 
 

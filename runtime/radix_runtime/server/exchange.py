@@ -98,6 +98,8 @@ class Exchange(Request):
         if size > _MAX_HEADER_BYTES or len(headers) > _MAX_HEADERS:
             text = f"at most {_MAX_HEADERS} headers with {_MAX_HEADER_BYTES} bytes together"
             raise RequestError(431, "headers_too_large", text)
+        if self.headers.get("upgrade", "").lower() == "websocket":  # other upgrades are only offers
+            raise RequestError(400, "unsupported_upgrade", "this server takes no WebSocket connections")
 
     async def read_body(self) -> bytes:
         """Raises RequestError 413, 415 or 408, ClientDisconnect."""
@@ -108,6 +110,8 @@ class Exchange(Request):
             raise too_large
         if self.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise RequestError(415, "unsupported_media_type", "the content type must be application/json")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise RequestError(415, "unsupported_media_type", "Content-Encoding: a body must not be compressed")
         body, parts = bytearray(), self.stream()
         try:
             while (part := await asyncio.wait_for(anext(parts, None), BODY_IDLE)) is not None:
@@ -215,19 +219,19 @@ class Endpoint:
 
 # Runs the handler to its end; raises ClientDisconnect after having cancelled it on a disconnect.
 async def _while_connected(receive: Receive, handler: Coroutine[Any, Any, None]) -> None:
+    work = asyncio.create_task(handler)
 
-    async def disconnect() -> None:
+    async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        work.cancel()
 
-    work, gone = asyncio.create_task(handler), asyncio.create_task(disconnect())
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        work.result()
+        await work
+    except asyncio.CancelledError:
+        if watcher.done():
+            raise ClientDisconnect from None
+        raise
     finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        watcher.cancel()

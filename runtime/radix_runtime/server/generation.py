@@ -44,7 +44,6 @@ def merge(into: TextDelta, new: TextDelta) -> None:
     into.text += new.text
     into.ids += new.ids
     into.finish, into.completion_tokens = new.finish, new.completion_tokens
-    into.prompt_tokens = into.prompt_tokens or new.prompt_tokens
     into.cached_tokens = into.cached_tokens or new.cached_tokens
     into.logprobs = _joined(into.logprobs, new.logprobs)
 

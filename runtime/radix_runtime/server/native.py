@@ -12,8 +12,8 @@ from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
 from .exchange import Exchange, to_json
 from .generation import native_output
-from .openai import Answer, new_request, template_messages, template_options
-from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody
+from .openai import Answer, new_request, template_options
+from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody, template_messages
 from .tokenizer_manager import Batch, new_id
 
 _NOTHING: dict[str, Any] = {"text": "", "output_ids": [], "meta_info": {}}

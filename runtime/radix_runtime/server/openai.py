@@ -18,12 +18,10 @@ from .generation import FLOOR, Scored, scored
 from .protocol import OPENAI_NAMES, ChatBody, CompletionBody, NativeBody, OpenAIBody, Sampling, TemplateOptions
 from .tokenizer_manager import Batch, TokenizerManager, new_id
 
-_ROLES = ("system", "developer", "user", "assistant")
-
 
 async def chat(exchange: Exchange, body: ChatBody) -> None:
     options = template_options(exchange.manager, body.chat_template_kwargs, body.reasoning_effort)
-    messages = template_messages(body.messages)
+    messages = protocol.template_messages(body.messages)
     if body.messages[-1].role == "assistant":
         raise refusal("invalid_value", "the last message must not be the assistant's", "messages")
     longest = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -71,33 +69,6 @@ def template_options(manager: TokenizerManager, given: TemplateOptions | None, e
         if name not in known and value not in (None, False, "none"):
             raise refusal("unsupported_parameter", f"this model's chat template has no {name}", name)
     return {name: value for name, value in values.items() if name in known and value is not None}
-
-
-def template_messages(messages: Sequence[protocol.ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as a template takes them, content as one string. Raises RequestError."""
-    result = []
-    for i, message in enumerate(messages):
-        if message.role not in _ROLES:
-            code = "unsupported_parameter" if message.role == "tool" else "invalid_value"
-            raise refusal(code, f"role must be one of {', '.join(_ROLES)}", f"messages[{i}].role")
-        role = "system" if message.role == "developer" else message.role
-        optional = {"name": message.name, "reasoning_content": message.reasoning_content}
-        entry = {"role": role, "content": _text_of(message.content, f"messages[{i}].content"), **optional}
-        result.append({name: value for name, value in entry.items() if value is not None})
-    return result
-
-
-def _text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    if content is None:
-        raise refusal("missing_field", f"{where} is required", where)
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.get("type") != "text":
-            raise refusal("unsupported_parameter", "only parts of type text are supported", f"{where}[{i}].type")
-        if not isinstance(part.get("text"), str):
-            raise refusal("invalid_type", "text must be a string", f"{where}[{i}].text")
-    return "\n".join(part["text"] for part in content)
 
 
 class Answer:

@@ -5,7 +5,7 @@ A field is typed below, harmless (changes no output), known but not built (only 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -73,6 +73,7 @@ class ChatMessage(Body, kw_only=True):
     reasoning_content: str | None = None
 
 
+ROLES = ("system", "developer", "user", "assistant")
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 
 
@@ -182,6 +183,33 @@ class AbortBody(Body, kw_only=True):
     abort_all: bool | None = None
 
 
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as a template takes them, content as one string. Raises RequestError."""
+    result = []
+    for i, message in enumerate(messages):
+        if message.role not in ROLES:
+            code = "unsupported_parameter" if message.role == "tool" else "invalid_value"
+            raise refusal(code, f"role must be one of {', '.join(ROLES)}", f"messages[{i}].role")
+        role = "system" if message.role == "developer" else message.role
+        optional = {"name": message.name, "reasoning_content": message.reasoning_content}
+        entry = {"role": role, "content": _text_of(message.content, f"messages[{i}].content"), **optional}
+        result.append({name: value for name, value in entry.items() if value is not None})
+    return result
+
+
+def _text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    if content is None:
+        raise refusal("missing_field", f"{where} is required", where)
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.get("type") != "text":
+            raise refusal("unsupported_parameter", "only parts of type text are supported", f"{where}[{i}].type")
+        if not isinstance(part.get("text"), str):
+            raise refusal("invalid_type", "text must be a string", f"{where}[{i}].text")
+    return "\n".join(part["text"] for part in content)
+
+
 # Fields that hold bodies themselves (one, or a list of them).
 _NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": ChatMessage}
 _NESTED |= {"chat_template_kwargs": TemplateOptions, "sampling_params": NativeSampling}
@@ -192,9 +220,9 @@ B = TypeVar("B", bound=msgspec.Struct)
 def decode_body(kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]) -> tuple[B, list[str]]:
     """The body and its warnings (`lenient`: unknown fields warn). `defaults`: of sampling. Raises RequestError 400."""
     raw = parse_json(data)
-    warnings: list[str] | None = [] if lenient else None
     if not isinstance(raw, dict):
         raise refusal("invalid_type", "the body must be a JSON object")
+    warnings: list[str] | None = [] if lenient else None
     try:
         kept = _sift(kind, raw, "", defaults, warnings)
         return msgspec.convert(kept, kind, str_keys=True), warnings or []

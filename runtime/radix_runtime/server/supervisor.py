@@ -28,6 +28,7 @@ from .ipc import API, DETOKENIZER, SCHEDULER, TOKEN_BYTES
 _JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _TICK = 1.0  # seconds between two looks at the heartbeats
 _GRACE = 2.5  # seconds that children have to end by themselves
+WRITE_STALL = 30.0  # seconds that a client may read nothing, or be silent, while bytes wait for it
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +198,14 @@ def bind_port(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--port must be at most 65535, got {port}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        family, *_, address = found[0]
+        both = family == socket.AF_INET6
+        listener = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
+        # Connections inherit it: the kernel ends those that stall.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_STALL * 1000))
         return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"port {port} of {host} is in use; choose another --port") from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        reason = str(error.strerror or error).partition(" (")[0]  # the rest repeats the address
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error

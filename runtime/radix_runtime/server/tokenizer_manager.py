@@ -191,7 +191,7 @@ class TokenizerManager:
             self._link.send(m.Abort(each))
         return len(found)
 
-    async def control(self, op: Literal["flush_cache", "stats", "check"], timeout: float = 10.0) -> m.ControlReply:
+    async def control(self, op: Literal["flush_cache", "stats"], timeout: float = 10.0) -> m.ControlReply:
         """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
         self.require_ready()
         number = secrets.randbits(48)
