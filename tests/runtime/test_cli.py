@@ -8,16 +8,19 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
+import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from radix_runtime.cli.bench import Record, figures, make_workload, parse_range
+from radix_runtime import hf
+from radix_runtime.cli import main
+from radix_runtime.cli.bench import Record, figures, make_workload, token_range
 from radix_runtime.cli.client import Client
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
 from radix_runtime.cli.generate import read_lines
-from radix_runtime.cli.serve import _is_local
 from radix_runtime.config import ServerArgs, flag_name
 from radix_runtime.errors import ConfigError, RequestError
 from tests.runtime.api_stack import Stack
@@ -44,14 +47,11 @@ def parse(*argv: str) -> ServerArgs:
     return server_args(parser.parse_args(list(argv)))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_hosts_that_only_this_machine_reaches(host: str) -> None:
-    assert _is_local(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
-def test_hosts_that_others_reach(host: str) -> None:
-    assert not _is_local(host)
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)])
+def test_a_host_that_others_reach_wants_a_key(host: str, warns: bool) -> None:
+    for flags, expected in (((), warns), (("--api-key", "k"), False)):
+        result = radix("serve", "/no/such/model", "--host", host, "--port", "0", *flags)
+        assert result.returncode == 78 and ("ANYBODY WHO REACHES" in result.stderr) == expected
 
 
 def test_every_setting_has_a_flag_and_its_default() -> None:
@@ -99,6 +99,10 @@ def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys:
         ("--request-timeout", ["0", "-1", "nan", "inf"]),
         ("--step-timeout", ["nan", "inf"]),
         ("--max-body-size", ["0", "-5"]),
+        (
+            "--allowed-origins",
+            ["example.org", "https://a.example/", "https://a.example,", "https://A.example", "*,*", '["*"]'],
+        ),
     ],
 )
 def test_values_that_cannot_work(flag: str, values: list[str]) -> None:
@@ -141,12 +145,43 @@ def test_generate_keeps_order_and_takes_every_form(tmp_path: Path) -> None:
 
 def test_generate_names_the_bad_line(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
-    for text in ("{", '{"promt": "x"}', '{"prompt": "x", "input_ids": [1]}', "{}"):
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    for text, what in (
+        ("{", "truncated"),
+        ('{"promt": "x"}', "promt"),
+        ('{"prompt": "x", "input_ids": [1]}', "one of"),
+        ("{}", "one of"),
+        ('{"messages": []}', "messages"),
+        ('{"messages": [{"content": "x"}]}', r"messages\[0\].role is required"),
+        ('{"messages": [{"role": "user", "content": "x", "colour": 1}]}', "unknown parameter"),
+        (json.dumps({"messages": [image]}), "only parts of type text"),
+    ):
         file.write_text('{"prompt": "x"}\n\n' + text)
-        with pytest.raises(ConfigError, match="line 3"):
+        with pytest.raises(ConfigError, match=f"line 3: .*{what}"):
             read_lines(file)
     with pytest.raises(ConfigError, match="cannot read"):
         read_lines(tmp_path / "absent")
+
+
+def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path) -> None:
+    """Text parts, fields that answers have and requests do not need, the developer's role: the same prompt."""
+    file = tmp_path / "in.jsonl"
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2 + 3?"}]
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hello", "name": "Ann"},
+        {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "tool_calls": None},
+        {"role": "user", "content": parts},
+    ]
+    file.write_text(json.dumps({"messages": messages}))
+    (line,) = read_lines(file)
+    tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
+    with Stack() as stack:
+        answer = httpx.post(f"{stack.url}/tokenize", json={"messages": messages}).json()
+    assert line.messages is not None and tokenizer.apply_chat_template(line.messages) == answer["tokens"]
+    file.write_text(json.dumps({"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}}))
+    result = radix("generate", str(file), *SMALL)
+    assert result.returncode == 0 and json.loads(result.stdout)["completion_tokens"] <= 2, result.stderr
 
 
 def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path) -> None:
@@ -280,17 +315,52 @@ def test_bench_offline_with_dummy_weights(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_workloads() -> None:
-    assert parse_range("7") == (7, 7) and parse_range("100:1024") == (100, 1024)
-    for bad in ("0", "5:4", "x"):
-        with pytest.raises(ValueError):
-            parse_range(bad)
+def test_workloads(tmp_path: Path) -> None:
+    assert token_range("7") == (7, 7) and token_range("100:1024") == (100, 1024)
     items = make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
     assert {len(i.prompt) for i in items} == set(range(3, 10))
     assert all(0 <= token < 17 for i in items for token in i.prompt)
     assert items == make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
     with pytest.raises(ConfigError, match="workload"):
         make_workload("/no/such/file", None, (1, 1), (1, 1), 9, 0)
+    for requests in ([], [[0, 5]], [[5, -1]], [[5]], [[5, "x"]]):
+        file = tmp_path / "workload.json"
+        file.write_text(json.dumps({"requests": requests}))
+        with pytest.raises(ConfigError, match="workload"):
+            make_workload(str(file), None, (1, 1), (1, 1), 9, 0)
+
+
+NONSENSE = [
+    "--num-prompts=-1", "--num-prompts=0", "--num-prompts=x", "--input-len=0", "--input-len=9:4", "--input-len=4:x",
+    "--output-len=0", "--output-len=-5:5", "--temperature=-1", "--temperature=nan",
+]  # fmt: skip
+NO_LOAD = ["--request-rate=0", "--request-rate=-2", "--request-rate=nan", "--max-concurrency=-3", "--vocab-size=0"]
+
+
+@pytest.mark.parametrize("argv", [*product(["serve", "offline"], NONSENSE), *product(["serve"], NO_LOAD)])
+def test_bench_refuses_nonsense_before_it_does_anything(
+    argv: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(["bench", *argv])
+    except SystemExit as exit:
+        code = exit.code
+    out, error = capsys.readouterr()
+    assert code == 78 and argv[1].partition("=")[0] in error and error.count("\n") == 1 and out == ""
+
+
+def test_chat_refuses_what_would_do_nothing_with_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, name in ((["--page-size", "4"], "--page-size"), (["/a/model"], "--model-path")):
+        assert main(["chat", "--url", "http://127.0.0.1:9", *flags]) == 78
+        assert capsys.readouterr().err == f"radix: error: {name} does nothing with --url\n"
+
+
+def test_a_url_that_is_none() -> None:
+    for url in ("nonsense", "http://[::1", "http://127.0.0.1:x"):
+        result = radix("bench", "serve", "--url", url, "--num-prompts", "1")
+        assert (
+            result.returncode == 70 and result.stderr.count("\n") == 1 and "no answer from the server" in result.stderr
+        )
 
 
 def test_figures_by_hand() -> None:

@@ -9,11 +9,12 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,10 +24,11 @@ from .. import __version__
 from ..config import DEFAULT_PORT
 from ..errors import ConfigError, RequestError
 from .client import Client
-from .flags import add_model_argument, add_server_flags, engine_args
+from .flags import add_model_argument, add_server_flags, check_sampling, engine_args
 
 _MAX_ID = 10_000  # prompt ids of request i: random.Random(i).randrange(min(vocabulary, this))
 Range = tuple[int, int]
+_Length = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Item(NamedTuple):
@@ -37,15 +39,26 @@ class Item(NamedTuple):
 
 
 class _File(msgspec.Struct):
-    requests: list[Range]
+    requests: Annotated[list[tuple[_Length, _Length]], msgspec.Meta(min_length=1)]
 
 
-def parse_range(text: str) -> Range:
+def positive(kind: type[int] | type[float]) -> Callable[[str], Any]:
+    """A type of flags."""
+
+    def parse(text: str) -> float:
+        if not (value := kind(text)) > 0:  # NaN is not
+            raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+        return value
+
+    return parse
+
+
+def token_range(text: str) -> Range:
     """`100` or `100:1024`, both ends included."""
     low, _, high = text.partition(":")
-    first, last = int(low), int(high or low)
-    if not 1 <= first <= last:
-        raise ValueError(text)
+    first, last = map(positive(int), (low, high or low))
+    if first > last:
+        raise argparse.ArgumentTypeError(f"must not end before it begins, got {text}")
     return first, last
 
 
@@ -132,14 +145,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve = modes.add_parser("serve", help="a running server, over HTTP")
     serve.add_argument("--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", help="its address (default: %(default)s)")
     serve.add_argument("--api-key", help="its key")
-    serve.add_argument("--request-rate", type=float, help="requests a second; default: all at once")
-    serve.add_argument("--max-concurrency", type=int, help="open requests; default: no limit")
-    serve.add_argument("--vocab-size", type=int, default=1000, help="ids of the prompts (default: %(default)s)")
+    serve.add_argument("--request-rate", type=positive(float), help="requests a second; default: all at once")
+    serve.add_argument("--max-concurrency", type=positive(int), help="open requests; default: no limit")
+    serve.add_argument(
+        "--vocab-size", type=positive(int), default=1000, help="ids of the prompts (default: %(default)s)"
+    )
     for mode in (offline, serve):
         group = mode.add_argument_group("workload")
-        group.add_argument("--workload", metavar="FILE", help="JSON with [prompt, output] lengths")
-        group.add_argument("--num-prompts", type=int, help="requests; default 32, or all of FILE")
-        lengths: dict[str, Any] = {"type": parse_range, "metavar": "N[:M]"}
+        group.add_argument(
+            "--workload", metavar="FILE", help="JSON with [prompt, output] lengths instead of random ones"
+        )
+        group.add_argument("--num-prompts", type=positive(int), help="requests; default 32, or all of FILE")
+        lengths: dict[str, Any] = {"type": token_range, "metavar": "N[:M]"}
         group.add_argument("--input-len", default="256", help="tokens of a prompt (default: %(default)s)", **lengths)
         group.add_argument("--output-len", default="64", help="tokens of an answer (default: %(default)s)", **lengths)
         group.add_argument("--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)")
@@ -148,6 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
+    check_sampling({"temperature": namespace.temperature})
     measured = _measure_engine(namespace) if namespace.mode == "offline" else asyncio.run(_measure_server(namespace))
     facts, records = measured
     result = {"mode": namespace.mode, **facts, "machine": machine(), **figures(records)}

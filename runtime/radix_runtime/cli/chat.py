@@ -10,6 +10,7 @@ from typing import Any
 
 from prompt_toolkit import PromptSession
 
+from ..config import flag_name
 from ..engine_api import Engine
 from ..errors import ConfigError, RequestError
 from .client import Client
@@ -32,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    sampling = sampling_of(namespace)
-    with nullcontext() if namespace.url is not None else Engine(**engine_args(namespace)) as engine:
+    sampling, settings = sampling_of(namespace), engine_args(namespace)
+    if namespace.url is not None and settings:
+        raise ConfigError(f"{flag_name(next(iter(settings)))} does nothing with --url")
+    with nullcontext() if namespace.url is not None else Engine(**settings) as engine:
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         if engine is not None:
             if engine.tokenizer is None:

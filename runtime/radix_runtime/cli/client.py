@@ -14,10 +14,11 @@ class Client(httpx.AsyncClient):
     """One server; `url` with or without /v1. An answer that is an error raises RequestError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {b"authorization": f"Bearer {api_key}".encode()} if api_key else {}
         base, hooks = url.rstrip("/").removesuffix("/v1"), {"response": [_check]}
         timeout, limits = httpx.Timeout(None, connect=10), httpx.Limits(max_connections=None)
-        super().__init__(base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks)
+        with _reachable():
+            super().__init__(base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks)
 
     async def chunks(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed answer. Raises RequestError also when the stream breaks off without [DONE]."""
@@ -45,7 +46,7 @@ class Client(httpx.AsyncClient):
 def _reachable() -> Iterator[None]:
     try:
         yield
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestError(503, "unreachable", f"no answer from the server: {error}") from error
 
 

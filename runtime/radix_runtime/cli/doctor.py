@@ -5,7 +5,6 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +45,8 @@ def run(namespace: argparse.Namespace) -> int:
             what, _, remedy = str(error).partition("; ")
             problems.append(Problem(what, remedy or "reinstall the kernel wheel"))
         except ImportError as error:
-            problems.append(Problem(f"{error.name} does not load: {error}", "pip install torch"))
+            remedy = "pip install torch" if error.name == "torch" else "reinstall the kernel wheel"
+            problems.append(Problem(f"{error.name} does not load: {error}", remedy))
     for what, remedy in dict.fromkeys(problems):
         console.print(f"[bold red]problem:[/] {what}\n    [bold]remedy:[/] {remedy}")
     if not problems:
@@ -84,19 +84,12 @@ def _ops() -> Facts:
 
 
 def _machine() -> Facts:
-    cores = len(os.sched_getaffinity(0))
-    yield "cpu cores", f"{cores} usable of {os.cpu_count()}"
-    with suppress(OSError, ValueError):  # no cgroup v2, or its limit is "max"
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        quota = int(limit) / int(period)
-        yield "cgroup quota", f"{quota:g} cores"
-        if quota < cores:
-            what = f"the cgroup allows {quota:g} cores of time on {cores} cores"
-            yield Problem(what, f"start with --num-threads {max(1, int(quota))}")
+    yield "cpu cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
     memory = import_module("radix_runtime.device").cpu_memory()
     yield "memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
     if memory.available < _GIB:
         yield Problem("less than 1 GiB of memory is available", "free memory, or raise the limit")
+    yield "default threads", import_module("radix_runtime.distributed").core_share(0, 1).threads
 
 
 def _gpu() -> Facts:

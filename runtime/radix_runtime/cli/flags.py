@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import EXIT_CONFIG, ConfigError
 from ..log import setup_logging
+from ..sampling_params import SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,7 +67,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name in _SAMPLING if (value := getattr(namespace, name)) is not None}
+    return check_sampling({name: value for name in _SAMPLING if (value := getattr(namespace, name)) is not None})
+
+
+def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """`given`. Raises ConfigError on a value out of range: now, not after a model was loaded."""
+    for name, message in SamplingParams(**given).violations(vocab_size=1, max_n=1):
+        raise ConfigError(message.replace(name, flag_name(name)))
+    return given
 
 
 def server_args(namespace: argparse.Namespace) -> ServerArgs:

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import track
 
 from ..engine_api import Engine
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
+from ..server.protocol import TokenizeBody, decode_body, template_messages
 from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of JSONL input: one of `prompt`, `messages` and `input_ids`."""
+    """A line of JSONL input: one of `prompt`, `messages` (as the chat route takes them) and `input_ids`."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -73,7 +74,10 @@ def read_lines(path: Path) -> list[Line]:
     for number, text in texts:
         try:
             line = msgspec.json.decode(text, type=Line)
-        except msgspec.DecodeError as error:
+            if line.messages is not None:
+                body, _ = decode_body(TokenizeBody, msgspec.json.encode({"messages": line.messages}), False, {})
+                line.messages = template_messages(body.messages or [])
+        except (msgspec.DecodeError, RequestError) as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         if sum(x is not None for x in (line.prompt, line.messages, line.input_ids)) != 1:
             raise ConfigError(f"{path}, line {number}: one of prompt, messages, input_ids is due")
