@@ -263,6 +263,9 @@ void products(rk_dtype dtype, int64_t m, const Packed& packed) {
     linear.residual = residual;
     done("linear", rk_linear(&linear, 0), {&out});
   }
+  Tensor best(kI32, {m}), maxima(kF32, {m});
+  const rk_linear_argmax_args argmax = {sizeof argmax, packed.desc(), x, packed, best, maxima};
+  done("linear_argmax", rk_linear_argmax(&argmax, 0), {&best, &maxima});
   packed.unpack();
   const Tensor ids = ints({0, static_cast<int32_t>(n) - 1});
   Tensor rows(dtype, {2, k});

@@ -15,8 +15,9 @@ from tests.child import IMPORT_PATH
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 FILES = (
-    "norm", "layernorm", "rope", "fused_rope", "activation", "kv_cache", "linear", "linear_quantized", "attention",
-    "moe", "packed_experts", "decoder", "sampling", "sampling_edits", "sampling_logprobs", "comm", "bindings",
+    "norm", "layernorm", "rope", "fused_rope", "activation", "kv_cache", "linear", "linear_argmax", "linear_quantized",
+    "attention", "moe", "packed_experts", "decoder", "sampling", "sampling_edits", "sampling_logprobs", "comm",
+    "bindings",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")

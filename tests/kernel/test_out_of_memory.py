@@ -64,6 +64,12 @@ for rows, changes in ((1, {}), (4, {}), (4, {"bitmask": torch.full((4, 1250), -1
     must_raise(lambda: rk.top_k_top_p_sampling(logits, *columns, edits=edits, out=out), plain=1 << 16)
     assert torch.equal(out, rk.reference.top_k_top_p_sampling(logits, *columns))
 """
+ARGMAX = """
+x, w = torch.randn(3000, 32), torch.randn(40, 32)
+weight = rk.pack_weight(w)
+must_raise(lambda: rk.linear_argmax(x, weight), aligned=1 << 16)
+assert torch.equal(rk.linear_argmax(x, weight)[1], rk.linear(x, weight).amax(1))
+"""
 WORKERS = """
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -88,7 +94,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("body", [PREFILL, SAMPLING, WORKERS], ids=["prefill", "sampling", "workers"])
+@pytest.mark.parametrize("body", [PREFILL, SAMPLING, ARGMAX, WORKERS], ids=["prefill", "sampling", "argmax", "workers"])
 def test_refused_memory(body, library):
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "LD_PRELOAD": str(library)}
     done = subprocess.run([sys.executable, "-c", BEGIN + body], env=env, capture_output=True, text=True, timeout=280)

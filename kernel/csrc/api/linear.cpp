@@ -14,6 +14,9 @@ bool has_small_codes(const rk_packed_desc& desc) {
   return desc.kind == RK_WEIGHT_INT4 || desc.kind == RK_WEIGHT_W4A8;
 }
 
+// An output's block of 16 is counted in float32 in linear_argmax.
+constexpr int64_t kMostOutputs = 1 << 28;
+
 // Sums of 2^17 products of bytes fit int32.
 constexpr int64_t kMostInputs = 1 << 17;
 
@@ -55,6 +58,14 @@ void check_packed(const char* op, const Arg& packed, const rk_packed_desc& desc)
   packed.backend_device().dtype({DType::u8}).shape({bytes}, "size of the packed weight").contiguous();
   if ((reinterpret_cast<uintptr_t>(packed->data) + packed->byte_offset) % 64 != 0)
     packed.reject(RK_INVALID, "is not aligned to 64 bytes");
+}
+
+// x of a product [.., k] with the weight.
+void check_x(const Arg& x, const Arg& packed, const rk_packed_desc& desc) {
+  x.same_device(packed).dtype({dtype_of(desc.dtype)}).min_ndim(1).last_contiguous();
+  if (x.size(-1) != desc.k)
+    x.reject(RK_INVALID, "has shape %s, expected a last dimension of %lld (inputs of the weight)",
+             shape_text(*x).c_str(), (long long)desc.k);
 }
 
 // weight, scales and zeros as pack and unpack take them.
@@ -145,10 +156,7 @@ rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
     const auto desc = check_desc(op, a.desc);
     const Arg x(op, "x", a.x), packed(op, "weight", a.packed), out(op, "out", a.out);
     check_packed(op, packed, desc);
-    x.same_device(packed).dtype({dtype_of(desc.dtype)}).min_ndim(1).last_contiguous();
-    if (x.size(-1) != desc.k)
-      x.reject(RK_INVALID, "has shape %s, expected a last dimension of %lld (inputs of the weight)",
-               shape_text(*x).c_str(), (long long)desc.k);
+    check_x(x, packed, desc);
     out.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).ndim(x->ndim).last_contiguous().writable();
     check_epilogue(op, a, desc, x, out);
     if (a.bias) {
@@ -158,6 +166,24 @@ rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
     }
     a.desc = &desc;
     if (out.numel() > 0) backend::linear(a, stream);
+  });
+}
+
+rk_status rk_linear_argmax(const rk_linear_argmax_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "linear_argmax";
+    auto a = read_args(op, args);
+    const auto desc = check_desc(op, a.desc);
+    const Arg x(op, "x", a.x), packed(op, "weight", a.packed), ids(op, "ids", a.ids), maxima(op, "maxima", a.maxima);
+    check_packed(op, packed, desc);
+    check_x(x.ndim(2), packed, desc);
+    ids.same_device(packed).dtype({DType::i32}).shape({x.size(0)}, "rows of x").contiguous().writable();
+    maxima.same_device(packed).dtype({DType::f32}).shape({x.size(0)}, "rows of x").contiguous().writable();
+    if (desc.n > kMostOutputs)
+      fail(RK_UNSUPPORTED, "%s: weight has %lld outputs, at most %lld are supported", op, (long long)desc.n,
+           (long long)kMostOutputs);
+    a.desc = &desc;
+    if (ids.numel() > 0) backend::linear_argmax(a, stream);
   });
 }
 

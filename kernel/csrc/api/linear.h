@@ -10,6 +10,7 @@ int64_t packed_weight_info(rk_packed_desc& desc);
 void pack_weight(const rk_pack_weight_args& args, rk_stream stream);
 void unpack_weight(const rk_unpack_weight_args& args, rk_stream stream);
 void linear(const rk_linear_args& args, rk_stream stream);
+void linear_argmax(const rk_linear_argmax_args& args, rk_stream stream);
 void embedding(const rk_embedding_args& args, rk_stream stream);
 
 }  // namespace radix::backend

@@ -41,6 +41,16 @@ void bind_linear(py::module_& m) {
     args.out = call.out("out", out);
     call.run(rk_linear, args);
   });
+  m.def("linear_argmax",
+        [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle ids, py::handle maxima) {
+          Call call("linear_argmax");
+          rk_linear_argmax_args args{sizeof args, &desc.desc};
+          args.x = call.in("x", x);
+          args.packed = call.in("weight", packed);
+          args.ids = call.out("ids", ids);
+          args.maxima = call.out("maxima", maxima);
+          call.run(rk_linear_argmax, args);
+        });
   m.def("embedding_packed", [](py::handle ids, py::handle packed, const PackedDesc& desc, py::handle out) {
     Call call("embedding");
     rk_embedding_args args{sizeof args, &desc.desc};

@@ -88,6 +88,20 @@ typedef struct rk_linear_args {
 } rk_linear_args;
 RK_API rk_status rk_linear(const rk_linear_args* args, rk_stream stream);
 
+/* ids[t] = the output with the largest sum of x[t] * weight^T, the lowest one on ties; maxima[t] = that sum, with the
+ * bits that rk_linear gives in fp32 without bias. A row with a NaN or +inf among its sums, or with nothing but -inf,
+ * has id -1 and maximum NaN. x [T, k] as rk_linear; ids int32 [T], maxima fp32 [T]. No more than 2^28 outputs
+ * (RK_UNSUPPORTED). */
+typedef struct rk_linear_argmax_args {
+  uint32_t struct_size;
+  const rk_packed_desc* desc;
+  const rk_tensor* x;
+  const rk_tensor* packed;
+  const rk_tensor* ids;
+  const rk_tensor* maxima;
+} rk_linear_argmax_args;
+RK_API rk_status rk_linear_argmax(const rk_linear_argmax_args* args, rk_stream stream);
+
 /* out [T, k] = row ids[t] of the packed weight: bits copied when dense, else (code - zero) * scale in float32, rounded
  * once to desc->dtype. ids int32 or int64 [T]; on the CPU an id outside [0, n) is RK_INVALID and nothing is written. */
 typedef struct rk_embedding_args {

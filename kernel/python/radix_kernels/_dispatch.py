@@ -46,7 +46,7 @@ _HOPPER_OPS = frozenset(
     }
 )
 # Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
-_TORCH_OPS = frozenset({"linear_dense", "pack_weight", "linear_packed", "embedding_packed"})
+_TORCH_OPS = frozenset({"linear_dense", "linear_argmax", "pack_weight", "linear_packed", "embedding_packed"})
 
 _mode = "warn"
 _warned: set[str] = set()

@@ -27,6 +27,7 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "store_mla_kv": ("bfloat16", "float16"),
     "concat_mla_k": ("bfloat16", "float16"),
     "linear": _FLOATS,
+    "linear_argmax": _FLOATS,
     "linear_silu_and_mul": _FLOATS,
     "fp8_scaled_mm": _FP8,
     "fp8_blockwise_scaled_mm": _FP8,

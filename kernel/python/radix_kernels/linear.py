@@ -240,6 +240,31 @@ def linear(
     return result if out is None else out
 
 
+def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]:
+    """The largest output of each row, as a greedy draw over a vocabulary takes it: `linear` without its outputs.
+
+    x: [M, K] as in `linear`; weight: as there, at most 2**28 outputs of a packed one. Returns (ids int32 [M], maxima
+    float32 [M]): what `top_k_top_p_sampling` draws at temperature 0 from `linear(x, weight, out_dtype="float32")`, the
+    lowest id on ties and -1 for a row with a NaN, with +inf, or with nothing but -inf; and that output, bit for bit,
+    NaN where the id is -1. With a packed weight on the CPU the outputs are written nowhere; elsewhere they are.
+    Errors: TypeError (dtype), ValueError (shape, stride).
+    """
+    op = "linear_argmax"
+    if len(x.shape) != 2:
+        raise ValueError(f"{op}: x has {len(x.shape)} dimensions, expected 2")
+    ids, maxima = _arrays.empty(x, tuple(x.shape[:1]), "int32"), _arrays.empty(x, tuple(x.shape[:1]), "float32")
+    if is_packed(weight):
+        run = _native_packed(op, op, x, weight)
+        run(x, weight.data, weight.descriptor, ids, maxima)
+        return ids, maxima
+    from . import reference
+
+    found = reference.row_argmax(_arrays.as_torch(linear(x, weight, out_dtype="float32")))
+    for array, result in zip((ids, maxima), found, strict=True):
+        _arrays.as_torch(array).copy_(result)
+    return ids, maxima
+
+
 def is_packed(weight: PackedWeight | Array) -> bool:
     """Whether weight is in an order of the native library."""
     return isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
@@ -256,12 +281,17 @@ def linear_packed(
     out: Array,
 ) -> Array:
     """The native product for `linear` and its kin; gate: 0 none, 1 halves, 2 interleaved."""
-    run = _dispatch.native("linear_packed", x)
+    run = _native_packed(op, "linear_packed", x, weight)
+    run(x, weight.data, weight.descriptor, bias, residual, gate, out)
+    return out
+
+
+def _native_packed(op: str, name: str, x: Array, weight: Any) -> _dispatch.Native:
+    run = _dispatch.native(name, x)
     if run is None:
         raise ValueError(f"{op}: no library here knows the layout {weight.layout}")
     _same_k_and_dtype(op, x, weight)
-    run(x, weight.data, weight.descriptor, bias, residual, gate, out)
-    return out
+    return run
 
 
 # Up to so many rows of x our kernels are ahead of cuBLAS with nothing fused.

@@ -2,13 +2,29 @@
 #pragma once
 
 #include "cpu/isa.h"
+#include "cpu/linear/layout.h"
 #include "radix_kernels/linear.h"
 
 namespace radix::cpu {
 
+// The largest sum of a row in each lane of its blocks, and in which block it was met first. A NaN counts as +inf:
+// neither leaves a row a choice.
+struct alignas(64) LaneMaxima {
+  float value[linear_layout::kBlockN], block[linear_layout::kBlockN];
+};
+
+// Where products leave the maxima of their rows instead of outputs. A thread's part of the blocks claims rows of its
+// own: which, depends on who comes first, so what is made of them must not depend on their order.
+struct RowMaxima {
+  LaneMaxima* parts;  // [most][m]
+  int64_t most;       // parts that there may be
+  int64_t claimed;    // so far
+};
+
+// maxima: NULL, or what takes the place of args.out, which is NULL then; without bias, gate and residual.
 struct LinearKernels {
-  void (*dense)(const rk_linear_args& args);
-  void (*quantized)(const rk_linear_args& args);
+  void (*dense)(const rk_linear_args& args, RowMaxima* maxima);
+  void (*quantized)(const rk_linear_args& args, RowMaxima* maxima);
   void (*pack_quantized)(const rk_pack_weight_args& args);
   void (*unpack_quantized)(const rk_unpack_weight_args& args);
   void (*gather_quantized)(const rk_embedding_args& args);

@@ -77,10 +77,10 @@ struct DenseProduct : VectorProduct {
 };
 
 template <class W>
-void dense_rows(const rk_linear_args& args) {
+void dense_rows(const rk_linear_args& args, RowMaxima* maxima) {
   using S = typename DenseProduct<W>::S;
   const int64_t kp = linear_layout::padded_k(args.desc->k);
-  const Problem p = make_problem(args, kBlockN * kp * sizeof(W), Rows(*args.x).count * kp * sizeof(S));
+  const Problem p = make_problem(args, maxima, kBlockN * kp * sizeof(W), Rows(*args.x).count * kp * sizeof(S));
   S* x = reinterpret_cast<S*>(p.staged);
   parallel_for(p.m, greater(1, (1 << 16) / kp), [&](int64_t begin, int64_t end) noexcept {
     for (int64_t m = begin; m < end; m++) stage_row<S, W>(p, m, kp, x + m * kp);
@@ -109,9 +109,9 @@ void stage_tiles(const Problem& p, const StagedX& x, int64_t lines) {
   });
 }
 
-void dense_amx(const rk_linear_args& args) {
+void dense_amx(const rk_linear_args& args, RowMaxima* maxima) {
   const int64_t kp = linear_layout::padded_k(args.desc->k), row_bytes = kp * 2, m = Rows(*args.x).count;
-  const Problem p = make_problem(args, kBlockN * row_bytes, round_up(m, kTileRows) * row_bytes);
+  const Problem p = make_problem(args, maxima, kBlockN * row_bytes, round_up(m, kTileRows) * row_bytes);
   const StagedX x = tiled_x(p.staged, row_bytes);
   stage_tiles(p, x, row_bytes / kLine);
   run_product(p, DenseAmx(x, row_bytes / kLine));
@@ -119,15 +119,15 @@ void dense_amx(const rk_linear_args& args) {
 
 #endif
 
-void dense(const rk_linear_args& args) {
+void dense(const rk_linear_args& args, RowMaxima* maxima) {
   switch (dtype_of(*args.x)) {
 #if defined(__AMX_BF16__)
-    case DType::bf16: return dense_amx(args);
+    case DType::bf16: return dense_amx(args, maxima);
 #else
-    case DType::bf16: return dense_rows<bf16>(args);
+    case DType::bf16: return dense_rows<bf16>(args, maxima);
 #endif
-    case DType::f16: return dense_rows<f16>(args);
-    default: return dense_rows<float>(args);
+    case DType::f16: return dense_rows<f16>(args, maxima);
+    default: return dense_rows<float>(args, maxima);
   }
 }
 

@@ -3,13 +3,14 @@
 //   stage     x -> scratch in the form that the kernel reads, zero beyond k
 //   tasks     (chunk of rows) x (group of packed blocks), the blocks innermost: a chunk of x stays in L2 while the
 //             weights stream past it; with few rows there is one chunk and every weight is read once
-//   epilogue  + bias, gate, + residual in float32, rounded once
+//   epilogue  + bias, gate, + residual in float32, rounded once; or only the largest sum of a row is kept
 #pragma once
 
 #include <cstdlib>
 #include <cstring>
 
 #include "common/tensor.h"
+#include "cpu/linear/kernels.h"
 #include "cpu/linear/layout.h"
 #include "cpu/simd_math.h"
 #include "cpu/thread_pool.h"
@@ -57,14 +58,20 @@ struct Problem {
   const uint8_t* packed;
   const float* bias;  // [blocks of n][16], or NULL
   char* staged;       // what the kernel asked for
+  RowMaxima* maxima;  // instead of `out`, or NULL
   int64_t m, n, k;
   int64_t blocks;       // packed blocks whose sums are outputs, or gates of outputs
   int64_t block_bytes;  // of a packed block
 };
 
-inline Problem make_problem(const rk_linear_args& a, int64_t block_bytes, int64_t staged_bytes) {
+inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t block_bytes, int64_t staged_bytes) {
   static thread_local Scratch scratch;
-  Problem p{Rows(*a.x), Rows(*a.out), Rows(), dtype_of(*a.x), a.residual != nullptr, dtype_of(*a.out) == DType::f32};
+  Problem p{Rows(*a.x), Rows(), Rows(), dtype_of(*a.x), a.residual != nullptr};
+  p.maxima = maxima;
+  if (a.out) {
+    p.out = Rows(*a.out);
+    p.out_f32 = dtype_of(*a.out) == DType::f32;
+  }
   if (a.residual) p.residual = Rows(*a.residual);
   p.gate = a.gate;
   p.packed = data_ptr<uint8_t>(*a.packed);
@@ -173,12 +180,43 @@ inline void finish(const Problem& p, const float* sums, const float* up_sums, in
   });
 }
 
+// The rows of a thread's part, before their first sum.
+inline LaneMaxima* claim(const Problem& p) {
+  LaneMaxima* rows = p.maxima->parts + __atomic_fetch_add(&p.maxima->claimed, 1, __ATOMIC_RELAXED) * p.m;
+  for (int64_t m = 0; m < p.m; m++)
+    for (int i = 0; i < kBlockN; i += Vec::width) {
+      store(rows[m].value + i, set1(-__builtin_inff()));
+      store(rows[m].block + i, zero());
+    }
+  return rows;
+}
+
+// The sums of `count` packed blocks into the maxima of their row. Blocks come in ascending order.
+inline void keep_largest(const Problem& p, LaneMaxima& row, const float* sums, int64_t block, int64_t count) {
+  const Vec most = set1(__builtin_inff());
+  for (int64_t b = 0; b < count; b++) {
+    const float* from = sums + b * kBlockN;
+    alignas(64) float tail[kBlockN];
+    if (const int64_t left = p.n - (block + b) * kBlockN; left < kBlockN) {
+      for (int64_t i = 0; i < kBlockN; i++) tail[i] = i < left ? from[i] : -__builtin_inff();
+      from = tail;
+    }
+    const Vec number = set1(static_cast<float>(block + b));
+    for (int i = 0; i < kBlockN; i += Vec::width) {
+      const Vec v = min(load(from + i), most), before = load(row.value + i);
+      const Mask larger = lt(before, v);
+      store(row.value + i, select(larger, v, before));
+      store(row.block + i, select(larger, number, load(row.block + i)));
+    }
+  }
+}
+
 // Whether outputs go past the caches, in whole lines: more of them than stay there, and none that were read. Rows of a
 // matrix tend to lie a multiple of 4 KiB apart, so that its lines of one column would push each other out anyway.
 inline bool streams_outputs(const Problem& p) {
   constexpr int64_t kLeast = 1 << 20;
   const int64_t columns = p.gate == RK_GATE_HALVES ? p.n / 2 : p.n;
-  const bool lines = columns % 32 == 0 && p.out.dims <= 1 && p.out.stride[0] % linear_layout::kLine == 0 &&
+  const bool lines = !p.maxima && columns % 32 == 0 && p.out.dims <= 1 && p.out.stride[0] % linear_layout::kLine == 0 &&
                      reinterpret_cast<uintptr_t>(p.out.data) % linear_layout::kLine == 0;
   return lines && p.m * columns * 2 >= kLeast && p.type != DType::f32 && !p.out_f32 && !p.has_residual &&
          p.gate != RK_GATE_INTERLEAVED;
@@ -221,10 +259,11 @@ struct OutputEnds {
   const float *sums, *up_sums;  // [][stride]
   int64_t stride, m, block, count;
   bool streaming;
+  LaneMaxima* largest;  // of all rows, instead of outputs, or NULL
 
   // Fetches the lines that the outputs will be written to.
   void begin(int64_t row, int64_t rows) const {
-    if (streaming) return;
+    if (streaming || largest) return;
     const int64_t item = p.out_f32 || p.type == DType::f32 ? 4 : 2;
     const int64_t width = (p.gate == RK_GATE_INTERLEAVED ? kBlockN / 2 : kBlockN) * item;
     for (int64_t r = row; r < row + rows; r++) {
@@ -233,6 +272,10 @@ struct OutputEnds {
     }
   }
   void finish(int64_t row, int64_t rows) const {
+    if (largest) {
+      for (int64_t r = row; r < row + rows; r++) keep_largest(p, largest[m + r], sums + r * stride, block, count);
+      return;
+    }
 #if defined(__AMX_BF16__)
     if (streaming) return stream(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block);
 #endif
@@ -240,18 +283,22 @@ struct OutputEnds {
   }
 };
 
-// Calls fn(first row, last row, first block, number of blocks, whether the thread has another task) for each task. A
-// thread gets neighbouring tasks, worth about 10 us or more, always the same ones for a shape.
+// Calls fn(first row, last row, first block, number of blocks, whether the thread has another task, its maxima of all
+// rows or NULL) for each task. A thread gets neighbouring tasks, worth about 10 us or more, always the same ones for a
+// shape.
 template <class Fn>
 void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn) {
   const int64_t groups = (p.blocks + group - 1) / group;
   const int64_t chunks = (p.m + chunk_rows - 1) / chunk_rows;
   const int64_t weights = group * p.block_bytes * (p.gate == RK_GATE_HALVES ? 2 : 1);  // bytes of a task
   const int64_t ns = greater(weights / 16, lesser(p.m, chunk_rows) * group * kBlockN * p.k / 64);
-  parallel_for(chunks * groups, greater(1, 10000 / greater(ns, 1)), [&](int64_t begin, int64_t end) noexcept {
+  const int64_t tasks = chunks * groups, grain = greater(1, 10000 / greater(ns, 1));
+  const int64_t parts = p.maxima ? p.maxima->most : tasks;
+  parallel_for(tasks, greater(grain, (tasks + parts - 1) / parts), [&](int64_t begin, int64_t end) noexcept {
+    LaneMaxima* largest = p.maxima ? claim(p) : nullptr;
     for (int64_t task = begin; task < end; task++) {
       const int64_t m0 = task / groups * chunk_rows, b0 = task % groups * group;
-      fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), task + 1 < end);
+      fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), task + 1 < end, largest);
     }
   });
 }
@@ -273,7 +320,8 @@ template <class Product>
 void run_product(const Problem& p, const Product& product) {
   constexpr int64_t kStride = Product::kBlocks * kBlockN;
   const bool streaming = Product::kOnTiles && streams_outputs(p);
-  const auto task = [&](int64_t m0, int64_t m1, int64_t block, int64_t count, [[maybe_unused]] bool more) {
+  const auto task = [&](int64_t m0, int64_t m1, int64_t block, int64_t count, [[maybe_unused]] bool more,
+                        LaneMaxima* largest) {
     [[maybe_unused]] const auto scope = product.scope(p.m);
     alignas(64) float sums[2][Product::kRows * kStride];
     const uint8_t* w = p.packed + block * p.block_bytes;
@@ -281,7 +329,7 @@ void run_product(const Problem& p, const Product& product) {
     const int blocks = static_cast<int>(count);
     for (int64_t m = m0; m < m1; m += Product::kRows) {
       const int rows = static_cast<int>(lesser(Product::kRows, m1 - m));
-      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count, streaming};
+      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count, streaming, largest};
       if constexpr (Product::kOnTiles) {
         const uint8_t* next = !more ? nullptr : block + count < p.blocks ? w + count * p.block_bytes : p.packed;
         if (up) {

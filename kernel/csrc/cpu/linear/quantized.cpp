@@ -106,7 +106,7 @@ void run_kind(const Problem& p, const Quantized& q, const StagedX& x) {
 
 }  // namespace
 
-void quantized(const rk_linear_args& args) {
+void quantized(const rk_linear_args& args, RowMaxima* maxima) {
   const Quantized q(*args.desc);
   const int64_t m = Rows(*args.x).count, sums = m * q.groups * int64_t{sizeof(float)};
 #if defined(__AMX_BF16__)
@@ -117,7 +117,7 @@ void quantized(const rk_linear_args& args) {
   const bool tiles = false;
 #endif
   const int64_t row_bytes = q.kp * (q.int8_x ? 1 : tiles ? 2 : 4), values = round_up(m, 16) * row_bytes;
-  const Problem p = make_problem(args, q.block, values + 2 * sums);
+  const Problem p = make_problem(args, maxima, q.block, values + 2 * sums);
   StagedX x{p.staged, 16 * row_bytes, row_bytes, kLine, nullptr, nullptr};
 #if defined(__AMX_BF16__)
   if (tiles) x = tiled_x(p.staged, row_bytes);

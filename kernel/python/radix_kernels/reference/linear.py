@@ -26,6 +26,20 @@ def linear(
     return finish(result, out, out_dtype or x.dtype)
 
 
+def linear_argmax(
+    x: torch.Tensor, weight: torch.Tensor, *, compute_dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `radix_kernels.linear_argmax`; weight is the unpacked [N, K]."""
+    return row_argmax(linear(x, weight, out_dtype=torch.float32, compute_dtype=compute_dtype))
+
+
+def row_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greedy draw from each row [T, N] and its logit: ids int32 [T], maxima [T]; -1 and NaN where none can be."""
+    largest, ids = logits.amax(1), logits.argmax(1)  # a NaN is the largest; of equal values argmax gives the first
+    found = largest.isfinite()
+    return ids.masked_fill(~found, -1).to(torch.int32), largest.masked_fill(~found, torch.nan)
+
+
 def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """See `radix_kernels.embedding`; bits are copied, so there is no compute dtype."""
     if ids.device.type == "cpu" and ids.numel():
