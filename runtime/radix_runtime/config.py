@@ -35,7 +35,7 @@ class ServerArgs:
     dtype: str = _model("auto", "compute and weight type", choices=_FLOATS)
     load_format: str = _model("safetensors", "safetensors, or random weights", choices=("safetensors", "dummy"))
     quantization: str | None = _model(None, "int8 or int4 quantizes weights as they load (CPU), or a registered name")
-    context_length: int | None = _model(None, "prompt plus output; default: model's", "--max-model-len", minimum=1)
+    context_length: int | None = _model(None, "prompt plus output; default: model's", "--max-model-len", minimum=2)
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
     sampling_defaults: str = _model("model", "generation_config.json's or OpenAI's", choices=("model", "openai"))
     json_model_override_args: str = _model("{}", "JSON object merged over config.json", "--hf-overrides")
@@ -48,7 +48,7 @@ class ServerArgs:
     num_threads: int | None = _engine(None, "CPU threads of all ranks together; default: all cores", minimum=1)
     attention_backend: str | None = _engine(None, "radix, triton, torch_native or a registered name; default: the best")
     mem_fraction_static: float | None = _engine(None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization")
-    max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=1)
+    max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=2)
     kv_cache_dtype: str = _engine("auto", "KV cache; auto: the model's", choices=_FLOATS)
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
     disable_overlap_schedule: bool = _engine(False, "plan a step only after the one before has completed")
@@ -90,6 +90,8 @@ class ServerArgs:
             minimum, choices = f.metadata.get("minimum"), f.metadata.get("choices")
             if minimum is not None and value is not None and not minimum <= value < math.inf:
                 raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
+            if value == "":  # as from a shell variable that is not set
+                raise ConfigError(f"{flag} must not be empty")
             if choices and value not in choices:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:

@@ -99,6 +99,10 @@ def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys:
         ("--request-timeout", ["0", "-1", "nan", "inf"]),
         ("--step-timeout", ["nan", "inf"]),
         ("--max-body-size", ["0", "-5"]),
+        ("--context-length", ["1"]),  # a token of the prompt and one of the answer are the least
+        ("--max-total-tokens", ["1"]),
+        ("--api-key", [""]),
+        ("--model-path", [""]),
         (
             "--allowed-origins",
             ["example.org", "https://a.example/", "https://a.example,", "https://A.example", "*,*", '["*"]'],
