@@ -120,6 +120,16 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
         "radix": lambda positions, q, k: rk.apply_rope_inplace(positions, q, k, HEAD_DIM, table),
         "torch": lambda positions, q, k: _rotate(q, k, table[positions]),
     }
+    if flashinfer := peers.load("flashinfer"):
+        inplace = flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
+        contenders["flashinfer"] = lambda positions, q, k: inplace(
+            positions, q.flatten(1), k.flatten(1), HEAD_DIM, table
+        )
+    if peers.load("vllm._custom_ops"):
+        narrow = table.to(dtype)
+        contenders["vllm"] = lambda positions, q, k: torch.ops._C.rotary_embedding(
+            positions, q, k, HEAD_DIM, narrow, True
+        )
     size = tokens * (heads + kv_heads) * HEAD_DIM
     shape = f"{tokens}x({heads}+{kv_heads})x{HEAD_DIM}"
     return Case("apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders)
