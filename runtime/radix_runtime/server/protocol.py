@@ -23,38 +23,31 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 
 
-# Fields of which null and `neutral` pass.
-def _only(names: str, *neutral: Any) -> dict[str, tuple[Any, ...]]:
-    return dict.fromkeys(names.split(), neutral)
-
-
 HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls "
     "refusal annotations log_metrics".split()
 )
-# Of all routes: what one has built it takes, of whatever kind the others are.
-UNBUILT = {
-    **_only(
-        "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice guided_grammar "
-        "structured_outputs structural_tag truncate_prompt_tokens prompt_logprobs lora_path session_params "
-        "custom_logit_processor custom_params logits_processors stream_interval beam_width audio prediction "
-        "web_search_options chat_template input_ids prompt_embeds input_embeds data_parallel_rank tool_call_id "
-        "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room"
-    ),
-    **_only("stop_regex bad_words tools functions tool_calls", []),
-    **_only("token_ids_logprob image_data video_data audio_data", []),
-    **_only("best_of length_penalty", 1),
-    **_only("use_beam_search early_stopping return_hidden_states return_token_ids return_tokens_as_token_ids", False),
-    **_only("continue_final_message echo background return_entropy include_obfuscation", False),
-    **_only("spaces_between_special_tokens add_generation_prompt", True),
-    **_only("separate_reasoning include_reasoning", True, False),
-    **_only("tool_choice function_call", "none", "auto"),
-    **_only("modalities", [], ["text"]),
-    **_only("response_format", {"type": "text"}),
-    **_only("verbosity", "medium"),
-    **_only("priority", 0),
-    **_only("suffix", ""),
+# Of all routes (what one has built it takes, of whatever kind the others are), with the values beside null that pass.
+_UNBUILT: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice guided_grammar "
+    "structured_outputs structural_tag truncate_prompt_tokens prompt_logprobs lora_path session_params "
+    "custom_logit_processor custom_params logits_processors stream_interval beam_width audio prediction "
+    "web_search_options chat_template input_ids prompt_embeds input_embeds data_parallel_rank tool_call_id "
+    "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room": (),
+    "stop_regex bad_words tools functions tool_calls token_ids_logprob image_data video_data audio_data": ([],),
+    "best_of length_penalty": (1,),
+    "use_beam_search early_stopping return_hidden_states return_token_ids return_tokens_as_token_ids "
+    "continue_final_message echo background return_entropy include_obfuscation": (False,),
+    "spaces_between_special_tokens add_generation_prompt": (True,),
+    "separate_reasoning include_reasoning": (True, False),
+    "tool_choice function_call": ("none", "auto"),
+    "modalities": ([], ["text"]),
+    "response_format": ({"type": "text"},),
+    "verbosity": ("medium",),
+    "priority": (0,),
+    "suffix": ("",),
 }
+UNBUILT = {name: neutral for names, neutral in _UNBUILT.items() for name in names.split()}
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

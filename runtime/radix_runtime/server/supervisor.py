@@ -87,7 +87,6 @@ class Supervisor:
         self._serving = False
         self._signals: list[int] = []
         self._verdict: tuple[int, str] | None = None  # exit code and reason, once decided
-        self._config_error: str | None = None
 
     def run(self) -> int:
         """Serves until a signal or a failure; the exit code. Main thread only. Raises a child's ConfigError."""
@@ -103,13 +102,10 @@ class Supervisor:
                 while self._verdict is None:
                     self._dispatch(_TICK)
                     self._look()
-                code = self._end(*self._verdict)
+                return self._end(*self._verdict)
             finally:
                 for child in self._children.values():
                     child.close()
-        if self._config_error is not None:
-            raise ConfigError(self._config_error)
-        return code
 
     def _start(self, launch: Launch) -> None:
         child = self._children[launch.role] = ChildProcess(launch)
@@ -146,7 +142,7 @@ class Supervisor:
                 self._serving = True
                 log.info("ready: %s", self._url)
             elif event == "config":
-                self._config_error = message
+                raise ConfigError(message)
             else:
                 child.reason = message
 
@@ -159,8 +155,7 @@ class Supervisor:
     # Open requests get their error, children a moment to end, if no further signal comes. The exit code.
     def _end(self, code: int, reason: str) -> int:
         signals = len(self._signals)
-        if self._config_error is None:
-            log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
+        log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
         if not self._serving:
             return code
         if code == EXIT_HANG:
