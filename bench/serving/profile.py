@@ -102,6 +102,7 @@ def main(argv: list[str]) -> None:
     runner = model.runner
     runner.batch.load = profile.timed("load", runner.batch.load)
     runner.model.compute_logits = profile.timed("logits", runner.model.compute_logits)
+    runner.model.greedy_tokens = profile.timed("greedy tokens", runner.model.greedy_tokens)
     runner._sampler.sample = profile.timed("sample", runner._sampler.sample)
     runner.model.forward = profile.timed("model", runner.model.forward)
     runner.run = profile.step(runner.run)

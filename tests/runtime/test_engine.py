@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import radix_kernels
 from radix_runtime import Engine, SamplingParams
 from radix_runtime.errors import ConfigError, EngineDeadError
 from tests.runtime.parity import case, engine, greedy
@@ -373,3 +374,24 @@ def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):
         for t in threads:
             t.join(60)
     assert results == {"a": want[0], "b": want[1], "bad": "the model gave no finite logits"}
+
+
+@pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="the kernel is the CPU library's")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_greedy_rows_need_no_logits(quantization, monkeypatch):
+    """Rows that ask for the largest logit alone are drawn without logits; one row that asks for more brings them."""
+    prompts, plain = ["What is 3 + 4?", "Hello", "Spell stone."], {"temperature": 0, "max_new_tokens": 8}
+    with engine(None, quantization=quantization) as e:
+        model, steps = e.executor.runner.model, []
+        compute_logits = model.compute_logits
+        monkeypatch.setattr(model, "compute_logits", lambda hidden: steps.append(1) or compute_logits(hidden))
+        want = [output["output_ids"] for output in e.generate(prompts, plain)]
+        assert not steps
+        more = ({"min_new_tokens": 1}, {"logit_bias": {"5": -100}}, {"presence_penalty": 1e-6}, {"temperature": 1e-6})
+        for extra in more:
+            steps.clear()
+            got = e.generate(prompts, [plain, {**plain, **extra}, plain])
+            assert [output["output_ids"] for output in got] == want and steps, extra
+        steps.clear()
+        got = e.generate(prompts, plain, return_logprob=True)
+        assert [output["output_ids"] for output in got] == want and steps

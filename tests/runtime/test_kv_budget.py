@@ -29,7 +29,7 @@ class FakeDevice:
 
 
 def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
-    return {"page_bytes": page, "ranks_here": ranks, "full_pages": full, "before": Memory(64 * GIB, before)}
+    return {"page_bytes": page, "ranks": ranks, "full_pages": full, "before": Memory(64 * GIB, before)}
 
 
 @pytest.mark.parametrize(

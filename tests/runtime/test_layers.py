@@ -96,7 +96,7 @@ def test_qkv(size: int, kv_heads: int) -> None:
                for part in ("q_proj", "k_proj", "v_proj")}  # fmt: skip
     whole = {part: (x @ w.T).unflatten(-1, (-1, dim)) for part, w in weights.items()}
     for rank in range(size):
-        layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads)
+        layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads, bias=False)
         load(layer, "weight", weights)
         q, k, v = (p.unflatten(-1, (-1, dim)) for p in layer(x).split(layer.sizes, -1))
         assert (q.shape[1], k.shape[1]) == (layer.num_heads, layer.num_kv_heads)
@@ -124,7 +124,7 @@ def test_shapes_are_checked() -> None:
     layer = RowParallelLinear(context(0, 2), 6, 4)
     with pytest.raises(ValueError, match=r"has shape \[4, 3\], expected \[4, 6\]"):
         layer.weight_loader(torch.empty(4, 3), Source(torch.empty(4, 3)), None)
-    qkv = QKVLinear(context(0, 2), 5, 3, 4, 2)
+    qkv = QKVLinear(context(0, 2), 5, 3, 4, 2, bias=False)
     with pytest.raises(ValueError, match=r"has shape \[12, 5\], expected \[6, 5\]"):
         qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k_proj")
 

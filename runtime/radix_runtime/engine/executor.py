@@ -64,10 +64,8 @@ class LocalExecutor:
             self._communicator.abort()
             self._stream.shutdown()
             raise
-        self.num_pages = self.runner.kv_pool.num_pages
-        self.page_size = args.page_size
-        self.max_rows = self.runner.max_rows
-        self.max_context = self.runner.max_context
+        self.num_pages, self.page_size = self.runner.kv_pool.num_pages, args.page_size
+        self.max_rows, self.max_context = self.runner.max_rows, self.runner.max_context
         self.vocab_size = config.vocab_size
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:

@@ -41,12 +41,10 @@ class ModelRunner:
         self.config, self.device, self._comm = config, device, communicator
         self.max_context = args.context_length or config.max_context
         if self.max_context > config.max_context:
-            positions = f"the {config.max_context} positions of the model"
-            raise ConfigError(f"--context-length {self.max_context} exceeds {positions}")
+            raise ConfigError(f"--context-length {self.max_context} exceeds the model's {config.max_context} positions")
         self.max_rows = 2 * args.max_running_requests  # released rows wait for their last step
-        max_tokens = max(args.chunked_prefill_size, args.max_running_requests)
-        if args.chunked_prefill_size == -1:
-            max_tokens = self.max_context + self.max_rows
+        chunk, running = args.chunked_prefill_size, args.max_running_requests
+        max_tokens = self.max_context + self.max_rows if chunk == -1 else max(chunk, running)
         dtype = getattr(torch, config.dtype if args.dtype == "auto" else args.dtype)
         kv_dtype = dtype if args.kv_cache_dtype == "auto" else getattr(torch, args.kv_cache_dtype)
         self.backend = create_attention_backend(args.attention_backend, config, device, kv_dtype, args.page_size)
@@ -55,8 +53,7 @@ class ModelRunner:
         communicator.barrier(_LOAD_TIMEOUT)
         method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(communicator, self.backend, method, dtype, where, self.max_context)
-        self._limits = {"max_tokens": max_tokens, "max_rows": self.max_rows, "max_context": self.max_context}
-        self._limits["max_batch"] = args.max_running_requests
+        self._limits = {"max_tokens": max_tokens, "max_batch": running, "max_rows": self.max_rows}
         try:
             self.model = load_model(config, args, ctx)
             self._next_token = torch.zeros(self.max_rows, dtype=torch.int32, device=where)
@@ -76,7 +73,7 @@ class ModelRunner:
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
         full = args.max_running_requests * -(-self.max_context // args.page_size)
         sharers = world if self.device.is_cpu else 1
-        pages = kv_pages(args, self.device, page_bytes, ranks_here=sharers, full_pages=full, before=before)
+        pages = kv_pages(args, self.device, page_bytes, ranks=sharers, full_pages=full, before=before)
         mine = torch.tensor([pages], device=self.device.torch_device)
         self._warm_up(KVPool(*shape, num_pages=int(self._comm.all_gather(mine).min()), **kind))
 
@@ -105,9 +102,11 @@ class ModelRunner:
         sampled = Sampled(torch.empty(len(rows), dtype=torch.int32, device=hidden.device))
         if len(rows) == 0:
             return sampled
-        logits = self.model.compute_logits(hidden.index_select(0, self.batch.logit_rows))
-        if self._sampler is not None and logits is not None:
-            sampled = self._sampler.sample(logits, rows, plan.kv_len[plan.sample_index])
+        hidden, sampler = hidden.index_select(0, self.batch.logit_rows), self._sampler
+        if sampler is not None and sampler.is_greedy(rows) and (ids := self.model.greedy_tokens(hidden)) is not None:
+            sampled = Sampled(ids)
+        elif (logits := self.model.compute_logits(hidden)) is not None and sampler is not None:
+            sampled = sampler.sample(logits, rows, plan.kv_len[plan.sample_index])
         self._comm.broadcast(sampled.ids)
         self._next_token.index_copy_(0, self.batch.sample_rows.long(), sampled.ids)
         return sampled
@@ -121,7 +120,7 @@ class ModelRunner:
     # From now on `pool` is used: first by a prefill and a decode step into its dummy page, so that what is slow once,
     # or cannot run, shows now. On a GPU these are the largest that there can be.
     def _warm_up(self, pool: KVPool) -> None:
-        self.kv_pool, self.batch = pool, ForwardBatch(self.device, pool, **self._limits)
+        self.kv_pool, self.batch = pool, ForwardBatch(self.device, pool, max_context=self.max_context, **self._limits)
         small = self.device.is_cpu
         length = min(self.max_context, self.batch.max_tokens, pool.page_size if small else self.max_context)
         rows = np.arange(1 if small else self.batch.max_batch, dtype=np.int32)
@@ -134,14 +133,12 @@ class ModelRunner:
         self.device.synchronize()
 
 
-def kv_pages(
-    args: ServerArgs, device: Device, page_bytes: int, *, ranks_here: int, full_pages: int, before: Memory
-) -> int:
+def kv_pages(args: ServerArgs, device: Device, page_bytes: int, *, ranks: int, full_pages: int, before: Memory) -> int:
     """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or what the memory
-    gives (on a GPU, what the largest steps have left). Raises ConfigError with the numbers. `ranks_here` share the
-    memory; `full_pages`: every running request at its longest; `before`: memory before any weights were loaded."""
+    gives (on a GPU, what the largest steps have left). Raises ConfigError with the numbers. `ranks` share the memory;
+    `full_pages`: every running request at its longest; `before`: memory before any weights were loaded."""
     memory = device.memory()
-    room = memory.available // ranks_here
+    room = memory.available // ranks
     if args.max_total_tokens is not None:
         pages = -(-args.max_total_tokens // args.page_size)
         if pages * page_bytes > room:
@@ -155,10 +152,10 @@ def kv_pages(
     elif fraction is not None:
         budget = int(before.available * fraction) - max(0, before.available - memory.available)
     else:
-        budget = min(int(memory.available * _CPU_SHARE), _CPU_FULL * full_pages * page_bytes * ranks_here)
+        budget = min(int(memory.available * _CPU_SHARE), _CPU_FULL * full_pages * page_bytes * ranks)
     if fraction is None and resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
         budget = min(budget, _DEMO_LIMIT)
-    budget = min(room, budget // ranks_here)
+    budget = min(room, budget // ranks)
     if budget < page_bytes:
         needs = f"{budget // _MIB} MiB are left after the weights, a page takes {page_bytes / _MIB:.1f} MiB"
         raise ConfigError(f"no memory for a KV cache: {needs}; see --mem-fraction-static and --page-size")

@@ -35,7 +35,9 @@ class _Batch:
     """State of the rows of one batch; tensors are on the device, None where no row needs them."""
 
     rows: bytes
-    draw: list[torch.Tensor]  # temperature, top_k, top_p, min_p, seed
+    greedy: bool  # the largest logits, as the model gives them, are all that is asked for
+    # temperature, top_k, top_p, min_p, seed
+    draw: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     penalties: list[torch.Tensor] | None  # row of the counts or -1, repetition, frequency, presence
     bias: list[torch.Tensor] | None  # batch index, id, value
     stops: np.ndarray  # int64 [3, n]: batch index, id, position before which it is masked
@@ -73,6 +75,10 @@ class Sampler:
         self._counts[slot] = self._upload(words)
         return slot
 
+    def is_greedy(self, rows: np.ndarray) -> bool:
+        """Whether the largest logit of each row, as the model gives it, says all that `sample` would."""
+        return self._gather(rows).greedy
+
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
         """One token a row. `logits` float32 [S, V] may be overwritten; `positions` [S]: where each token will stand."""
         batch = self._gather(rows)
@@ -89,10 +95,8 @@ class Sampler:
             where = self._upload(index[early]), self._upload(ids[early])
             # Assigning a Python number would make the host wait for the device.
             logits.index_put_(where, logits.new_full((), -torch.inf))
-        temperature, top_k, top_p, min_p, seed = batch.draw
-        at = self._upload(positions.astype(np.int64))
         # Greedy rows cost no more than an argmax.
-        tokens = ops.top_k_top_p_sampling(logits, temperature, top_k, top_p, min_p, seed, at)
+        tokens = ops.top_k_top_p_sampling(logits, *batch.draw, self._upload(positions.astype(np.int64)))
         if batch.penalties is not None:
             ops.count_tokens_inplace(self._counts, batch.penalties[0], tokens)
         if raw is None or (scored := batch.scored) is None:
@@ -127,7 +131,8 @@ class Sampler:
         factors = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         self._batch = _Batch(
             rows=key,
-            draw=[temperature, top_k, top_p, min_p, column((s.seed for s in states), np.int64)],
+            greedy=not (bias or stops or scored or any(s.params.temperature or s.params.has_penalties for s in states)),
+            draw=(temperature, top_k, top_p, min_p, column((s.seed for s in states), np.int64)),
             penalties=[self._upload(slots), *floats(*factors)] if (slots >= 0).any() else None,
             bias=[*map(column, zip(*bias, strict=True), (np.int64, np.int64, np.float32))] if bias else None,
             stops=np.array(stops, np.int64).reshape(-1, 3).T,

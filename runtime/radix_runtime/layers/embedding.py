@@ -22,8 +22,7 @@ class VocabParallel(Layer):
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         check_shape(source, (self.vocab_size, param.shape[1]))
-        count = max(0, min(self._size, self.vocab_size - self._first))
-        if count:
+        if count := max(0, min(self._size, self.vocab_size - self._first)):
             param[:count].copy_(source[self._first : self._first + count])
         param[count:].zero_()
 
@@ -44,3 +43,8 @@ class VocabParallel(Layer):
         """hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
         parts = self._communicator.gather(self._method.apply(self, hidden, out_dtype=torch.float32))
         return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]
+
+    def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """See CausalLM: for one rank whose method multiplies by a packed weight and does no more."""
+        plain = isinstance(self._method, DenseMethod) and isinstance(self.weight, ops.PackedWeight)
+        return ops.linear_argmax(hidden, self.weight)[0] if plain and self._communicator.world_size == 1 else None

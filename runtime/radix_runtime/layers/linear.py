@@ -42,8 +42,7 @@ class _Linear(Layer):
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         total, first, size = self._blocks[part]
         check_shape(source, (total, *param.shape[1:]))
-        places = dict(zip(self._blocks, param.split(self.sizes), strict=True))
-        places[part].copy_(source[first : first + size])
+        dict(zip(self._blocks, param.split(self.sizes), strict=True))[part].copy_(source[first : first + size])
 
     def finalize(self, name: str) -> None:
         self.method.finalize(self, name)
@@ -60,15 +59,12 @@ class ColumnParallelLinear(_Linear):
 class QKVLinear(_Linear):
     """Outputs of a rank: its query heads, then its key heads, then its value heads."""
 
-    def __init__(
-        self, ctx: BuildContext, in_features: int, dim: int, num_heads: int, num_kv_heads: int, *, bias: bool = False
-    ) -> None:
+    def __init__(self, ctx: BuildContext, in_features: int, dim: int, heads: int, kv_heads: int, *, bias: bool) -> None:
         ranks = ctx.communicator.world_size
-        self_kv, first_kv = max(1, num_kv_heads // ranks), ctx.communicator.rank * num_kv_heads // ranks
-        kv = _Block(num_kv_heads * dim, first_kv * dim, self_kv * dim)
-        q = _share(ctx, num_heads * dim)
-        super().__init__(ctx, in_features, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias)
-        self.num_heads, self.num_kv_heads = num_heads // ranks, self_kv
+        self_kv, first_kv = max(1, kv_heads // ranks), ctx.communicator.rank * kv_heads // ranks
+        kv = _Block(kv_heads * dim, first_kv * dim, self_kv * dim)
+        super().__init__(ctx, in_features, {"q_proj": _share(ctx, heads * dim), "k_proj": kv, "v_proj": kv}, bias)
+        self.num_heads, self.num_kv_heads = heads // ranks, self_kv
 
 
 class RowParallelLinear(_Linear):
@@ -88,6 +84,5 @@ class RowParallelLinear(_Linear):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The product, added to residual [T, out_features], whose memory may be taken for the result."""
-        first = self._communicator.rank == 0
-        added = {"bias": self.bias, "residual": residual} if first else {}
+        added = {"bias": self.bias, "residual": residual} if self._communicator.rank == 0 else {}
         return self._communicator.all_reduce(self.method.apply(self, x, **added))

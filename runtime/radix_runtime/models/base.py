@@ -18,3 +18,7 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which must call it too."""
+
+    def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The id of each row's largest logit, int32 [S], -1 for none, without writing logits; None: no kernel can."""
+        return None

@@ -81,3 +81,6 @@ class LlamaForCausalLM(CausalLM):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return (self.lm_head or self.model.embed_tokens).logits(hidden)
+
+    def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        return (self.lm_head or self.model.embed_tokens).greedy_tokens(hidden)
