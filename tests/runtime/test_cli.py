@@ -357,6 +357,19 @@ def test_chat_refuses_what_would_do_nothing_with_a_server(capsys: pytest.Capture
     for flags, name in ((["--page-size", "4"], "--page-size"), (["/a/model"], "--model-path")):
         assert main(["chat", "--url", "http://127.0.0.1:9", *flags]) == 78
         assert capsys.readouterr().err == f"radix: error: {name} does nothing with --url\n"
+    assert main(["chat", "--server-key", "k"]) == 78 and "--server-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8:surrogateescape", "ascii"])
+def test_chat_survives_bytes_and_characters_that_the_terminal_lacks(encoding: str) -> None:
+    with Stack() as stack:
+        command = [sys.executable, "-m", "radix_runtime.cli", "chat", "--url", stack.url, "--max-new-tokens", "30"]
+        env = {**environment("/tmp"), "PYTHONIOENCODING": encoding}
+        result = subprocess.run(
+            command, input=b"caf\xff\nHello\n", capture_output=True, timeout=60, env=env, check=False
+        )
+        assert result.returncode == 0 and not result.stderr, result.stderr
+        assert result.stdout.count(b"\n") >= 2 and stack.manager.counts.ok == 2
 
 
 def test_a_url_that_is_none() -> None:

@@ -36,6 +36,10 @@ def run(namespace: argparse.Namespace) -> int:
     sampling, settings = sampling_of(namespace), engine_args(namespace)
     if namespace.url is not None and settings:
         raise ConfigError(f"{flag_name(next(iter(settings)))} does nothing with --url")
+    if namespace.url is None and namespace.server_key is not None:
+        raise ConfigError("--server-key does nothing without --url")
+    for stream in (sys.stdin, sys.stdout):  # what the terminal's encoding lacks is no reason to leave
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     with nullcontext() if namespace.url is not None else Engine(**settings) as engine:
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         if engine is not None:
