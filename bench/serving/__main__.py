@@ -1,4 +1,4 @@
-"""`python -m bench.serving cpu|profile ...`: see `cpu.py` and `profile.py`."""
+"""`python -m bench.serving cpu|greedy|profile ...`: see the files of these names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def main() -> None:
-    from . import cpu, profile
+    from . import cpu, greedy, profile
 
-    commands = {"cpu": cpu.main, "profile": profile.main}
+    commands = {"cpu": cpu.main, "greedy": greedy.main, "profile": profile.main}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(f"usage: python -m bench.serving {'|'.join(commands)} ... (--help)")
     commands[sys.argv[1]](sys.argv[2:])
