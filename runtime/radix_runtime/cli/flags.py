@@ -2,20 +2,19 @@
 
 import argparse
 import difflib
-import sys
 import typing
 from dataclasses import fields
 from itertools import groupby
 from typing import Any, NoReturn
 
 from ..config import SECRETS, ServerArgs, flag_name
-from ..errors import EXIT_CONFIG, ConfigError
+from ..errors import ConfigError
 from ..log import setup_logging
 from ..sampling_params import SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations; an unknown flag is told the nearest known one; errors take one line and exit code 78."""
+    """No abbreviations; an unknown flag is told the nearest known one; errors are the operator's, as all others."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -30,8 +29,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(EXIT_CONFIG)
+        raise ConfigError(message)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:

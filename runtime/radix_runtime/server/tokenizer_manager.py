@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ MAX_PROMPTS = 256
 Batch = dict[int, m.TextDelta]
 
 
-class Submission(Choices):
+class Submission(Choices, AbstractContextManager["Submission"]):
     """The requests of one HTTP call and the mailbox of their output. Leaving its `with` block aborts the rest."""
 
     def __init__(self, manager: "TokenizerManager", name: str, requests: Sequence[m.Generate], started: float) -> None:
@@ -52,9 +53,6 @@ class Submission(Choices):
 
     async def collect(self) -> list[m.TextDelta]:
         return [delta for _, delta in sorted((await self.next_batch(whole=True)).items())]
-
-    def __enter__(self) -> "Submission":
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._manager.close(self)
