@@ -91,6 +91,11 @@ def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys:
     assert error.startswith("radix: error: ") and text in error and error.count("\n") == 1 and out == ""
 
 
+def test_a_mode_knows_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, text in ((["serve", "--num-prompt=3"], "did you mean --num-prompts?"), (["serve", "extra"], "'extra'")):
+        assert main(["bench", *argv]) == 78 and text in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flag", "values"),
     [

@@ -19,14 +19,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        found, unknown = self.parse_known_args(args, namespace)
+    # What `parse_args` calls, of a mode's parser too: each knows its own flags.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
         if flag := next((text.partition("=")[0] for text in unknown if text.startswith("-")), None):
             near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
             self.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
-        return found
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
