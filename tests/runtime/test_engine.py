@@ -376,6 +376,22 @@ def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):
     assert results == {"a": want[0], "b": want[1], "bad": "the model gave no finite logits"}
 
 
+@pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="a GPU's allocator keeps its memory")
+def test_logits_of_steps_lie_in_the_same_memory(monkeypatch):
+    with engine(None) as e:
+        model, places = e.executor.runner.model, set()
+        compute_logits = model.compute_logits
+
+        def noted(*given):
+            logits = compute_logits(*given)
+            places.add(logits.data_ptr())
+            return logits
+
+        monkeypatch.setattr(model, "compute_logits", noted)
+        e.generate(["Hello", "What is 3 + 4?"], [{"max_new_tokens": 4}, {"max_new_tokens": 9}])
+        assert len(places) == 1
+
+
 @pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="the kernel is the CPU library's")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_greedy_rows_need_no_logits(quantization, monkeypatch):
@@ -384,7 +400,7 @@ def test_greedy_rows_need_no_logits(quantization, monkeypatch):
     with engine(None, quantization=quantization) as e:
         model, steps = e.executor.runner.model, []
         compute_logits = model.compute_logits
-        monkeypatch.setattr(model, "compute_logits", lambda hidden: steps.append(1) or compute_logits(hidden))
+        monkeypatch.setattr(model, "compute_logits", lambda *given: steps.append(1) or compute_logits(*given))
         want = [output["output_ids"] for output in e.generate(prompts, plain)]
         assert not steps
         more = ({"min_new_tokens": 1}, {"logit_bias": {"5": -100}}, {"presence_penalty": 1e-6}, {"temperature": 1e-6})

@@ -56,6 +56,8 @@ class ModelRunner:
         self._limits = {"max_tokens": max_tokens, "max_batch": running, "max_rows": self.max_rows}
         try:
             self.model = load_model(config, args, ctx)
+            kept = device.is_cpu and communicator.world_size == 1
+            self._logits = torch.empty(running, config.vocab_size) if kept else None
             self._next_token = torch.zeros(self.max_rows, dtype=torch.int32, device=where)
             self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
             self._make_pool(args, kv_dtype, before)
@@ -103,9 +105,11 @@ class ModelRunner:
         if len(rows) == 0:
             return sampled
         hidden, sampler = hidden.index_select(0, self.batch.logit_rows), self._sampler
+        # Fresh memory of more than 32 MiB is the system's: every step would be the first to touch its pages.
+        out = None if self._logits is None else self._logits[: len(rows)]
         if sampler is not None and sampler.is_greedy(rows) and (ids := self.model.greedy_tokens(hidden)) is not None:
             sampled = Sampled(ids)
-        elif (logits := self.model.compute_logits(hidden)) is not None and sampler is not None:
+        elif (logits := self.model.compute_logits(hidden, out)) is not None and sampler is not None:
             sampled = sampler.sample(logits, rows, plan.kv_len[plan.sample_index])
         self._comm.broadcast(sampled.ids)
         self._next_token.index_copy_(0, self.batch.sample_rows.long(), sampled.ids)

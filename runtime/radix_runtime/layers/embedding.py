@@ -39,9 +39,9 @@ class VocabParallel(Layer):
         out = ops.embedding(local.masked_fill_(elsewhere, 0), self.weight)
         return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
-        parts = self._communicator.gather(self._method.apply(self, hidden, out_dtype=torch.float32))
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """See CausalLM: hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
+        parts = self._communicator.gather(self._method.apply(self, hidden, out=out, out_dtype=torch.float32))
         return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:

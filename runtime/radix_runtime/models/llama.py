@@ -79,8 +79,8 @@ class LlamaForCausalLM(CausalLM):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         return self.model(batch)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        return (self.lm_head or self.model.embed_tokens).logits(hidden)
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        return (self.lm_head or self.model.embed_tokens).logits(hidden, out)
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return (self.lm_head or self.model.embed_tokens).greedy_tokens(hidden)

@@ -18,8 +18,8 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
-        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; residual, added before the
-        result is rounded, whose memory may become the result."""
+        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; out; residual, added before the
+        result is rounded. The memory of both may become the result."""
 
     def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of the two halves of the outputs, which a kernel may do in one pass, rounding once."""

@@ -18,7 +18,7 @@ class DenseMethod(LinearMethod):
         layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
-        return ops.linear(x, layer.weight, bias, out=ends.get("residual"), **ends)
+        return ops.linear(x, layer.weight, bias, **{"out": ends.get("residual"), **ends})
 
     def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         return ops.linear_silu_and_mul(x, layer.weight)
