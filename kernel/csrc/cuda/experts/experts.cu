@@ -1,7 +1,7 @@
 // The family's entries: from checked tensors to one Problem, and the path by its number of pairs.
 #include "api/experts.h"
 
-#include "cuda/experts/launch.h"
+#include "cuda/experts/wide.h"
 #include "gpu/launch.h"
 
 namespace radix {
@@ -9,9 +9,12 @@ namespace experts {
 
 namespace {
 
+// Pairs of an expert, in the mean, from which on the wide kernel's tiles of 128 are the faster ones.
+constexpr int kWidePairs = 192;
+
 // Bytes before each part of the workspace, and of all.
 struct Layout {
-  int64_t rows, sorted, offsets, all;
+  int64_t rows, sorted, offsets, places, tiles, act_scales, all;
 
   explicit Layout(const rk_fused_experts_sizes& s) {
     const auto up = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
@@ -19,7 +22,10 @@ struct Layout {
     rows = up(pairs * s.inter_size * 2);
     sorted = rows + up(pairs * s.hidden_size * 2);
     offsets = sorted + up(pairs * 4);
-    all = offsets + up((s.named_experts + 1) * 4);
+    places = offsets + up((s.named_experts + 1) * 4);
+    tiles = places + up(pairs * 4);
+    act_scales = tiles + up(TileList::bytes(pairs, static_cast<int>(s.named_experts)));
+    all = act_scales + up((s.inter_size + 127) / 128 * (pairs + 3) * 4);
   }
 };
 
@@ -74,6 +80,12 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
     scratch.act_scales = reinterpret_cast<float*>(scratch.act + int64_t{q.pairs()} * q.inter);
     scratch.row_scales = reinterpret_cast<float*>(scratch.rows + int64_t{q.pairs()} * q.hidden);
     scratch.scale_step = (q.pairs() + 3) / 4 * 4;
+    if (bf && q.pairs() > kWidePairs * q.routing.named) {
+      scratch.places = reinterpret_cast<int32_t*>(q.workspace + at.places);
+      scratch.tiles = q.workspace + at.tiles;
+      scratch.act_scales = reinterpret_cast<float*>(q.workspace + at.act_scales);
+      return wide_experts(q, scratch);
+    }
     return (bf ? many_bf16_w8a8 : many_f16_w8a8)(q, scratch);
   }
   const auto many = fp8 ? (bf ? many_bf16_fp8 : many_f16_fp8) : (bf ? many_bf16 : many_f16);

@@ -3,6 +3,7 @@
 #include "cuda/experts/grouped.h"
 
 #include "api/experts.h"
+#include "cuda/experts/wide.h"
 #include "cuda/hopper/pdl.h"
 
 namespace radix {
@@ -66,9 +67,42 @@ struct GroupedLayout {
     const auto up = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
     ends = up(s.groups * 4);
     scales = 2 * ends;
-    all = scales + (s.fp8 ? up((s.k + 127) / 128 * ((s.rows + 3) / 4 * 4) * 4) : 0);
+    const int64_t narrow = scales + (s.fp8 ? up((s.k + 127) / 128 * ((s.rows + 3) / 4 * 4) * 4) : 0);
+    all = std::max(narrow, TileList::bytes(s.rows, static_cast<int>(s.groups)));
   }
 };
+
+// Not for few rows, where the weights' bytes bound both, nor where its tiles of 128 rows would be a sixth empty or
+// more.
+bool wide_is_faster(const Grouped& g) {
+  const int tiles = (g.expected + gemm::kWideTokens - 1) / gemm::kWideTokens;
+  return g.expected > 64 && (tiles == 1 || g.expected * 6 > tiles * gemm::kWideTokens * 5);
+}
+
+void run_wide(const Grouped& g, const int32_t* groups, const float* x_scale, TileList list) {
+  const auto tiles = [](int64_t rows) { return static_cast<int>((rows + gemm::kWideTokens - 1) / gemm::kWideTokens); };
+  g.room ? list_masked(g.q, groups, g.room, g.groups, list) : list_contiguous(g.q, groups, g.rows, g.groups, list);
+  WideProduct w = {};
+  w.op = g.q.op;
+  w.device = g.q.device;
+  w.stream = g.q.stream;
+  w.x = g.x;
+  w.weight = g.weight;
+  w.x_step = g.x_step;
+  w.rows = g.rows;
+  w.groups = g.groups;
+  w.n = g.n;
+  w.k = g.k;
+  w.expected = g.room ? g.groups * tiles(g.expected) : tiles(g.rows);
+  w.tiles = list.groups();
+  w.x_scale = x_scale;
+  w.x_scale_step = (g.k + 127) / 128;
+  w.x_scale_unit = 1;
+  w.w_scale = g.w_scale;
+  w.out = g.out;
+  w.out_step = g.out_step;
+  wide_fp8(w);
+}
 
 }  // namespace
 }  // namespace experts
@@ -103,21 +137,23 @@ void m_grouped_gemm(const rk_m_grouped_gemm_args& args, rk_stream stream) {
   g.scale_step = static_cast<int>((g.rows + 3) / 4 * 4);
   const GroupedLayout at({sizeof(rk_m_grouped_gemm_sizes), fp8, g.rows, g.groups, g.k});
   char* workspace = data_ptr<char>(*args.workspace);
+  const auto* groups = data_ptr<int32_t>(*args.groups);
+  if (fp8) g.w_scale = data_ptr<float>(*args.weight_scale);
+  if (fp8 && wide_is_faster(g)) return run_wide(g, groups, data_ptr<float>(*args.x_scale), TileList{workspace});
   Preparation p = {};
   p.rows = g.rows;
   p.room = g.room;
   p.groups = g.groups;
   if (masked) {
-    g.ends = p.counts = data_ptr<int32_t>(*args.groups);
+    g.ends = p.counts = groups;
   } else {
-    p.indices = data_ptr<int32_t>(*args.groups);
+    p.indices = groups;
     g.begins = p.begins = reinterpret_cast<int32_t*>(workspace);
     g.ends = p.ends = reinterpret_cast<int32_t*>(workspace + at.ends);
   }
   if (fp8) {
     p.scales = data_ptr<float>(*args.x_scale);
     g.x_scale = p.transposed = reinterpret_cast<float*>(workspace + at.scales);
-    g.w_scale = data_ptr<float>(*args.weight_scale);
     p.blocks = (g.k + 127) / 128;
     p.step = g.scale_step;
   }

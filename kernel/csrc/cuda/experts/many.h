@@ -100,12 +100,13 @@ void launch_many(const Problem& q, const Scratch& s) {
 }
 
 // Up to 32 pairs an expert in the mean the weights' bytes bound the product: small tiles, a deep ring. Pairs of blocks
-// pay in FP8 where each expert has many: its tiles ask the L2 for twice the bytes an operation.
+// pay in FP8 where each expert has many: its tiles ask the L2 for twice the bytes an operation. (bf16 has the wide
+// kernel for those.)
 template <class T, Format kFormat>
 void many(const Problem& q, const Scratch& s) {
   constexpr int kMost = kMostColumns<kFormat>;
   if (q.pairs() <= 32 * q.routing.named) return launch_many<T, kFormat, 64>(q, s);
-  if constexpr (kFormat == Format::fp8)
+  if constexpr (kFormat == Format::fp8 && !__is_same(T, bf16))
     if (q.pairs() > 512 * q.routing.named) return launch_many<T, kFormat, kMost, 2>(q, s);
   launch_many<T, kFormat, kMost>(q, s);
 }

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(Routing r, const char* part, int pieces, char* out, int64_t out_step) {
+    combine_kernel(Routing r, const char* part, const int32_t* places, int pieces, char* out, int64_t out_step) {
   using gpu::Pack;
   hopper::pdl_wait();
   hopper::pdl_trigger();
@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t pair = token * r.topk + k;
       const int id = r.ids[pair];
       if (id < 0 || id >= r.named || (r.map && r.map[id] < 0)) continue;
-      const auto v = gpu::load_pack<8>(reinterpret_cast<const T*>(part) + (pair * pieces + piece) * 8);
+      const int64_t row = places ? places[pair] : pair;
+      const auto v = gpu::load_pack<8>(reinterpret_cast<const T*>(part) + (row * pieces + piece) * 8);
       const float weight = r.weights[pair];
 #pragma unroll
       for (int j = 0; j < 8; j++) sum[j] += weight * gpu::to_float(v.at[j]);
@@ -179,11 +180,11 @@ bool gather_rows(const Problem& q, const Scratch& s) {
   return q.pairs() > kPlacedPairs;
 }
 
-void combine(const Problem& q, const char* part) {
+void combine(const Problem& q, const char* part, const int32_t* places) {
   const int pieces = q.hidden / 8;
   const auto kernel = q.type == DType::bf16 ? combine_kernel<bf16> : combine_kernel<f16>;
   hopper::launch_dependent(kOp, q.device, q.stream, kernel, shape_of(q, int64_t{q.routing.tokens} * pieces), q.routing,
-                           part, pieces, q.out, q.out_step);
+                           part, places, pieces, q.out, q.out_step);
 }
 
 }  // namespace radix::experts

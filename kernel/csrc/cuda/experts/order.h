@@ -9,7 +9,8 @@ namespace radix::experts {
 // rows[place] = x[sorted[place] / topk], [pairs, hidden]: in FP8 with row_scales, or for weights that are widened in
 // the order of permuted_piece(). True: in two launches, the offsets in the first.
 bool gather_rows(const Problem& problem, const Scratch& scratch);
-// out[t] = sum over its pairs that are here of weight * part[pair], in their order, in float32.
-void combine(const Problem& problem, const char* part);
+// out[t] = sum over its pairs that are here of weight * part[pair], in their order, in float32; with places, of
+// part[places[pair]].
+void combine(const Problem& problem, const char* part, const int32_t* places = nullptr);
 
 }  // namespace radix::experts

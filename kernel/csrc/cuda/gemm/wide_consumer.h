@@ -12,11 +12,13 @@
 
 namespace radix::gemm {
 
-template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>
+template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare, Weights kWeights = Weights::dense>
 class WideConsumer {
  public:
   using Tile = WideTile<kColumns>;
   static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == hopper::Operand::e4m3;
+  static constexpr bool kGrouped = kWeights != Weights::dense, kPaired = kWeights == Weights::grouped_gated;
+  static constexpr bool kColumnScaled = !kBlockScaled && !kGrouped;  // or with bias: what `columns` holds
 
   __device__ WideConsumer(const WideParams& p, const WideShared<kColumns>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
@@ -32,6 +34,7 @@ class WideConsumer {
   // The sums of a tile over `chunks` stages.
   __device__ void multiply(const WidePlace& at, int chunks) {
     begin(at);
+    if (kGrouped && at.row + group_ * 64 >= at.end) return pass(chunks);
     for (int chunk = 0; chunk < chunks; chunk++) {
       products(kSums == Sums::fast && chunk > 0);
       if constexpr (kSums != Sums::fast) {
@@ -46,6 +49,16 @@ class WideConsumer {
     if constexpr (kSums == Sums::fast) {
       hopper::wgmma_wait<0>();
       hopper::wgmma_hold(sum_);
+      release();
+    }
+  }
+
+  // Stages in which this warpgroup has no tokens.
+  __device__ void pass(int chunks) {
+    for (int chunk = 0; chunk < chunks; chunk++) {
+      if (!ready_) hopper::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+      ring_.next();
+      ready_ = hopper::barrier_test_at(full_ + ring_.index * 8, ring_.parity);
       release();
     }
   }
@@ -75,7 +88,7 @@ class WideConsumer {
 
   // Columns kept .. of the tile to the result, a round at a time.
   __device__ void store(const hopper::TensorMap& map, const WidePlace& at, int kept) {
-    if (!kBlockScaled && p_.gated) {
+    if (kPaired || (!kBlockScaled && p_.gated)) {
       store_rounds<true>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
     } else {
       store_rounds<false>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
@@ -90,7 +103,7 @@ class WideConsumer {
   __device__ bool leader() const { return threadIdx.x % 128 == 0; }
   // First of this lane's two rows (the other is 8 below).
   __device__ int row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
-  __device__ int token(const WidePlace& at) const { return at.m_tile * kWideTokens + group_ * 64 + row(); }
+  __device__ int token(const WidePlace& at) const { return at.row + group_ * 64 + row(); }
 
   // One number for the warp that the compiler neither takes apart nor computes again.
   __device__ static uint32_t fixed(uint32_t v) {
@@ -102,11 +115,11 @@ class WideConsumer {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i++) sum_[i] = 0;
     if constexpr (kBlockScaled) {
-      split_ = 128 - at.n_tile * kColumns % 128;
-    } else {
+      split_ = kPaired ? 2 * (128 - at.n_tile * (kColumns / 2) % 128) : 128 - at.n_tile * kColumns % 128;
+    } else if constexpr (kColumnScaled) {
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        token_scale_[half] = kScaled ? token_scale(p_.epilogue, min(token(at) + half * 8, p_.m - 1)) : 1.f;
+        token_scale_[half] = kScaled ? token_scale(p_.epilogue, min(token(at) + half * 8, at.end - 1)) : 1.f;
     }
   }
 
@@ -134,13 +147,14 @@ class WideConsumer {
     ring_.next();
     ready_ = barrier_test_at(full_ + ring_.index * 8, ring_.parity);
   }
-  // The scales of a stage's blocks: of this lane's two tokens, and of the rows before and after a border of 128.
+  // The scales of a stage's blocks: of this lane's two tokens, and of the rows before and after a border of 128; gated
+  // of gate rows, then of up rows.
   __device__ void load_scales() {
     const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
     x_[0] = hopper::load_shared(at);
     x_[1] = hopper::load_shared(at + 32);
-    w_[0] = hopper::load_shared(rows + kWideTokens * 4);
-    w_[1] = hopper::load_shared(rows + kWideTokens * 4 + 4);
+#pragma unroll
+    for (int i = 0; i < kBorders; i++) w_[i] = hopper::load_shared(rows + kWideTokens * 4 + i * 4);
   }
   // The oldest stage that this warp has not given back, to all that fill it.
   __device__ void release() {
@@ -158,17 +172,19 @@ class WideConsumer {
     // Borders of 128 rows lie at multiples of this within a tile.
     constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
     hopper::wgmma_hold(part_);
-    float scale[2] = {};
+    float scale[kBorders] = {};  // of both tokens; gated for gate, then for up
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i++) {
       if constexpr (kBlockScaled) {
         const int column = i / 4 * 8;
         if (i % 4 == 0 && column % kSegment == 0) {
-          const float w = 128 % kColumns == 0 || column < split_ ? w_[0] : w_[1];
-          scale[0] = x_[0] * w;
-          scale[1] = x_[1] * w;
+#pragma unroll
+          for (int j = 0; j < kBorders; j++) {
+            const float w = 128 % kColumns == 0 || column < split_ ? w_[j / 2 * 2] : w_[j / 2 * 2 + 1];
+            scale[j] = x_[j % 2] * w;
+          }
         }
-        sum_[i] += part_[i] * scale[i % 4 / 2];
+        sum_[i] += part_[i] * scale[(kPaired ? i / 4 % 2 * 2 : 0) + i % 4 / 2];
       } else {
         sum_[i] += part_[i];
       }
@@ -194,12 +210,27 @@ class WideConsumer {
     write<kGated, kFrom, kColumnsNow>(at, kept, result);
     fence_async_shared();
     named_barrier(1 + group_, 128);
-    const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.m_tile * kWideTokens + group_ * 64;
+    const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.row + group_ * 64;
+    const bool whole = !kGrouped || y + 64 <= at.end;
+    if (!whole) copy<kColumnsNow / kGates>(result, x, p_.n / kGates, y, at.end - y);
     if (!leader()) return;
-    if (y < p_.m)
+    if (whole && y < at.end)
       for (int box = 0; box < kColumnsNow / kGates; box += kWideBox)
         tma_store_3d(&map, result + box * 64 * 2, x + box, y, at.batch);
     tma_store_commit();  // a group for every round, for the wait counts them
+  }
+
+  // The first `rows` of 64 staged rows, kCount of `all` columns from x on, where the rows behind may not be written.
+  template <int kCount>
+  __device__ void copy(const char* shared, int x, int all, int y, int rows) const {
+    constexpr int kPieces = kCount / 8;  // of 16 bytes
+    const Epilogue& e = p_.epilogue;
+    for (int i = threadIdx.x % 128; i < rows * kPieces; i += 128) {
+      const int row = i / kPieces, piece = i % kPieces, column = x + piece * 8;
+      if (column >= all) continue;
+      const char* from = shared + piece / 4 * 64 * 64 + row * 64 + (piece % 4 ^ row / 2 % 4) * 16;
+      *reinterpret_cast<uint4*>(e.out + ((y + row) * e.out_step + column) * 2) = *reinterpret_cast<const uint4*>(from);
+    }
   }
 
   // kCount columns of the sums from kFrom on to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside
@@ -208,11 +239,12 @@ class WideConsumer {
   __device__ void write(const WidePlace& at, int kept, char* shared) const {
     const int y = row();
     uint32_t residual[kCount / 8 / (kGated ? 2 : 1)][2];
-    if constexpr (!kScaled) load_residual(at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
+    if constexpr (!kScaled && !kGrouped)
+      load_residual(at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
     char* to = shared + y * 64 + threadIdx.x % 4 * 4;
     // Scale and bias of columns 8 i + 2 t, + 1.
     float4 columns[kCount / 8];
-    if constexpr (!kBlockScaled) {
+    if constexpr (kColumnScaled) {
       const float2* from = shared_.columns() + kept + kFrom + threadIdx.x % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kCount / 8; i++) columns[i] = *reinterpret_cast<const float4*>(from + i * 8);
@@ -228,7 +260,7 @@ class WideConsumer {
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
       }
-      if constexpr (!kScaled) {
+      if constexpr (!kScaled && !kGrouped) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const float2 more = unpack_pair<Out>(residual[piece][half]);
@@ -254,7 +286,7 @@ class WideConsumer {
       const char* from = e.residual + (token * e.residual_step + column + threadIdx.x % 4 * 2) * 2;
 #pragma unroll
       for (int i = 0; i < kPieces; i++) {
-        const bool there = e.residual && token < p_.m && column + i * 8 < columns;
+        const bool there = e.residual && token < at.end && column + i * 8 < columns;
         to[i][half] = there ? *reinterpret_cast<const uint32_t*>(from + i * 16) : 0;
       }
     }
@@ -264,7 +296,7 @@ class WideConsumer {
   __device__ void finish_four(float (&v)[4], int i, const float4& c) const {
 #pragma unroll
     for (int j = 0; j < 4; j++) v[j] = sum_[4 * i + j];
-    if constexpr (!kBlockScaled) {
+    if constexpr (kColumnScaled) {
       v[0] = v[0] * (token_scale_[0] * c.x) + c.y;
       v[1] = v[1] * (token_scale_[0] * c.z) + c.w;
       v[2] = v[2] * (token_scale_[1] * c.x) + c.y;
@@ -276,7 +308,8 @@ class WideConsumer {
   const int group_;
   const WideShared<kColumns> shared_;
   float sum_[kColumns / 2], part_[kSums == Sums::fast ? 1 : kColumns / 2];
-  float x_[2], w_[2], token_scale_[2];
+  static constexpr int kBorders = kPaired ? 4 : 2;
+  float x_[2], w_[kBorders], token_scale_[2];
   int split_, turn_ = 0;
   hopper::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
   uint32_t tokens_, weight_;                   // low words of the first stage's descriptors

@@ -25,17 +25,20 @@ namespace radix::gemm {
 
 // The scales of the blocks of a tile's stages, by one warp. Tokens and rows past the end take the scale of one that
 // exists; nobody reads their sums.
-template <int kColumns>
+template <int kColumns, Weights kWeights = Weights::dense>
 class WideScales {
  public:
   __device__ WideScales(const WideParams& p, const WidePlace& at, int first_chunk) : unit_(p.block_x_unit) {
-    const int lane = threadIdx.x % 32, block = at.n_tile * kColumns / 128 + lane % 2;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int token = min(at.m_tile * kWideTokens + lane + 32 * i, p.m - 1);
+      const int token = min(at.row + lane + 32 * i, at.end - 1);
       x_[i] = p.block_x + token * p.block_x_step + first_chunk * unit_;
     }
-    w_ = p.block_w + min(block, (p.n - 1) / 128) * p.block_w_step + first_chunk;
+    const int half = kPaired ? p.n / 2 : p.n;  // gate rows, then as many up rows
+    const int first = at.n_tile * (kPaired ? kColumns / 2 : kColumns) / 128;
+    const int block = min(first + lane % 2, (half - 1) / 128) + (kPaired ? lane / 2 % 2 * (half / 128) : 0);
+    w_ = p.block_w + at.matrix * p.block_w_matrix + block * p.block_w_step + first_chunk;
   }
   // Those of the next chunk; every lane arrives at `full` when its copies are there.
   __device__ void copy(float* to, uint64_t* full) {
@@ -45,12 +48,13 @@ class WideScales {
       hopper::copy_async_4(to + lane + 32 * i, x_[i]);
       x_[i] += unit_;
     }
-    if (lane < 2) hopper::copy_async_4(to + kWideTokens + lane, w_);
+    if (lane < (kPaired ? 4 : 2)) hopper::copy_async_4(to + kWideTokens + lane, w_);
     w_++;
     hopper::copy_async_arrive(full);
   }
 
  private:
+  static constexpr bool kPaired = kWeights == Weights::grouped_gated;
   const float *x_[4], *w_;
   int64_t unit_;
 };
@@ -85,18 +89,18 @@ class WideProducer {
       for (; ahead < min(Tile::kStages, chunks); ahead++) load_weight(ahead, at, rank, ahead);
     }
     pdl_wait();
-    Ring<Tile::kStages> ring;
-    for (int tile = first; tile < p_.tiles; tile += step) {
-      const WidePlace at = wide_place<kShare>(p_, tile, rank);
-      for (int chunk = 0; chunk < chunks; chunk++, ring.next()) {
-        if (ahead > 0) {
-          ahead--;
-        } else {
-          barrier_wait(&s_.empty[ring.index], ring.parity ^ 1);
-          load_weight(ring.index, at, rank, chunk);
-        }
-        load_tokens(ring.index, at, rank, chunk);
+    for (int tile = first; tile < p_.tiles; tile += step) load(wide_place<kShare>(p_, tile, rank), rank, chunks, ahead);
+  }
+  // The stages of a tile, `ahead` of whose weights are on their way.
+  __device__ void load(const WidePlace& at, int rank, int chunks, int& ahead) {
+    for (int chunk = 0; chunk < chunks; chunk++, ring_.next()) {
+      if (ahead > 0) {
+        ahead--;
+      } else {
+        hopper::barrier_wait(&s_.empty[ring_.index], ring_.parity ^ 1);
+        load_weight(ring_.index, at, rank, chunk);
       }
+      load_tokens(ring_.index, at, rank, chunk);
     }
   }
 
@@ -108,7 +112,8 @@ class WideProducer {
   __device__ void load_weight(int stage, const WidePlace& at, int rank, int chunk) const {
     const int part = kShare == Share::weight ? rank * (kColumns / 2) : 0, row = at.n_tile * kColumns + part;
     const int k = (first_chunk_ + chunk) * kChunk;
-    const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.batch, w = p_.gated ? row / 16 : 0;
+    const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.matrix,
+              w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
     char* to = s_.weight(stage) + part * 128;
     uint64_t* full = &s_.full[stage];
     hopper::barrier_arrive_expect(full, Tile::kStageBytes);
@@ -119,7 +124,7 @@ class WideProducer {
     }
   }
   __device__ void load_tokens(int stage, const WidePlace& at, int rank, int chunk) const {
-    const int part = kShare == Share::tokens ? rank * (kWideTokens / 2) : 0, y = at.m_tile * kWideTokens + part;
+    const int part = kShare == Share::tokens ? rank * (kWideTokens / 2) : 0, y = at.row + part;
     const int k = (first_chunk_ + chunk) * kChunk;
     char* to = s_.tokens(stage) + part * 128;
     if constexpr (kShare == Share::tokens) {
@@ -133,6 +138,7 @@ class WideProducer {
   const WideShared<kColumns> s_;
   const hopper::TensorMap &x_map_, &weight_map_;
   const int first_chunk_;
+  hopper::Ring<Tile::kStages> ring_;
 };
 
 template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>

@@ -21,6 +21,13 @@ enum class Share {
   k        // the tile: each multiplies half of k, and they exchange half of their sums
 };
 
+// Whose weight a tile's tokens meet.
+enum class Weights {
+  dense,         // all the same
+  grouped,       // that of their group; tokens behind a tile's end are another's, and are not written
+  grouped_gated  // the same, and the weight's map interleaves 8 gate rows and 8 up rows
+};
+
 constexpr int kWideTokens = 128;  // of a tile
 constexpr int kWideThreads = 384;
 constexpr int kWideCluster = 2;
@@ -36,7 +43,7 @@ struct WideParams {
   int up_offset, row_step;             // as NarrowParams
   const float* block_x;                // scales [m, chunks], or null
   const float* block_w;                // [weight rows / 128, chunks]
-  int64_t block_x_step, block_x_unit, block_w_step;
+  int64_t block_x_step, block_x_unit, block_w_step, block_w_matrix;
   Epilogue epilogue;
 };
 
@@ -86,7 +93,9 @@ struct WideShared {
 };
 
 struct WidePlace {
-  int m_tile, n_tile, batch;
+  int row, end;  // the tile's first token, and where those that exist end
+  int n_tile;
+  int batch, matrix;  // of x and the result; of the weight
 };
 // Bands of kWideBand tiles along m; within a band m first.
 template <Share kShare>
@@ -97,8 +106,8 @@ __device__ inline WidePlace wide_place(const WideParams& p, int tile, int rank) 
   tile -= batch * matrix;
   const int first = tile / (band * wide) * band, rows = min(band, high - first);
   tile -= first * wide;
-  return {(first + tile % rows) * kAlongM + (kShare == Share::weight ? rank : 0),
-          tile / rows * kAlongN + (kShare == Share::tokens ? rank : 0), batch};
+  return {((first + tile % rows) * kAlongM + (kShare == Share::weight ? rank : 0)) * kWideTokens, p.m,
+          tile / rows * kAlongN + (kShare == Share::tokens ? rank : 0), batch, batch};
 }
 
 }  // namespace radix::gemm

@@ -1,0 +1,99 @@
+// fused_experts for many pairs in FP8: as two grouped products on the wide kernel.
+//
+//   x --gather, quantise--> rows --up, silu * mul--> act (bf16) --quantise in place--> act (FP8) --down--> part --> out
+//
+// `act` keeps its stride: a row's codes take the first half of what its 16-bit values took.
+#include "cuda/experts/e4m3.h"
+#include "cuda/experts/order.h"
+#include "cuda/experts/wide.h"
+#include "cuda/hopper/pdl.h"
+#include "gpu/element.h"
+
+namespace radix::experts {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A warp takes a row, 256 columns at a time. The codes of a round lie where earlier rounds, or (the first) this one,
+// were read.
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(char* act, const int32_t* count, int inter, float* scales, int scale_step) {
+  hopper::pdl_wait();
+  hopper::pdl_trigger();
+  const int lane = threadIdx.x % 32, rows = *count;
+  for (int row = (blockIdx.x * kThreads + threadIdx.x) / 32; row < rows; row += gridDim.x * (kThreads / 32)) {
+    char* at = act + int64_t{row} * inter * 2;
+    const auto load = [&](int column) {
+      return gpu::load_pack<8>(reinterpret_cast<const bf16*>(at) + min(column, inter - 8));
+    };
+    auto next = load(lane * 8);
+    for (int first = 0; first < inter; first += 256) {
+      const int column = first + lane * 8;
+      const auto pack = next;
+      if (first + 256 < inter) next = load(column + 256);
+      float v[8], largest = 0;
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        v[j] = gpu::to_float(pack.at[j]);
+        largest = fmaxf(largest, fabsf(v[j]));
+      }
+#pragma unroll
+      for (int mask = 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+      const QuantScale scale(largest);
+      __syncwarp();
+      if (column >= inter) continue;
+      *reinterpret_cast<uint2*>(at + column) = scale.quantized(v);
+      if (lane % 16 == 0) scales[int64_t{column / 128} * scale_step + row] = scale.value;
+    }
+  }
+}
+
+}  // namespace
+
+void wide_experts(const Problem& q, const Scratch& s) {
+  gather_rows(q, s);
+  list_pairs(q, s);
+  WideProduct p = {};
+  p.op = q.op;
+  p.device = q.device;
+  p.stream = q.stream;
+  p.x = s.rows;
+  p.weight = q.w1;
+  p.x_step = q.hidden;
+  p.rows = q.pairs();
+  p.groups = q.experts;
+  p.n = 2 * q.inter;
+  p.k = q.hidden;
+  p.gated = true;
+  p.expected = q.pairs() / gemm::kWideTokens + q.experts / 2;
+  p.tiles = TileList{s.tiles}.groups();
+  p.x_scale = s.row_scales;
+  p.w_scale = q.w1_scale;
+  p.x_scale_step = 1;
+  p.x_scale_unit = s.scale_step;
+  p.out = s.act;
+  p.out_step = q.inter;
+  wide_fp8(p);
+
+  hopper::LaunchShape shape;
+  shape.grid = dim3(gpu::blocks_for(int64_t{q.pairs()} * 32, kThreads, 8 * multiprocessors(q.device)));
+  shape.threads = kThreads;
+  hopper::launch_dependent(q.op, q.device, q.stream, quantize_kernel, shape, s.act,
+                           static_cast<const int32_t*>(s.offsets + q.routing.named), q.inter, s.act_scales,
+                           s.scale_step);
+
+  p.x = s.act;
+  p.weight = q.w2;
+  p.x_step = int64_t{q.inter} * 2;
+  p.n = q.hidden;
+  p.k = q.inter;
+  p.gated = false;
+  p.x_scale = s.act_scales;
+  p.w_scale = q.w2_scale;
+  p.out = s.rows;
+  p.out_step = q.hidden;
+  wide_fp8(p);
+  combine(q, s.rows, s.places);
+}
+
+}  // namespace radix::experts

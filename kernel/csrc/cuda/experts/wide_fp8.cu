@@ -1,0 +1,84 @@
+#include "cuda/experts/wide.h"
+#include "cuda/gemm/wide.h"
+
+namespace radix::experts {
+namespace {
+
+// Weight rows as [k, 8, gate or up, units of 8 rows]: a box alternates between 8 gate rows and 8 up rows. The units run
+// through all groups; at a group's end a box may take rows of what follows, whose results nobody stores.
+hopper::TensorMap gated_map(const WideProduct& q, int columns) {
+  const uint64_t row = q.k, units = q.n / 16;
+  const hopper::TileShape shape = {4,
+                                   {row, 8, 2, units * (2 * q.groups - 1)},
+                                   {row, row * (q.n / 2), 8 * row},
+                                   {128, 8, 2, static_cast<uint32_t>(columns / 16)}};
+  return hopper::make_tensor_map(q.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+template <int kColumns, gemm::Weights kWeights>
+void launch(const WideProduct& q, gemm::Problem& dense) {
+  using namespace gemm;
+  constexpr bool kGated = kWeights == Weights::grouped_gated;
+  using Tile = WideTile<kColumns>;
+  WideParams p = params_of<WideParams>(dense);
+  p.n_tiles = ceil_div(q.n, kColumns * kWideCluster) * kWideCluster;
+  p.gated = kGated;
+  p.block_w_matrix = int64_t{ceil_div(q.n, 128)} * p.block_w_step;
+  hopper::LaunchShape shape;
+  shape.grid = dim3(multiprocessors(q.device) / kWideCluster * kWideCluster);
+  shape.threads = kWideThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  shape.cluster = kWideCluster;
+  dense.batch = q.groups;
+  const hopper::TensorMap weight = kGated ? gated_map(q, kColumns) : weight_map(dense, kColumns);
+  dense.batch = 1;
+  if (kGated) dense.epilogue.gate = Gate::halves;
+  hopper::launch_dependent(
+      q.op, q.device, q.stream, wide_grouped_kernel<hopper::Operand::e4m3, bf16, kColumns, Sums::blocks, kWeights>,
+      shape, token_map(dense, kWideTokens / kWideCluster), weight, result_map(dense, kWideBox), p, q.tiles);
+}
+
+// Cycles in tiles of so many weight rows, as gemm::wide_cycles.
+int64_t cycles(const WideProduct& q, int columns) {
+  const int clusters = multiprocessors(q.device) / gemm::kWideCluster;
+  const int tiles = q.expected * gemm::ceil_div(q.n, columns * gemm::kWideCluster);
+  return int64_t{gemm::ceil_div(tiles, clusters)} *
+         (gemm::ceil_div(q.k, 128) * (256 + 3 * columns) + 1500 + 10 * columns);
+}
+
+// The dense product that its matrices would be alone.
+gemm::Problem dense_of(const WideProduct& q) {
+  gemm::Problem dense = {};
+  dense.op = q.op;
+  dense.device = q.device;
+  dense.stream = q.stream;
+  dense.x = q.x;
+  dense.weight = q.weight;
+  dense.x_step = q.x_step;
+  dense.weight_step = q.k;
+  dense.weight_batch = int64_t{q.n} * q.k;
+  dense.m = static_cast<int>(q.rows);
+  dense.n = q.n;
+  dense.k = q.k;
+  dense.type = DType::f8e4m3;
+  dense.out_type = DType::bf16;
+  dense.block_x = q.x_scale;
+  dense.block_x_step = q.x_scale_step;
+  dense.block_x_unit = q.x_scale_unit;
+  dense.block_w = q.w_scale;
+  dense.block_w_step = gemm::ceil_div(q.k, 128);
+  dense.epilogue.out = q.out;
+  dense.epilogue.out_step = q.out_step;
+  return dense;
+}
+
+}  // namespace
+
+void wide_fp8(const WideProduct& q) {
+  using gemm::Weights;
+  gemm::Problem dense = dense_of(q);
+  if (q.gated) return launch<192, Weights::grouped_gated>(q, dense);
+  cycles(q, 192) <= cycles(q, 128) ? launch<192, Weights::grouped>(q, dense) : launch<128, Weights::grouped>(q, dense);
+}
+
+}  // namespace radix::experts
