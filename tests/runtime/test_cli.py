@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from radix_runtime import hf
-from radix_runtime.cli import main
+from radix_runtime.cli import doctor, main
 from radix_runtime.cli.bench import Record, figures, make_workload, token_range
 from radix_runtime.cli.client import Client
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
@@ -132,6 +133,23 @@ def test_doctor() -> None:
     result = radix("doctor", "--ops")
     assert "torch" in result.stdout and "rmsnorm" in result.stdout
     assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
+
+
+def test_doctor_says_it_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> Iterator[doctor.Problem]:
+        yield doctor.Problem("a [/b] c", "pip install x[y]")
+        raise ImportError("no [bold] symbol", name="radix_kernels")
+
+    for section in ("_kernels", "_machine", "_gpu"):
+        monkeypatch.setattr(doctor, section, broken)
+    assert main(["doctor"]) == 78
+    said = capsys.readouterr().out.splitlines()[-4:]
+    first = ["problem: a [/b] c", "    remedy: pip install x[y]"]
+    assert said == [
+        *first,
+        "problem: radix_kernels does not load: no [bold] symbol",
+        "    remedy: reinstall the kernel wheel",
+    ]
 
 
 def test_generate_keeps_order_and_takes_every_form(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def run(namespace: argparse.Namespace) -> int:
             remedy = "pip install torch" if error.name == "torch" else "reinstall the kernel wheel"
             problems.append(Problem(f"{error.name} does not load: {error}", remedy))
     for what, remedy in dict.fromkeys(problems):
-        console.print(f"[bold red]problem:[/] {what}\n    [bold]remedy:[/] {remedy}")
+        console.print(f"problem: {what}", style="bold red", markup=False, highlight=False)
+        console.print(f"    remedy: {remedy}", markup=False, highlight=False)
     if not problems:
         console.print("[green]no problems found[/]")
     return EXIT_CONFIG if problems else 0
