@@ -41,7 +41,7 @@ def _pointwise(warp: int) -> tuple[set[str], set[str]]:
             }
         for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
             for add in ("true", "false"):
-                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4")}
+                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4", "128, 1")}
                 blocks = ("256, 2" if add == "true" else "128, 4", "256, 4")
                 wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in blocks}
                 wide.add(f"memory_kernel<{add}, {pack}, {tail}")
@@ -92,7 +92,7 @@ COLLECTIVES = _collectives()
 ROUTERS = {
     f"route_kernel<{sigmoid}, {shape}, {dtype}>"
     for sigmoid in ("true", "false")
-    for shape in ("16, 8", "32, 8", "32, 32")
+    for shape in ("1, 8", "4, 8", "8, 8", "16, 8", "32, 8", "32, 32")
     for dtype in _PACK
 }
 _MOE = {"align_kernel", *ROUTERS, *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack))}

@@ -1,4 +1,4 @@
-// Routing on the GPU. A row of logits lives in the registers of 16 or 32 lanes, each with a run of consecutive experts.
+// Routing on the GPU. A row of logits lives in the registers of 1 to 32 lanes, each with a run of consecutive experts.
 //
 // A round of top-k is a maximum over order-preserving 32-bit keys (shuffles), then a ballot: among the lanes that hold
 // the maximum the lowest has the lowest expert id. The winner takes its key out and the next round begins.
@@ -46,13 +46,15 @@ __device__ inline T row_reduce(T value, Op op) {
 // The lanes of this row where `yes` holds, the row's first lane in bit 0.
 template <int kLanes>
 __device__ inline uint32_t row_ballot(bool yes) {
+  if constexpr (kLanes == 1) return yes;
   const uint64_t all = ballot(yes) >> (threadIdx.x % RK_WARP / kLanes * kLanes);
   return static_cast<uint32_t>(all) & (kLanes == 32 ? 0xffffffffu : (1u << kLanes) - 1);
 }
 
-template <class T>
-__device__ inline T from_lane(T value, int lane, int lanes) {
-  const int source = threadIdx.x % RK_WARP / lanes * lanes + lane;
+template <int kLanes, class T>
+__device__ inline T from_lane(T value, int lane) {
+  if constexpr (kLanes == 1) return value;
+  const int source = threadIdx.x % RK_WARP / kLanes * kLanes + lane;
 #if defined(__HIP__)
   return __shfl(value, source, RK_WARP);
 #else
@@ -133,7 +135,7 @@ __device__ void keep_groups(const RouteTask& task, int lane, int first, uint32_t
 // kSigmoid: scores are sigmoids, else the softmax. kLanes lanes a row, kValues experts a lane.
 template <bool kSigmoid, int kLanes, int kValues, class T>
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
-  constexpr int kSlots = kMaxTopk / kLanes;
+  constexpr int kMost = kMaxTopk < kLanes * kValues ? kMaxTopk : kLanes * kValues, kSlots = kMost / kLanes;
   const int lane = threadIdx.x % kLanes, first = lane * kValues;
   const int64_t row = (int64_t{blockIdx.x} * kRouteThreads + threadIdx.x) / kLanes;
   const bool active = row < task.rows;  // lanes of other rows go on with the shuffles
@@ -152,40 +154,37 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
   nan = row_ballot<kLanes>(nan) != 0;
   if (kSigmoid && task.groups > 1) keep_groups<kLanes>(task, lane, first, key);
 
-  float mine[kSlots];  // result r is in lane r % kLanes, slot r / kLanes
-  int id[kSlots];
+  float mine[kSlots] = {};  // result r is in lane r % kLanes, slot r / kLanes
+  int id[kSlots] = {};
   float largest = 0, sum = 0;
-  for (int r = 0; r < task.topk; r++) {
-    uint32_t local = key[0];
+  // By slots and not by r alone, and with selections in place of conditions: rows that share a warp do not part.
 #pragma unroll
-    for (int i = 1; i < kValues; i++) local = max(local, key[i]);
-    const uint32_t best = row_reduce<kLanes>(local, MaxKey());
-    const int winner = __ffs(static_cast<int>(row_ballot<kLanes>(local == best))) - 1;
-    // The winner's first key that is the best: its place, its logit, and out it goes.
-    int at = 0;
-    float logit = 0;
+  for (int slot = 0; slot < kSlots; slot++) {
+#pragma unroll 1
+    for (int owner = 0; owner < kLanes && slot * kLanes + owner < task.topk; owner++) {
+      uint32_t local = key[0];
 #pragma unroll
-    for (int i = kValues - 1; i >= 0; i--)
-      if (key[i] == best) {
-        at = i;
-        logit = x[i];
+      for (int i = 1; i < kValues; i++) local = max(local, key[i]);
+      const uint32_t best = row_reduce<kLanes>(local, MaxKey());
+      const int winner = kLanes == 1 ? 0 : __ffs(static_cast<int>(row_ballot<kLanes>(local == best))) - 1;
+      // The winner's first key that is the best: its place, its logit, and out it goes.
+      int at = 0;
+      float logit = number_of(best);
+#pragma unroll
+      for (int i = kValues - 1; i >= 0; i--) {
+        at = key[i] == best ? first + i : at;
+        if (kSigmoid) logit = key[i] == best ? x[i] : logit;
       }
-    if (lane == winner) {
+      at = from_lane<kLanes>(at, winner);
 #pragma unroll
-      for (int i = 0; i < kValues; i++)
-        if (i == at) key[i] = kTaken;
+      for (int i = 0; i < kValues; i++) key[i] = first + i == at ? kTaken : key[i];
+      if (kSigmoid) logit = from_lane<kLanes>(logit, winner);
+      if (slot == 0 && owner == 0) largest = logit;
+      const float score = kSigmoid ? sigmoid(logit) : expf(logit - largest);
+      sum += score;
+      mine[slot] = lane == owner ? score : mine[slot];
+      id[slot] = lane == owner ? at : id[slot];
     }
-    at = from_lane(first + at, winner, kLanes);
-    logit = from_lane(logit, winner, kLanes);
-    if (r == 0) largest = logit;
-    const float score = kSigmoid ? sigmoid(logit) : expf(logit - largest);
-    sum += score;
-#pragma unroll
-    for (int s = 0; s < kSlots; s++)
-      if (r == s * kLanes + lane) {
-        mine[s] = score;
-        id[s] = at;
-      }
   }
   float factor = task.scale;
   if (kSigmoid) {
@@ -232,10 +231,17 @@ void route(const char* op, const rk_tensor& logits, const rk_tensor& weights, co
   dispatch_float(dtype_of(logits), [&](auto t) {
     using T = typename decltype(t)::type;
     const bool grouped = task.groups > 1;  // a lane holds a group's score
-    const int lanes = task.experts <= 128 && !grouped ? 16 : 32;
+    const int lanes = task.experts > 128 || grouped ? 32
+                      : task.experts > 64           ? 16
+                      : task.experts > 32           ? 8
+                      : task.experts > 8            ? 4
+                                                    : 1;
     void (*kernel)(RouteTask) = task.experts > 256 ? route_kernel<kSigmoid, 32, 32, T>
                                 : lanes == 32      ? route_kernel<kSigmoid, 32, 8, T>
-                                                   : route_kernel<kSigmoid, 16, 8, T>;
+                                : lanes == 16      ? route_kernel<kSigmoid, 16, 8, T>
+                                : lanes == 8       ? route_kernel<kSigmoid, 8, 8, T>
+                                : lanes == 4       ? route_kernel<kSigmoid, 4, 8, T>
+                                                   : route_kernel<kSigmoid, 1, 8, T>;
     launch_dependent(op, logits.device, stream, kernel, blocks_for(task.rows, kRouteThreads / lanes, INT32_MAX),
                      kRouteThreads, task);
   });

@@ -14,6 +14,7 @@ namespace {
 using namespace gpu;
 
 constexpr int kThreads = 256;
+constexpr int64_t kFewRows = 1024;  // of up to 128 packs
 
 // Threads of a block whose rows belong to groups of kGroup: a warp, half a block or the block.
 template <int kGroup>
@@ -164,6 +165,9 @@ Choice choose(const Task& task) {
   const int64_t packs = task.n / N;
   if (!packed) return {memory_kernel<kAdd, 1, T, W>, 1, kThreads};
   if (packs <= RK_WARP) return registers<kAdd, RK_WARP, 1, T, W>();
+  // A block a row has a shorter way to the end of its row, a warp a row less to do for its sum: few rows, or many that
+  // have too little else to do.
+  if (packs <= 128 && (task.input.count <= kFewRows || (kAdd && packs > 96))) return registers<kAdd, 128, 1, T, W>();
   if (packs <= 4 * RK_WARP) return registers<kAdd, RK_WARP, 4, T, W>();
   // Half as many threads with twice the bytes in flight each: less of a row's time goes into its sum. With a second
   // input there are enough in flight either way.

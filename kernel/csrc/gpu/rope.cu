@@ -9,7 +9,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 512;
 
 struct Heads {
   char* data;  // NULL: no such tensor
@@ -130,8 +130,10 @@ void apply_rope_inplace(const rk_apply_rope_inplace_args& args, rk_stream stream
     const bool packed = task.half % kPackSize<T> == 0 && task.query.aligned() && task.key.aligned() && table_aligned;
     const int steps = packed ? task.half / kPackSize<T> : task.half;
     const int across = steps < 64 ? steps : 64;
+    // All heads of a token at once or, where those are too many, in turns of one size.
     const int heads = task.query.count + task.key.count, rows = kThreads / across;
-    const dim3 block(across, heads < rows ? heads : rows);
+    const int turns = (heads + rows - 1) / rows;
+    const dim3 block(across, turns > 0 ? (heads + turns - 1) / turns : 1);
     launch_dependent("apply_rope_inplace", args.query->device, stream, kernel_for<T>(args.is_neox != 0, packed),
                      blocks_for(task.tokens, 1), block, task);
   });
