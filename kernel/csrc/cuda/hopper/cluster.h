@@ -50,4 +50,29 @@ __device__ inline float4 load_remote(uint32_t address) {
   return v;
 }
 
+__device__ inline void store_remote(uint32_t address, const float4& v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
+}
+// Arrives at the barrier of block `rank` after this thread's writes to that block's shared memory, and the wait that
+// sees them.
+__device__ inline void barrier_arrive_cluster(const uint64_t* barrier, int rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
+               : "memory");
+}
+__device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+}
+
 }  // namespace radix::hopper

@@ -5,6 +5,7 @@
 
 #include "api/mla.h"
 #include "common/tensor.h"
+#include "gpu/launch.h"
 
 namespace radix {
 namespace {
@@ -46,14 +47,20 @@ void run_any_split(const Args& args, rk_stream stream) {
   WideArgs a;
   static_cast<Args&>(a) = args;
   const attention::Params& p = a.p;
+  const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
-  if (a.box_tokens < 8 || p.kv_pages == 0) a.box_tokens = 0;  // a map of nothing does not exist
-  // Two blocks of rows that read the same tokens share the copies.
-  a.cluster = a.box_tokens > 0 && p.heads * p.max_seqlen_q > 64 ? 2 : 1;
-  const bool bf = p.dtype == DType::bf16;
-  a.box_tokens = std::min(a.box_tokens, 64 / a.cluster);
+  if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
+  if (few_rows(p)) {
+    // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.
+    if (p.batch < gpu::multiprocessors(p.device)) a.cluster = a.halves = 2;
+  } else if (p.heads * p.max_seqlen_q > 64 && (a.box_tokens > 0 || fp8)) {
+    // Two blocks of rows that read the same tokens share the copies; of FP8 one finds in L2 what the other has read.
+    a.cluster = 2;
+    if (!fp8) a.sharing = 2;
+  }
+  a.box_tokens = std::min(a.box_tokens, 64 / a.sharing);
   if (few_rows(p)) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
-  bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);
+  fp8 ? launch_wide_fp8(a, stream) : bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);
 }
 
 }  // namespace
@@ -102,7 +109,8 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
   args.levels = levels_of(p, kChunkLog2);
   if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
   if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
-  if (a.any_split && p.kv_dtype != DType::u8) return run_any_split(args, stream);
+  // Few rows of the FP8 form are quicker there, where all warps copy.
+  if (a.any_split && !(few_rows(p) && p.kv_dtype == DType::u8)) return run_any_split(args, stream);
   for (int64_t row = 0; row < p.batch; row += kMaxRows) {
     args.first_row = static_cast<int>(row);
     args.rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.batch - row));

@@ -21,15 +21,17 @@ struct Args : attention::decode::Args {
 
 // Of the kernel for many query rows.
 struct WideArgs : Args {
-  int cluster = 1;     // blocks, each with 64 of the query rows
-  int box_tokens = 0;  // of a box of the tensor map; 0: tokens are copied one by one
+  int cluster = 1;     // blocks that work on a run together
+  int halves = 1;      // 2: each of them has half of a segment's tiles; else they have 64 query rows each
+  int sharing = 1;     // of them that copy for each other
+  int box_tokens = 0;  // of a box of the tensor map; 0: no map, tokens are copied one by one
 };
 
 // Up to 32 query rows (heads x tokens) at once on mma.sync: bound by bytes.
 int64_t narrow_node_bytes(int tile_rows);
 void launch_narrow(const Args& args, int tile_rows, rk_stream stream);
 
-// Up to 16 query rows as the columns of wgmma's products: bound by bytes. bf16 or f16 cache, like the next.
+// Up to 16 query rows as the columns of wgmma's products: bound by bytes.
 void launch_slim_bf16(const WideArgs& args, rk_stream stream);
 void launch_slim_f16(const WideArgs& args, rk_stream stream);
 
@@ -37,5 +39,6 @@ void launch_slim_f16(const WideArgs& args, rk_stream stream);
 int64_t wide_workspace_size();
 void launch_wide_bf16(const WideArgs& args, rk_stream stream);
 void launch_wide_f16(const WideArgs& args, rk_stream stream);
+void launch_wide_fp8(const WideArgs& args, rk_stream stream);  // bf16 queries
 
 }  // namespace radix::mla

@@ -43,13 +43,13 @@ class Producer {
         shared_(shared),
         warp_(threadIdx.x / 32 % 4),
         lane_(threadIdx.x % 32),
-        rank_(a.cluster > 1 ? hopper::cluster_rank() : 0) {}
+        rank_(a.sharing > 1 ? hopper::cluster_rank() : 0) {}
 
   __device__ void run(Walk walk) {
     Segment s;
     while (walk.next(s)) a_.box_tokens > 0 ? send(s) : gather(s);
     // The other block of a cluster signals until here, so this one may not end before.
-    for (int at = 0; a_.cluster > 1 && at < 2; at++) wait_empty(at, warp_);
+    for (int at = 0; a_.sharing > 1 && at < 2; at++) wait_empty(at, warp_);
   }
 
  private:
@@ -68,7 +68,7 @@ class Producer {
   // shift boxes of each block of dimensions, and a lane issues one box of the part. What takes divisions is made ahead,
   // 32 boxes at a time.
   __device__ void send(const Segment& s) {
-    const int share = kTile / a_.cluster, shift = __popc(share / a_.box_tokens - 1);
+    const int share = kTile / a_.sharing, shift = __popc(share / a_.box_tokens - 1);
     const int mine = lane_ & ((1 << shift) - 1), block = part_first(warp_) + (lane_ >> shift);
     const bool sends = block < part_last(warp_);
     const uint32_t bytes = (part_last(warp_) - part_first(warp_)) * kBlockBytes;
@@ -87,7 +87,7 @@ class Producer {
       if (lane_ == 0) hopper::barrier_arrive_expect(full, bytes);
       __syncwarp();
       if (sends) {
-        if (a_.cluster > 1) {
+        if (a_.sharing > 1) {
           hopper::tma_multicast_3d(to + at * sizeof(shared_.tile[0]), &map_, full, 3, block * 64, token, page);
         } else {
           hopper::tma_load_3d(to + at * sizeof(shared_.tile[0]), &map_, full, block * 64, token, page);
@@ -99,7 +99,7 @@ class Producer {
   }
   // Past the row's end a page that does not exist, which arrives as zeros.
   __device__ Box box(const Segment& s, int box, int shift) const {
-    const int share = kTile / a_.cluster, tile = box >> shift, within = box & ((1 << shift) - 1);
+    const int share = kTile / a_.sharing, tile = box >> shift, within = box & ((1 << shift) - 1);
     const int token = (s.first + tile) * kTile + rank_ * share + within * a_.box_tokens;
     if (tile >= s.tiles || token >= s.kv_len) return {static_cast<int>(a_.p.kv_pages), 0};
     const int column = page_of(token);

@@ -99,45 +99,53 @@ __device__ Place find_start(const WideArgs& a, int block_rows, int run, int most
   return place;
 }
 
-// Tiles [first, first + tiles) of one query block, `count` tiles in all.
+// What a run has of one query block, of `count` tiles in all; where a cluster's blocks have halves, what this one has.
 struct Segment {
   int row, q_begin, queries, kv_len;
-  int packed;  // first query row of the block; packed row r is token r / group, head r % group
-  int from;    // the block's first tile in the line
-  int first, tiles, count;
+  int packed;        // first query row of the block; packed row r is token r / group, head r % group
+  int from;          // the block's first tile in the line
+  int first, tiles;  // tiles [first, first + tiles)
+  int count;
+  bool begun, ended;  // the run has the first tile, the last one
+  bool halved;        // the cluster's other block has tiles of it too
 
-  __device__ bool complete() const { return tiles == count; }
+  __device__ bool complete() const { return begun && ended; }
 };
 
-// The segments of a run, in order.
+// The segments of a run, in order. half: of the cluster's blocks that have halves; a single tile is the first one's.
 class Walk {
  public:
   // A run that is not in use has none.
-  __device__ Walk(const WideArgs& a, int block_rows, const Place& at, int run)
+  __device__ Walk(const WideArgs& a, int block_rows, const Place& at, int run, int half)
       : a_(a),
         block_rows_(block_rows),
+        half_(half),
         x_(at.start(min(run, at.runs))),
         x_end_(at.start(min(run + 1, at.runs))),
         row_(at.row),
         before_(at.before) {}
 
   __device__ bool next(Segment& s) {
-    if (x_ >= x_end_) return false;
-    Row row(a_, row_, block_rows_);
-    while (x_ >= before_ + row.count) {
-      before_ += row.count;
-      row = Row(a_, ++row_, block_rows_);
-    }
-    const int within = x_ - before_, block = within / row.tiles, first = within - block * row.tiles;
-    const int tiles = min(x_end_ - x_, row.tiles - first);
-    s = {row_, row.q_begin, row.queries, row.kv_len, block * block_rows_, x_ - first, first, tiles, row.tiles};
-    x_ += tiles;
+    do {
+      if (x_ >= x_end_) return false;
+      Row row(a_, row_, block_rows_);
+      while (x_ >= before_ + row.count) {
+        before_ += row.count;
+        row = Row(a_, ++row_, block_rows_);
+      }
+      const int within = x_ - before_, block = within / row.tiles, first = within - block * row.tiles;
+      const int tiles = min(x_end_ - x_, row.tiles - first), left = a_.halves > 1 ? (tiles + 1) / 2 : tiles;
+      s = {row_, row.q_begin, row.queries, row.kv_len, block * block_rows_, x_ - first, first, left, row.tiles};
+      s.begun = first == 0, s.ended = first + tiles == row.tiles, s.halved = left < tiles;
+      if (half_ > 0) s.first += left, s.tiles = tiles - left;
+      x_ += tiles;
+    } while (s.tiles == 0);
     return true;
   }
 
  private:
   const WideArgs& a_;
-  int block_rows_, x_, x_end_, row_, before_;
+  int block_rows_, half_, x_, x_end_, row_, before_;
 };
 
 }  // namespace radix::mla

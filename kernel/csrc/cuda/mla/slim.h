@@ -24,7 +24,8 @@ struct Shared {
   float4 part[2][2][2][128];  // halves of S; two, used in turn
   float top[2][2][4][kRows];  // of a warp; two, used in turn
   float total[2][4][kRows];   // l of a warp
-  uint64_t full[2][kParts], empty[2][kParts];
+  float4 other[2][10][128];   // of the other half of the cluster: O, m, l; two, used in turn
+  uint64_t full[2][kParts], empty[2][kParts], told[2];
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && offsetof(Shared, p) % 1024 == 0);
@@ -42,6 +43,7 @@ class Consumer {
         thread_(threadIdx.x % 128),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x % 128 / 32),
+        rank_(a.cluster > 1 ? hopper::cluster_rank() : 0),
         scale_(a.p.scale * 1.4426950408889634f) {}
 
   __device__ void run(Walk walk, const Place& place, int run) {
@@ -65,14 +67,13 @@ class Consumer {
         for (int i = 0; i < 8; i++) o_[b][i] = 0;
       for (int t = 0; t < s.tiles; t++) tile(t & 1, (s.first + t) * kTile, s.kv_len);
       sum_up();
-      if (s.complete()) {
-        store(s, rows);
-      } else {
-        store_part(part_of<kRows>(a_, run, s.first == 0), rows);
-        if (s.first == 0) begun = begin(a_, s, place, run, kRows);
+      if (s.halved) meet();
+      if (!s.halved || kSide == rank_) {
+        s.complete() ? store(s, rows) : store_part(s, part_of<kRows>(a_, run * a_.cluster, s.begun), rows);
       }
+      if (s.begun && !s.ended) begun = begin(a_, s, place, run, kRows);
     }
-    if (threadIdx.x == 0) begun_of(a_, run) = begun;
+    if (threadIdx.x == 0 && rank_ == 0) begun_of(a_, run) = begun;
   }
 
  private:
@@ -236,8 +237,53 @@ class Consumer {
     }
   }
 
+  // The two halves of a cluster join: the left dimensions in the first block, the right ones in the second.
+  __device__ void meet() {
+    const int at = meetings_ & 1;
+    if (kSide != rank_) {
+      const uint32_t to = hopper::remote_address(&shared_.other[at][0][thread_], kSide);
+#pragma unroll
+      for (int b = 0; b < 4; b++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+          hopper::store_remote(to + (2 * b + i) * 2048,
+                               make_float4(o_[b][4 * i], o_[b][4 * i + 1], o_[b][4 * i + 2], o_[b][4 * i + 3]));
+      hopper::store_remote(to + 8 * 2048, make_float4(m_[0], m_[1], m_[2], m_[3]));
+      hopper::store_remote(to + 9 * 2048, make_float4(l_[0], l_[1], l_[2], l_[3]));
+      hopper::barrier_arrive_cluster(&shared_.told[at], kSide);
+    } else {
+      hopper::barrier_wait_cluster(&shared_.told[at], meetings_ >> 1 & 1);
+      const float4(&other)[10][128] = shared_.other[at];
+      const float4 m4 = other[8][thread_], l4 = other[9][thread_];
+      const float m[4] = {m4.x, m4.y, m4.z, m4.w}, l[4] = {l4.x, l4.y, l4.z, l4.w};
+      float mine[4], its[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float top = fmaxf(m_[i], m[i]);
+        mine[i] = weight(m_[i], top), its[i] = weight(m[i], top);
+        m_[i] = top, l_[i] = l_[i] * mine[i] + l[i] * its[i];
+      }
+#pragma unroll
+      for (int b = 0; b < 4; b++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const float4 x = other[2 * b + i][thread_];
+          const float o[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            const int c = which(4 * i + e);
+            o_[b][4 * i + e] = o_[b][4 * i + e] * mine[c] + o[e] * its[c];
+          }
+        }
+    }
+    meetings_++;
+  }
+
   // Dimension of element e of o_[b].
   __device__ int dim(int b, int e) const { return kSide * 256 + b * 64 + warp_ * 16 + lane_ / 4 + e % 4 / 2 * 8; }
+
+  // Of the sides that store, one leaves m and l.
+  __device__ bool tells(const Segment& s) const { return kSide == (s.halved ? rank_ : 0) && rank_ == 0; }
 
   __device__ void store(const Segment& s, int rows) {
     const attention::Params& p = a_.p;
@@ -255,11 +301,11 @@ class Consumer {
           const int e = i / 2 * 4 + half * 2 + i % 2;
           out[dim(b, e)] = static_cast<uint16_t>(pack2<T>(o_[b][e] * by, 0.f));
         }
-      if (p.lse && kSide == 0 && warp_ == 0 && lane_ < 4)
+      if (p.lse && tells(s) && warp_ == 0 && lane_ < 4)
         p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[i], l_[i]);
     }
   }
-  __device__ void store_part(char* part, int rows) {
+  __device__ void store_part(const Segment& s, char* part, int rows) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       if (column(i) >= rows) continue;
@@ -270,16 +316,16 @@ class Consumer {
           const int e = i / 2 * 4 + half * 2 + i % 2;
           part_row(part, column(i))[dim(b, e)] = o_[b][e];
         }
-      if (kSide == 0 && warp_ == 0 && lane_ < 4) part_sums<kRows>(part, column(i)) = make_float2(m_[i], l_[i]);
+      if (tells(s) && warp_ == 0 && lane_ < 4) part_sums<kRows>(part, column(i)) = make_float2(m_[i], l_[i]);
     }
   }
 
   const WideArgs& a_;
   Shared& shared_;
-  int thread_, lane_, warp_;
+  int thread_, lane_, warp_, rank_;
   float scale_;
   uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
-  int turn_ = 0;
+  int turn_ = 0, meetings_ = 0;
   int limit_[4], all_ = 0;
   float m_[4], l_[4];
   float o_[4][8];
@@ -296,14 +342,18 @@ __global__ void __launch_bounds__(kThreads, 1)
         hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
         hopper::barrier_init(&shared.empty[at][part], 4);
       }
+    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.told[at], 128);
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
-  const int run = blockIdx.x, runs = gridDim.x;
+  __syncwarp();
+  if (a.cluster > 1) hopper::cluster_arrive();  // with the barriers; the wait is where the other block's are needed
+  const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster;
   hopper::pdl_wait();
   const Place place = find_start<kThreads>(a, kRows, run, runs, shared.scratch);
+  if (a.cluster > 1) hopper::cluster_wait();
   hopper::pdl_trigger();
-  const Walk walk(a, kRows, place, run);
+  const Walk walk(a, kRows, place, run, blockIdx.x % a.halves);
   if (threadIdx.x >= kConsumers) {
     Producer(a, map, shared).run(walk);
   } else if (threadIdx.x < 128) {
@@ -320,7 +370,7 @@ template <class T>
 void launch(const WideArgs& a, rk_stream stream) {
   const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
   hopper::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
-                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), 1, true}, a, map);
+                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
 }
 
 }  // namespace radix::mla::slim

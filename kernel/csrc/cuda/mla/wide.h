@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/hopper/registers.h"
+#include "cuda/mla/producer_fp8.h"
 #include "cuda/mla/role.h"
 
 namespace radix::mla::wide {
@@ -22,8 +23,18 @@ using hopper::named_barrier;
 constexpr int kRows = 64, kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
 constexpr float kSlack = 8;
-// Blocks of Q that the scorer holds in registers: what it need not read from shared memory, which all products share.
-constexpr int kHeld = 2;
+
+// Registers of a thread, 128 on average.
+template <bool kFp8>
+struct Share {
+  static constexpr int kSide = 168, kScorer = 128, kCopier = 48;
+  // Blocks of Q that the scorer holds in registers: what it need not read from shared memory, which all products share.
+  static constexpr int kHeld = 2;
+};
+template <>
+struct Share<true> {
+  static constexpr int kSide = 160, kScorer = 96, kCopier = 96, kHeld = 0;
+};
 
 struct Shared {
   char q[kBlocks * kBlockBytes];
@@ -55,9 +66,7 @@ struct Role {
   __device__ int row(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
   __device__ int packed_of(const Segment& s) const { return s.packed + rank * kRows; }
   __device__ int rows_of(const Segment& s) const { return min(kRows, s.queries * a.group - packed_of(s)); }
-  __device__ char* part(const Segment& s, int run) const {
-    return part_of<kRows>(a, run * a.cluster + rank, s.first == 0);
-  }
+  __device__ char* part(const Segment& s, int run) const { return part_of<kRows>(a, run * a.cluster + rank, s.begun); }
   __device__ char* probabilities(int at) const { return shared.tile[at] + (kBlocks - 1) * kBlockBytes; }
   // Until a part of tile buffer `at` is there.
   __device__ void wait_full(int at, int part) const {
@@ -67,7 +76,7 @@ struct Role {
 };
 
 // The warpgroup of scores and softmax.
-template <class T>
+template <class T, int kHeld>
 class Scorer : Role {
  public:
   __device__ Scorer(const WideArgs& args, Shared& memory)
@@ -103,7 +112,7 @@ class Scorer : Role {
         start((t + 1) & 1);
       }
       leave_sums(s, packed, rows, run);
-      if (s.first == 0 && !s.complete()) begun = begin(a, s, place, run, kRows * a.cluster);
+      if (s.begun && !s.ended) begun = begin(a, s, place, run, kRows * a.cluster);
     }
     if (thread == 0 && rank == 0) begun_of(a, run) = begun;
     __syncwarp();
@@ -223,7 +232,7 @@ class Scorer : Role {
   float scale_;
   int limit_[2], all_ = 0;
   float m_[2], l_[2];
-  uint32_t q_[kHeld][4][4];
+  uint32_t q_[kHeld > 0 ? kHeld : 1][4][4];
   float s_[32];
 };
 
@@ -288,7 +297,7 @@ class Side : Role {
   // This warp has read a part of the buffer, as the scores' products have: P came after them.
   __device__ void release(int at, int part) {
     uint64_t* empty = &shared.empty[at][part];
-    if (a.cluster > 1) {
+    if (a.sharing > 1) {
       if (lane < 2) hopper::barrier_arrive_remote(empty, lane);
     } else if (lane == 0) {
       hopper::barrier_arrive(empty);
@@ -342,7 +351,7 @@ class Side : Role {
   float o_[2][64];  // the first 128 of the dimensions and the others
 };
 
-template <class T>
+template <class T, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_wide_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ hopper::TensorMap map) {
   extern __shared__ __align__(1024) char raw[];
@@ -352,31 +361,43 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int part = 0; part < kParts; part++) {
         hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
         // Both sides read P, which lies in the last part.
-        hopper::barrier_init(&shared.empty[at][part], (part == kParts - 1 ? 8 : 4) * a.cluster);
+        hopper::barrier_init(&shared.empty[at][part], (part == kParts - 1 ? 8 : 4) * a.sharing);
       }
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
   __syncwarp();
   if (a.cluster > 1) hopper::cluster_arrive();  // with the barriers; the wait is where the other block's are needed
+  using R = Share<kFp8>;
+  constexpr int kTakers = R::kScorer < 128 ? 512 : 384;  // who meets before registers are taken back
+  static_assert(2 * R::kSide + R::kScorer + R::kCopier <= 512);
   const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster, block_rows = kRows * a.cluster;
   hopper::pdl_wait();
   const Place place = find_start<kThreads>(a, block_rows, run, runs, shared.scratch);
   if (a.cluster > 1) hopper::cluster_wait();
   hopper::pdl_trigger();
-  const Walk walk(a, block_rows, place, run);
+  const Walk walk(a, block_rows, place, run, 0);
   if (threadIdx.x >= 384) {
-    hopper::give_registers<48>();
-    Producer(a, map, shared).run(walk);
+    hopper::give_registers<R::kCopier>();
+    if constexpr (kFp8) {
+      WideningProducer(a, shared).run(walk);
+    } else {
+      Producer(a, map, shared).run(walk);
+    }
     __syncwarp();
-    named_barrier(kTaken, 384);  // what it gave is not there to be taken back before the sides have it
+    named_barrier(kTaken, kTakers);  // what it gave is not there to be taken back before the sides have it
     hopper::take_registers<128>();
   } else if (threadIdx.x >= 256) {
+    if constexpr (R::kScorer < 128) {
+      hopper::give_registers<R::kScorer>();
+      Scorer<T, R::kHeld>(a, shared).run(walk, place, run);
+      named_barrier(kTaken, kTakers);
+    }
     hopper::take_registers<128>();
-    Scorer<T>(a, shared).run(walk, place, run);
+    if constexpr (R::kScorer == 128) Scorer<T, R::kHeld>(a, shared).run(walk, place, run);
   } else {
-    hopper::take_registers<168>();
-    hopper::named_arrive(kTaken, 384);
+    hopper::take_registers<R::kSide>();
+    hopper::named_arrive(kTaken, kTakers);
     if (threadIdx.x < 128) {
       Side<T, 0>(a, shared).run(walk, run);
     } else {
@@ -388,11 +409,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   combine<T, kRows, kThreads>(a, runs, raw);
 }
 
-template <class T>
+template <class T, bool kFp8 = false>
 void launch(const WideArgs& a, rk_stream stream) {
   const char* op = "mla_decode";
   const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
-  hopper::launch_dependent(op, a.p.device, stream, mla_wide_kernel<T>,
+  hopper::launch_dependent(op, a.p.device, stream, mla_wide_kernel<T, kFp8>,
                            {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
 }
 

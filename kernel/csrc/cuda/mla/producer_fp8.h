@@ -1,0 +1,167 @@
+// The copying warpgroup for the FP8 cache: it widens tokens on their way to the tiles that producer.h describes, so
+// that the other warpgroups compute as with a bf16 cache.
+//
+// A latent value becomes bf16(e4m3 * scale). A part of a tile is one scale group, 128 dimensions. Four lanes share a
+// token and a lane has two: 16 bytes of each block of 64 dimensions, so that eight lanes, two rows of the swizzle,
+// write to every bank once. Bytes wait for their place in registers, and pages are looked up a tile before that, from
+// row to row without a pause. Every block reads all of its tiles: of a cluster one finds in L2 what the other has
+// fetched.
+#pragma once
+
+#include "cuda/attention/decode_state.h"
+#include "cuda/mla/producer.h"
+
+namespace radix::mla {
+
+// Block: as in producer.h; the `full` barriers take 128 arrivals.
+template <class Block>
+class WideningProducer {
+ public:
+  __device__ WideningProducer(const WideArgs& a, Block& shared)
+      : a_(a), shared_(shared), row_(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4), quarter_(threadIdx.x % 4) {}
+
+  __device__ void run(Walk walk) {
+    Tile tile = look(walk);
+    Tokens now = place(tile);
+    fetch<0>(now), fetch<1>(now);
+    int at = tile.buffer;
+    for (tile = look(walk); at >= 0;) {
+      const Tokens next = place(tile);
+      const int then = tile.buffer;
+      tile = look(walk);
+      put<0>(at), fetch<2>(now);
+      put<1>(at), fetch<3>(now);
+      put<2>(at), fetch<0>(next);
+      put<3>(at), fetch<1>(next);
+      now = next;
+      use_ ^= 1 << at;
+      at = then;
+    }
+  }
+
+ private:
+  static constexpr int kScaleAt = kLatent, kRopeAt = kLatent + 16;  // bytes, in a token
+
+  // Of a tile: its buffer, -1 where there is no tile; the pages of this lane's tokens and their places there, -1 past
+  // the row's end.
+  struct Tile {
+    int buffer, page[2], token[2];
+  };
+  struct Tokens {
+    const char* at[2];  // null: past the row's end
+  };
+  // Of a part, of both tokens.
+  struct Raw {
+    uint4 values[2][2];  // [block][token]
+    float scale[2];
+  };
+
+  // The run's next tile. What this reads is not waited for before it is used.
+  __device__ Tile look(Walk& walk) {
+    Tile tile{-1};
+    if (t_ == s_.tiles) {
+      t_ = 0;
+      if (!walk.next(s_)) s_.tiles = 0;
+    }
+    if (s_.tiles == 0) return tile;
+    tile.buffer = t_ & 1;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int x = (s_.first + t_) * kTile + row_ + 8 * i;
+      tile.token[i] = -1;
+      if (x >= s_.kv_len) continue;
+      const int column = a_.page_shift >= 0 ? x >> a_.page_shift : x / a_.p.page_size;
+      tile.page[i] = a_.p.page_table[s_.row * a_.p.table_row + column];
+      tile.token[i] = x - column * a_.p.page_size;
+    }
+    t_++;
+    return tile;
+  }
+  __device__ Tokens place(const Tile& tile) const {
+    Tokens tokens;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      tokens.at[i] = static_cast<const char*>(a_.p.k) + tile.page[i] * a_.p.k_page + tile.token[i] * a_.p.k_token;
+      if (tile.buffer < 0 || tile.token[i] < 0) tokens.at[i] = nullptr;
+    }
+    return tokens;
+  }
+
+  // Not .nc: such loads the compiler moves to where they are used.
+  __device__ static uint4 load(const char* from) {
+    uint4 x;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+  }
+
+  template <int kPart>
+  __device__ void fetch(const Tokens& tokens) {
+    Raw& raw = raw_[kPart % 2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const char* from = tokens.at[i];
+      const bool valid = from != nullptr;
+      raw.scale[i] = valid ? *reinterpret_cast<const float*>(from + kScaleAt + part_first(kPart) / 2 * 4) : 0.f;
+#pragma unroll
+      for (int b = 0; b < 2; b++)
+        raw.values[b][i] = valid ? load(from + (part_first(kPart) + b) * 64 + quarter_ * 16) : uint4{};
+#pragma unroll
+      for (int b = 0; kPart == kParts - 1 && b < 2; b++)
+        rope_[b][i] = valid ? load(from + kRopeAt + quarter_ * 32 + b * 16) : uint4{};
+    }
+  }
+
+  // The part from registers to buffer `at`.
+  template <int kPart>
+  __device__ void put(int at) {
+    hopper::barrier_wait(&shared_.empty[at][kPart], (use_ >> at & 1) ^ 1);
+    const Raw& raw = raw_[kPart % 2];
+    const uint32_t to =
+        hopper::shared_address(shared_.tile[0]) + at * (kBlocks * kBlockBytes) + place_of(row_, 2 * quarter_);
+#pragma unroll
+    for (int b = 0; b < 2; b++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint4& x = raw.values[b][i];
+        const uint32_t place = to + (part_first(kPart) + b) * kBlockBytes + i * 1024;
+        attention::decode::store_shared(place, widened(x.x, x.y, raw.scale[i]));
+        attention::decode::store_shared(place ^ 16, widened(x.z, x.w, raw.scale[i]));
+      }
+#pragma unroll
+    for (int i = 0; kPart == kParts - 1 && i < 2; i++) {
+      const uint32_t place = to + (kBlocks - 1) * kBlockBytes + i * 1024;
+      attention::decode::store_shared(place, rope_[0][i]);
+      attention::decode::store_shared(place ^ 16, rope_[1][i]);
+    }
+    hopper::fence_async_shared();
+    hopper::barrier_arrive(&shared_.full[at][kPart]);
+  }
+  // Eight values.
+  __device__ static uint4 widened(uint32_t low, uint32_t high, float scale) {
+    using attention::decode::widen;
+    return {scaled(widen<false>(low), scale), scaled(widen<true>(low), scale), scaled(widen<false>(high), scale),
+            scaled(widen<true>(high), scale)};
+  }
+  // Two values, given as f16.
+  __device__ static uint32_t scaled(uint32_t halves, float scale) {
+    float x, y;
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
+        : "=f"(x), "=f"(y)
+        : "r"(halves));
+    return attention::decode::pack2<bf16>(x * scale, y * scale);
+  }
+
+  const WideArgs& a_;
+  Block& shared_;
+  Segment s_{};        // where look() is
+  int t_ = 0;          // and the segment's next tile
+  int row_, quarter_;  // of this lane's first token in a tile; which 16 of 64 bytes it has
+  uint32_t use_ = 0;   // bit `at`: parity of a buffer's present use
+  Raw raw_[2];
+  uint4 rope_[2][2];
+};
+
+}  // namespace radix::mla
