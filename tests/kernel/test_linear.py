@@ -133,7 +133,7 @@ def test_large_batch(dtype, tolerance, rng):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [None, "int8", "w8a8", "int4", "w4a8"])
 def test_outputs_larger_than_caches(dtype, kind, rng):
-    """Megabytes of them, of plain and gated products: the bits of the same rows alone."""
+    """Megabytes of them, of plain, gated and added products: the bits of the same rows alone."""
     if kind and _loader.backend != "cpu":
         pytest.skip("quantized weights belong to the CPU library")
     x, w = spread((700, 96), dtype, rng), spread((2048, 96), dtype, rng) / 8
@@ -148,8 +148,15 @@ def test_outputs_larger_than_caches(dtype, kind, rng):
     assert_close("linear_silu_and_mul", gated, torch.nn.functional.silu(gate) * up, allowed[dtype])
     if packed.layout == "reference":
         return
+    residual = spread((700, 2048), dtype, rng)
+    added = residual.clone()
+    rk.linear(x, packed, bias, residual=added, out=added)
+    assert_close("linear", added, exact + bias.double() + residual.double(), TOLERANCE[dtype])
     for row in (0, 350, 699):
         assert_same_bits(rk.linear(x[row : row + 1], packed, bias), biased[row : row + 1])
+        assert_same_bits(
+            rk.linear(x[row : row + 1], packed, bias, residual=residual[row : row + 1]), added[row : row + 1]
+        )
         assert_same_bits(rk.linear_silu_and_mul(x[row : row + 1], packed), gated[row : row + 1])
 
 

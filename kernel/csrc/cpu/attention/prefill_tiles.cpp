@@ -225,12 +225,12 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
         tile_zero<2>();
         tile_zero<3>();
       }
-      tile_load<4>(k, 64);
+      tile_stream_load<4>(k, 64);
       tile_load<6>(q, 64);
       tile_dot<0, 4, 6>();
       tile_load<7>(q + tile_row, 64);
       tile_dot<1, 4, 7>();
-      tile_load<5>(k + tile_row, 64);
+      tile_stream_load<5>(k + tile_row, 64);
       tile_dot<2, 5, 6>();
       tile_dot<3, 5, 7>();
       if (++c_ < tile_.k_tiles_) return;
@@ -250,13 +250,13 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     void value_step() {
       float* o = tile_.group_o(values_.group) + d_ * kLanes;
       if (t_ == values_.begin) move_sums<Tiles>(o, [](auto tile, float* at) { tile_load<tile.value>(at, kRow); });
-      tile_load<4>(tile_.value_tile(d_, t_), 64);
+      tile_stream_load<4>(tile_.value_tile(d_, t_), 64);
       tile_load<6>(tile_.probability_tile(values_.group, t_, 0), 64);
       tile_dot<0, 4, 6>();
       tile_load<7>(tile_.probability_tile(values_.group, t_, 1), 64);
       tile_dot<1, 4, 7>();
       if constexpr (Tiles == 2) {
-        tile_load<5>(tile_.value_tile(d_ + kTile, t_), 64);
+        tile_stream_load<5>(tile_.value_tile(d_ + kTile, t_), 64);
         tile_dot<2, 5, 6>();
         tile_dot<3, 5, 7>();
       }

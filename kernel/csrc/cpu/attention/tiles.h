@@ -63,6 +63,11 @@ template <int T>
 inline void tile_load(const void* p, int64_t row_bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
 }
+// Around L1: for what will not be loaded again soon.
+template <int T>
+inline void tile_stream_load(const void* p, int64_t row_bytes) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+}
 template <int T>
 inline void tile_store(void* p, int64_t row_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
@@ -86,6 +91,10 @@ void tile_zero() {
 template <int T>
 void tile_load(const void* p, int64_t row_bytes) {
   for (int i = 0; i < kTile; i++) std::memcpy(emulated_tiles[T][i], static_cast<const char*>(p) + i * row_bytes, 64);
+}
+template <int T>
+void tile_stream_load(const void* p, int64_t row_bytes) {
+  tile_load<T>(p, row_bytes);
 }
 template <int T>
 void tile_store(void* p, int64_t row_bytes) {

@@ -1,202 +1,22 @@
-// Products on AMX tiles: bf16 x bf16 -> float32, int8 x int8 -> int32, 16 x 16 outputs and 64 bytes of k a tile.
+// Products on AMX tiles.
 //
-// C tiles 0..3 (two of rows by two packed blocks), A tiles 4..5, B tiles 6..7 straight from pairs16 or quads16 or from
-// codes expanded to them. A chunk of rows lies in L2, and so does the panel of B that all of it passes by; meanwhile
-// the panel that follows comes from memory to L2, a few lines a step, so that the bus and the tiles work at the same
-// time. K is walked in pieces; between them C waits in memory, which changes no bit. A tile sums over its k in one
-// fixed order and tiles follow in ascending k, whatever the number of rows, so M = 1 gives the same bits as the same
-// row inside a large batch.
+// A chunk of rows lies in L2, and so do the blocks of weights that all of it passes by; meanwhile those that follow
+// come from memory to L2, a few lines a step, so that the bus and the tiles work at the same time. B tiles come
+// straight from pairs16 or quads16 or from codes expanded to them. M = 1 gives the same bits as the same row inside a
+// large batch.
 #pragma once
 
 #if defined(__AMX_BF16__)
 
-#include <immintrin.h>
-
 #include <type_traits>
 
 #include "common/dtype.h"
-#include "cpu/linear/kernel_codes.h"
+#include "cpu/linear/amx_passes.h"
 
 namespace radix::cpu::RK_ISA {
 
-constexpr int kTileRows = 16;
-constexpr int64_t kTileBytes = 1024;
-
-// Tile shapes are per thread and other libraries change them: load at every kernel entry, release at its end so that
-// the kernel does not save 8 KiB of state at each context switch.
-// rows: of the first A tile and its C tiles, 1 .. 16; step: bytes of k in a tile, 64 or 32.
-class AmxScope {
- public:
-  AmxScope(int rows, int step) {
-    alignas(64) struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes_per_row[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    static_assert(sizeof config == 64);
-    for (int i = 0; i < 8; ++i) {
-      const bool a = i == 4 || i == 5, b = i == 6 || i == 7, first = i == 0 || i == 1 || i == 4;
-      config.bytes_per_row[i] = static_cast<uint16_t>(a ? step : 64);
-      config.rows[i] = static_cast<uint8_t>(b ? step / 4 : first ? rows : kTileRows);
-    }
-    // gcc 12's intrinsic declares 8 of the 64 bytes as input and drops the other stores.
-    asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const char(*)[64]>(&config)) : "memory");
-  }
-  ~AmxScope() { _tile_release(); }
-  AmxScope(const AmxScope&) = delete;
-  AmxScope& operator=(const AmxScope&) = delete;
-};
-
-// C tile 2 i + j += A tile 4 + i times B tile 6 + j.
-struct Bf16Tiles {
-  static void c00() { _tile_dpbf16ps(0, 4, 6); }
-  static void c01() { _tile_dpbf16ps(1, 4, 7); }
-  static void c10() { _tile_dpbf16ps(2, 5, 6); }
-  static void c11() { _tile_dpbf16ps(3, 5, 7); }
-};
-struct Int8Tiles {
-  static void c00() { _tile_dpbssd(0, 4, 6); }
-  static void c01() { _tile_dpbssd(1, 4, 7); }
-  static void c10() { _tile_dpbssd(2, 5, 6); }
-  static void c11() { _tile_dpbssd(3, 5, 7); }
-};
-
-// The B tiles of a piece of k for two packed blocks (the second may be the first again).
-struct Panel {
-  const char *b0, *b1;
-  int64_t step;  // bytes from tile to tile
-  int steps;
-  // What to fetch into L2 meanwhile: so many lines from each of these on.
-  const char *next0 = nullptr, *next1 = nullptr;
-  int64_t next_lines = 0;
-};
-
-// The share of it that falls to the steps of one pass over the panel.
-struct Fetch {
-  const char *next0, *next1;
-  int lines;  // a step, of each
-};
-
-// How many tiles ahead of the one that is loaded next operands are fetched into L1.
-constexpr int kTilesAhead = 2;
-
-inline void fetch_tile(const char* tile) {
-  for (int line = 0; line < kTileRows; line++) __builtin_prefetch(tile + line * kLine, 0, 3);
-}
-
-// a: tiles of 16 rows, kTileBytes apart; those of the next 16 rows are `row16` further. c: [32][32] words. A tile's
-// registers are loaded again as soon as their last product is issued: beside a busy sibling thread there are none to
-// spare that would rename them. Few: no other rows will read the panel, so it comes from memory now: its tiles are
-// fetched into L1 too.
-template <class Tiles, int RowTiles, bool Few>
-inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fetch, char* c, bool accumulate) {
-  constexpr int kStride = 2 * kBlockN * 4;
-  constexpr bool kTwo = RowTiles == 2;
-  char* c1 = c + kTileRows * kStride;
-  asm volatile("" ::: "memory");  // operands may just have been written; the intrinsics do not say so
-  const char *b0 = panel.b0, *b1 = panel.b1;
-  _tile_loadd(6, b0, kLine);
-  _tile_loadd(4, a, kLine);
-  if constexpr (kTwo) _tile_loadd(5, a + row16, kLine);
-  _tile_loadd(7, b1, kLine);
-  if (accumulate) {
-    _tile_loadd(0, c, kStride);
-    if constexpr (kTwo) _tile_loadd(2, c1, kStride);
-    _tile_loadd(1, c + 64, kStride);
-    if constexpr (kTwo) _tile_loadd(3, c1 + 64, kStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kTwo) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  }
-  for (int left = panel.steps; left > 0; left--) {
-    a += kTileBytes;
-    b0 += panel.step;
-    b1 += panel.step;
-    for (int line = 0; line < fetch.lines; line++) {
-      __builtin_prefetch(fetch.next0 + line * kLine, 0, 2);
-      __builtin_prefetch(fetch.next1 + line * kLine, 0, 2);
-    }
-    fetch.next0 += fetch.lines * kLine;
-    fetch.next1 += fetch.lines * kLine;
-    if constexpr (kTwo || !Few) fetch_tile(a + kTilesAhead * kTileBytes);
-    if constexpr (kTwo) fetch_tile(a + row16 + kTilesAhead * kTileBytes);
-    if constexpr (Few) {
-      fetch_tile(b0 + kTilesAhead * panel.step);
-      fetch_tile(b1 + kTilesAhead * panel.step);
-    }
-    const bool more = left > 1;
-    Tiles::c00();
-    if constexpr (kTwo) Tiles::c10();
-    if (more) _tile_loadd(6, b0, kLine);
-    Tiles::c01();
-    if (more) _tile_loadd(4, a, kLine);
-    if constexpr (kTwo) Tiles::c11();
-    if (more && kTwo) _tile_loadd(5, a + row16, kLine);
-    if (more) _tile_loadd(7, b1, kLine);
-  }
-  _tile_stored(0, c, kStride);
-  _tile_stored(1, c + 64, kStride);
-  if constexpr (RowTiles == 2) {
-    _tile_stored(2, c1, kStride);
-    _tile_stored(3, c1 + 64, kStride);
-  }
-  asm volatile("" ::: "memory");
-}
-
-constexpr int kPassRows = 2 * kTileRows;
-constexpr int64_t kPassBytes = kPassRows * 2 * kBlockN * 4;  // of sums
-
-// Words of c (+)= rows m .. of x by the panel, a pass of 32 rows at a time, [32][32] each, `c_step` bytes apart; calls
-// before(its first row, its rows) and after(...) around each. The A tiles begin `offset` bytes into tile `chunk` of a
-// row.
-template <class Tiles, class Before, class After>
-inline void multiply_rows(const StagedX& x, int64_t m, int rows, int64_t chunk, int64_t offset, const Panel& panel,
-                          void* c, int64_t c_step, bool accumulate, const Before& before, const After& after) {
-  const int64_t steps = (rows + kPassRows - 1) / kPassRows * panel.steps,
-                lines = (panel.next_lines + steps - 1) / steps;
-  for (int r = 0; r < rows; r += kPassRows) {
-    const char* a = x.at(m + r, chunk) + offset;
-    char* to = static_cast<char*>(c) + r / kPassRows * c_step;
-    const int64_t done = r / kPassRows * panel.steps * lines;
-    const Fetch fetch{panel.next0 + done * kLine, panel.next1 + done * kLine,
-                      done < panel.next_lines ? static_cast<int>(lines) : 0};
-    const int ready = static_cast<int>(lesser(kPassRows, rows - r));
-    before(r, ready);
-    if (rows - r > kTileRows) {
-      rows <= kPassRows ? multiply<Tiles, 2, true>(a, x.row16, panel, fetch, to, accumulate)
-                        : multiply<Tiles, 2, false>(a, x.row16, panel, fetch, to, accumulate);
-    } else {
-      rows <= kPassRows ? multiply<Tiles, 1, true>(a, x.row16, panel, fetch, to, accumulate)
-                        : multiply<Tiles, 1, false>(a, x.row16, panel, fetch, to, accumulate);
-    }
-    after(r, ready);
-  }
-}
-
 constexpr int kAmxRows = 512;
 constexpr int64_t kChunkBytes = 3 << 19;  // of x, to stay in L2
-constexpr int64_t kPieceTiles = 32;       // of k
-
-// The weights of a task as they are read: two neighbouring blocks and then, unless NULL, those from `next` on.
-struct WeightStream {
-  const uint8_t *w, *next;
-  int64_t block;   // bytes
-  int64_t second;  // bytes to the second block; 0: a lone last block is computed twice
-
-  // Has the panel fetch what lies as far ahead as the panel is long, and at least 4 KiB: as many bytes as it is made
-  // of.
-  void aim(Panel& panel, int64_t at, int64_t bytes) const {
-    const int64_t ahead = at + greater(bytes, 4096);
-    if (ahead >= block && !next) return;
-    panel.next0 = reinterpret_cast<const char*>(ahead < block ? w + ahead : next + (ahead - block));
-    panel.next1 = panel.next0 + second;
-    panel.next_lines = bytes / kLine;
-  }
-};
 
 // How x lies for tiles: [m / 16][bytes of k / 64][16 rows][64]. Rows past m are not written: what they hold meets no
 // other row.
@@ -224,20 +44,23 @@ struct DenseAmx : AmxProduct {
   DenseAmx(const StagedX& staged, int64_t k_tiles) : AmxProduct(staged), tiles(k_tiles) {}
 
   AmxScope scope(int64_t m) const { return {static_cast<int>(lesser(m, kTileRows)), 64}; }
+  bool many(int rows) const { return rows > kPassRows; }
+  template <class Ends>
+  void tile_many(int64_t m, int rows, const TaskBlocks& blocks, float* sums, float* up_sums, const Ends& ends) const {
+    multiply_task<Bf16Tiles>(x, m, rows, blocks, tiles, tiles * kTileBytes, sums, up_sums, ends);
+  }
   template <class Ends>
   void tile(int64_t m, int rows, const uint8_t* w, int count, const uint8_t* next, float* sums,
             const Ends& ends) const {
     const WeightStream stream{w, next, tiles * kTileBytes, count == 2 ? tiles * kTileBytes : 0};
     for (int64_t t = 0; t < tiles; t += kPieceTiles) {
-      const char* b0 = reinterpret_cast<const char*>(w) + t * kTileBytes;
-      const int steps = static_cast<int>(lesser(kPieceTiles, tiles - t));
-      Panel panel{b0, b0 + stream.second, kTileBytes, steps};
-      stream.aim(panel, t * kTileBytes, steps * kTileBytes);
+      const int64_t steps = lesser(kPieceTiles, tiles - t);
+      const Panel panel = stream.panel(t * kTileBytes, kTileBytes, steps);
       const auto before = [&](int r, int ready) {
         if (t == 0) ends.begin(r, ready);
       };
       const auto after = [&](int r, int ready) {
-        if (t + steps == tiles) ends.finish(r, ready);
+        if (t + steps == tiles) ends.finish(r, ready, sums + r * kBlocks * kBlockN);
       };
       multiply_rows<Bf16Tiles>(x, m, rows, t, 0, panel, sums, kPassBytes, t > 0, before, after);
     }
@@ -286,6 +109,32 @@ struct CodesAmx : AmxProduct {
   static constexpr int64_t kPieceK = kPieceTiles * kLine / kElement;
   CodesAmx(const Quantized& layout, const StagedX& staged) : AmxProduct(staged), q(layout) {}
 
+  // Of w8a8 with a scale a row: the codes' sums are folded where they become outputs.
+  bool many(int rows) const { return Int8X && Bits == 8 && q.groups == 1 && rows > kPassRows; }
+  template <class Ends>
+  void tile_many(int64_t m, int rows, const TaskBlocks& blocks, float* sums, float* up_sums, const Ends& ends) const {
+    if constexpr (Int8X && Bits == 8) {
+      const FoldedEnds<Ends> folded{*this, ends, m, blocks};
+      multiply_task<Int8Tiles>(x, m, rows, blocks, q.kp / kLine, q.block, sums, up_sums, folded);
+    }
+  }
+  template <class Ends>
+  struct FoldedEnds {
+    const CodesAmx& product;
+    const Ends& ends;
+    int64_t m;
+    const TaskBlocks& blocks;
+    void begin(int64_t row, int64_t rows) const { ends.begin(row, rows); }
+    void finish(int64_t row, int64_t rows, float* sums, float* up_sums) const {
+      fold(blocks.w, row, rows, sums);
+      if (blocks.up) fold(blocks.up, row, rows, up_sums);
+      ends.finish(row, rows, sums, up_sums);
+    }
+    void fold(const uint8_t* w, int64_t row, int64_t rows, float* sums) const {
+      product.fold(m + row, static_cast<int>(rows), w, blocks.count, 0, reinterpret_cast<const int32_t*>(sums), sums);
+    }
+  };
+
   int step() const { return Int8X && q.group == 32 ? 32 : 64; }
   AmxScope scope(int64_t m) const { return {static_cast<int>(lesser(m, kTileRows)), step()}; }
 
@@ -329,7 +178,7 @@ struct CodesAmx : AmxProduct {
         const auto after = [&](int r, int ready) {
           if (k + size < end) return;
           fold(m + r, ready, w, count, g, words + r / kPassRows * step / 4, sums + r * kBlocks * kBlockN);
-          if (g + 1 == q.groups) ends.finish(r, ready);
+          if (g + 1 == q.groups) ends.finish(r, ready, sums + r * kBlocks * kBlockN);
         };
         multiply_rows<Tiles>(x, m, rows, at / kLine, at % kLine, piece, words, step, k > begin, before, after);
       }

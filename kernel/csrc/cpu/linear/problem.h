@@ -6,6 +6,8 @@
 //   epilogue  + bias, gate, + residual in float32, rounded once; or only the largest sum of a row is kept
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -28,19 +30,23 @@ constexpr int64_t greater(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
-// Grow-only, 64-byte aligned; the calling thread owns it until its op returns.
+// Grow-only, 64-byte aligned, in huge pages where the system gives them and it fills some; the calling thread owns it
+// until its op returns.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
   char* get(int64_t bytes) {
     if (bytes > capacity_) {
       std::free(data_);
-      capacity_ = round_up(bytes, 64);
-      data_ = std::aligned_alloc(64, capacity_);
+      constexpr int64_t kHuge = 2 << 20;
+      const int64_t page = bytes < kHuge ? 64 : kHuge;
+      capacity_ = round_up(bytes, page);
+      data_ = std::aligned_alloc(page, capacity_);
       if (!data_) {
         capacity_ = 0;
         fail(RK_RUNTIME, "linear: out of host memory (%lld bytes of scratch)", (long long)bytes);
       }
+      if (page == kHuge) madvise(data_, capacity_, MADV_HUGEPAGE);  // advice: it may fail
     }
     return static_cast<char*>(data_);
   }
@@ -211,15 +217,14 @@ inline void keep_largest(const Problem& p, LaneMaxima& row, const float* sums, i
   }
 }
 
-// Whether outputs go past the caches, in whole lines: more of them than stay there, and none that were read. Rows of a
-// matrix tend to lie a multiple of 4 KiB apart, so that its lines of one column would push each other out anyway.
+// Whether outputs go past the caches, in whole lines: more of them than stay there. Rows of a matrix tend to lie a
+// multiple of 4 KiB apart, so that its lines of one column would push each other out anyway.
 inline bool streams_outputs(const Problem& p) {
   constexpr int64_t kLeast = 1 << 20;
   const int64_t columns = p.gate == RK_GATE_HALVES ? p.n / 2 : p.n;
   const bool lines = !p.maxima && columns % 32 == 0 && p.out.dims <= 1 && p.out.stride[0] % linear_layout::kLine == 0 &&
                      reinterpret_cast<uintptr_t>(p.out.data) % linear_layout::kLine == 0;
-  return lines && p.m * columns * 2 >= kLeast && p.type != DType::f32 && !p.out_f32 && !p.has_residual &&
-         p.gate != RK_GATE_INTERLEAVED;
+  return lines && p.m * columns * 2 >= kLeast && p.type != DType::f32 && !p.out_f32 && p.gate != RK_GATE_INTERLEAVED;
 }
 
 #if defined(__AMX_BF16__)
@@ -227,8 +232,11 @@ inline bool streams_outputs(const Problem& p) {
 template <class T, bool Gated>
 void stream_row(const Problem& p, const float* sums, const float* up, int64_t m, int64_t block) {
   const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
+  const T* residual = p.has_residual ? p.residual.at<T>(m) + block * kBlockN : nullptr;
   const auto half = [&](int64_t i) {
-    return narrow(finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN).v, T{});
+    Vec v = finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN);
+    if (residual) v = v + load(residual + i);
+    return narrow(v.v, T{});
   };
   const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(kBlockN), 1);
   _mm512_stream_si512(reinterpret_cast<__m512i*>(p.out.at<T>(m) + block * kBlockN), line);
@@ -252,17 +260,21 @@ inline void stream(const Problem& p, const float* sums, const float* up_sums, in
 // What becomes of the sums of a task's blocks while they are computed, a few rows at a time.
 struct GateEnds {  // they wait for those of the up rows
   void begin(int64_t, int64_t) const {}
-  void finish(int64_t, int64_t) const {}
+  void finish(int64_t, int64_t, const float*) const {}
 };
 struct OutputEnds {
   const Problem& p;
-  const float *sums, *up_sums;  // [][stride]
+  const float* gate_sums;  // of all rows, where those of the up rows come later, or NULL
   int64_t stride, m, block, count;
   bool streaming;
   LaneMaxima* largest;  // of all rows, instead of outputs, or NULL
 
-  // Fetches the lines that the outputs will be written to.
+  // Fetches the lines that the outputs will be written to, or those that they add to.
   void begin(int64_t row, int64_t rows) const {
+    if (streaming && p.has_residual) {
+      for (int64_t r = row; r < row + rows; r++)
+        __builtin_prefetch(p.residual.at<char>(m + r) + block * kBlockN * 2, 0, 2);
+    }
     if (streaming || largest) return;
     const int64_t item = p.out_f32 || p.type == DType::f32 ? 4 : 2;
     const int64_t width = (p.gate == RK_GATE_INTERLEAVED ? kBlockN / 2 : kBlockN) * item;
@@ -271,15 +283,19 @@ struct OutputEnds {
       for (int64_t at = 0; at < count * width; at += linear_layout::kLine) __builtin_prefetch(out + at, 1, 3);
     }
   }
-  void finish(int64_t row, int64_t rows) const {
+  // sums: [rows][stride], of the up rows if the gates' were kept.
+  void finish(int64_t row, int64_t rows, const float* sums) const {
+    finish(row, rows, gate_sums ? gate_sums + row * stride : sums, sums);
+  }
+  void finish(int64_t row, int64_t rows, const float* sums, const float* up_sums) const {
     if (largest) {
-      for (int64_t r = row; r < row + rows; r++) keep_largest(p, largest[m + r], sums + r * stride, block, count);
+      for (int64_t r = 0; r < rows; r++) keep_largest(p, largest[m + row + r], sums + r * stride, block, count);
       return;
     }
 #if defined(__AMX_BF16__)
-    if (streaming) return stream(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block);
+    if (streaming) return stream(p, sums, up_sums, stride, m + row, rows, block);
 #endif
-    RK_ISA::finish(p, sums + row * stride, up_sums + row * stride, stride, m + row, rows, block, count);
+    RK_ISA::finish(p, sums, up_sums, stride, m + row, rows, block, count);
   }
 };
 
@@ -329,10 +345,12 @@ void run_product(const Problem& p, const Product& product) {
     const int blocks = static_cast<int>(count);
     for (int64_t m = m0; m < m1; m += Product::kRows) {
       const int rows = static_cast<int>(lesser(Product::kRows, m1 - m));
-      const OutputEnds ends{p, sums[0], sums[1], kStride, m, block, count, streaming, largest};
+      const OutputEnds ends{p, up ? sums[0] : nullptr, kStride, m, block, count, streaming, largest};
       if constexpr (Product::kOnTiles) {
         const uint8_t* next = !more ? nullptr : block + count < p.blocks ? w + count * p.block_bytes : p.packed;
-        if (up) {
+        if (product.many(rows)) {
+          product.tile_many(m, rows, {w, up, next, blocks}, sums[0], sums[1], ends);
+        } else if (up) {
           product.tile(m, rows, w, blocks, up, sums[0], GateEnds());
           product.tile(m, rows, up, blocks, next, sums[1], ends);
         } else {
@@ -341,7 +359,7 @@ void run_product(const Problem& p, const Product& product) {
       } else {
         product.tile(m, rows, w, blocks, sums[0]);
         if (up) product.tile(m, rows, up, blocks, sums[1]);
-        ends.finish(0, rows);
+        ends.finish(0, rows, sums[0], sums[1]);
       }
     }
     if (streaming) __builtin_ia32_sfence();  // before others are told that the task is done
