@@ -85,6 +85,17 @@ def test_maxima_that_move(ramp, dim, dtype, rng):
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
 
 
+@pytest.mark.parametrize("dim", [64, 128, 192])
+def test_scores_of_zero_of_either_sign(dim, rng):
+    """Every product with a key is -0: as bits the least of all integers, where kernels compare scores like them."""
+    case = make_case([(129, 300), (7, 7)], rng, dim=dim, dtype=torch.bfloat16)
+    case.q.zero_()
+    for keys in case.keys:
+        keys.copy_(-keys.abs())
+    case.k_cache.copy_(-case.k_cache.abs())
+    run(case, {}, rng)
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 128, 256])
 @pytest.mark.parametrize("hnd", [False, True])
 def test_page_sizes(page_size, hnd, rng):
