@@ -194,7 +194,7 @@ def near_tie(logits: torch.Tensor, row: Row) -> bool:
 FILTERS = [
     {}, {"top_k": 1}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"top_k": 1000}, {"top_k": 3000, "min_p": 0.01},
     {"top_k": 20_000, "top_p": 0.8}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.95, "min_p": 0.1}, {"min_p": 0.05},
-    {"min_p": 1e-6}, {"top_p": 0.999},
+    {"min_p": 1e-6}, {"top_p": 0.999}, {"top_p": 0.01}, {"top_p": 0.7, "min_p": 0.001},
 ]  # fmt: skip
 
 

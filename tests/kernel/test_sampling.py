@@ -135,6 +135,17 @@ def test_tiny_temperatures_are_greedy():
     assert sample(logits, [Row(temperature=1e-6)] * 2).tolist()[0] in (1, 2)
 
 
+def test_temperatures_below_the_normal_numbers_are_greedy(rng):
+    """Also where largest / temperature is finite, and where logits lie near each other even there."""
+    filters = [{}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.1}, {"top_k": 3, "top_p": 0.9}, {"min_p": 0.5}]
+    rows = [Row(temperature=t, seed=i, **f) for i, f in enumerate(filters) for t in (1e-39, 4e-39, 1.17e-38)]
+    logits = torch.rand(len(rows), 3000, generator=rng) * 0.2
+    logits[:, [700, 41, 2222]] = 0.3
+    assert sample(logits, rows).tolist() == [41] * len(rows)
+    near = torch.tensor([[1.0e-38, 1.1e-38, 1.1e-38]]).expand(60, -1).contiguous()
+    assert sample(near, [Row(temperature=4e-39, seed=i, **filters[i % 5]) for i in range(60)]).tolist() == [1] * 60
+
+
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.45}], ids=str)
 def test_ties_at_the_border_keep_the_lowest_ids(filters):
     """Four equal logits: the first two stay, whatever the draw."""
@@ -149,6 +160,16 @@ def test_min_p():
     assert set(ids.tolist()) == {0, 1}
     ids = sample(logits[:50], [Row(seed=i, min_p=1.0) for i in range(50)])
     assert set(ids.tolist()) == {0}
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.99}, {"top_k": 4}, {"top_k": 3, "top_p": 0.9}], ids=str)
+def test_the_first_has_every_min_p(filters, rng):
+    """Of equals all have a min-p of 1, and the first alone has more."""
+    logits = torch.randn(40, 1000, generator=rng)
+    logits[:, [7, 300, 999]] = 9
+    for min_p in (1.5, math.inf):
+        assert set(sample(logits, [Row(seed=i, min_p=min_p, **filters) for i in range(40)]).tolist()) == {7}
+    assert set(sample(logits, [Row(seed=i, min_p=1.0, **filters) for i in range(40)]).tolist()) > {7}
 
 
 def test_top_p_zero_keeps_the_first():

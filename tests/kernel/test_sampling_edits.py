@@ -9,7 +9,7 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
-from tests.kernel.sampling_cases import IN_PROMPT, edited_python, random_row, sample, some_edits
+from tests.kernel.sampling_cases import IN_PROMPT, Row, edited_python, random_row, sample, some_edits
 
 
 def test_penalties(rng):
@@ -89,6 +89,16 @@ def test_edits_on_the_way_equal_edited_logits(vocab_size, rng):
         expected = sample(edited_python(holder.view, rows, case), rows)
         assert torch.equal(sample(holder.view, rows, edits=case), expected)
     holder.check()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf, 3e38])
+def test_a_bias_behind_the_vocabulary_is_skipped(value, rng):
+    """The ids that fill up the last group of 128, and those of groups that are not there."""
+    logits = torch.randn(3, 200, generator=rng)
+    rows = [Row(temperature=0.0), Row(seed=4), Row(seed=5, top_p=0.8)]
+    ids = torch.tensor([[200, 255, 256, 2**31 - 1]] * 3, dtype=torch.int32)
+    edits = rk.LogitEdits(bias=(ids, torch.full((3, 4), value)))
+    assert torch.equal(sample(logits, rows, edits=edits), sample(logits, rows))
 
 
 def test_errors_of_edits():

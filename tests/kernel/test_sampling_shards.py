@@ -94,6 +94,15 @@ def test_tiny_temperatures_are_greedy():
     assert draw(logits, rows, 2, 4).tolist() == [1, 0]
 
 
+def test_shards_whose_quotients_overflow(rng):
+    """At 1e-37 logits below -34 are -inf: a shard of such has none to draw, though its logits look larger."""
+    logits = torch.full((3, 40), -60.0) - torch.rand(3, 40, generator=rng)
+    logits[:, 25] = -20
+    rows = [Row(temperature=1e-37), Row(temperature=1e-37, top_p=0.9), Row(temperature=1e-37, min_p=0.1)]
+    assert sample(logits, rows).tolist() == [25] * 3
+    assert draw(logits, rows, 4, 4).tolist() == [25] * 3
+
+
 @pytest.mark.parametrize("spread", [1.0, 5.0])
 def test_few_candidates_are_enough_or_said_to_be_too_few(spread, rng):
     """-2 only where the filters may keep more than the shards listed, and else the id of the whole."""

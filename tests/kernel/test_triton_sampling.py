@@ -87,6 +87,14 @@ def test_greedy_and_rows_without_an_answer(rng):
     assert draw(logits, rows).tolist() == [30, -1, -1, -1, 123, 77]
 
 
+def test_tiny_temperatures_and_large_min_p(rng):
+    """No normal number is greedy; of equals the first has every min-p."""
+    logits = torch.rand(3, 300, generator=rng) * 0.2
+    logits[:, [200, 30]] = 0.3
+    rows = [Row(temperature=4e-39, seed=1), Row(temperature=4e-39, seed=2, top_p=0.5), Row(seed=3, min_p=1.5)]
+    assert draw(logits, rows).tolist() == [30] * 3
+
+
 def test_infinite_temperature(rng):
     allowed = torch.tensor([3, 70, 280])
     logits = torch.full((len(FILTERS), 300), -float("inf"))

@@ -10,7 +10,8 @@ Kept ids, each step on what the one before left, in the order (x descending, id 
     top-k   the first top_k; off for top_k <= 0 or >= V
     top-p   those whose probability mass before them is below top_p, the first always; off for
             top_p >= 1
-    min-p   those with probability at least min_p times the largest; off for min_p <= 0
+    min-p   those with probability at least min_p times the largest, the first always; off for
+            min_p <= 0
 """
 
 from __future__ import annotations
@@ -131,8 +132,9 @@ def top_k_top_p_sampling(
     acceptance, 2 residual. edits: what changes the logits first, on the way. out: int32 [B].
     Returns out.
 
-    A temperature of 0 or less, or one so small that max(logits) / temperature overflows, takes
-    the largest logit (lowest id on ties) and no filter; infinity counts as the largest float32.
+    A temperature below the least normal float32 (1.18e-38), or one so small that max(logits) /
+    temperature overflows, takes the largest logit (lowest id on ties) and no filter; infinity
+    counts as the largest float32.
     An id whose logit is -inf is never drawn.
     A row with a NaN, with +inf, or with nothing but -inf gives -1. Top-p masses are sums of
     float32 terms or better, so an id whose mass lies within 1e-5 of the border may fall to

@@ -1,6 +1,7 @@
 // One row of logits: the draw, cut into segments of fixed size for the pool. Inside of a pool's thread the segments run
 // one after the other, with the same result. Bound by the passes over the row (bytes) and, for a draw without filters,
 // by Philox (20 multiplications for 4 ids), whose words a bound passes over unless their id may win.
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 
@@ -117,79 +118,61 @@ size_t survivors(const Draw& d, const std::vector<int32_t>& ids, size_t limit, d
   return ids.size() < limit ? 0 : limit;
 }
 
-// Top-p and min-p over a row of which many ids survive: no order but that of the ids around the border is
-// needed. The row's masses go into bins by distance from the largest; the bin in which top-p ends is sorted, what lies
-// behind it becomes -inf.
-class TopP {
- public:
-  TopP(const Draw& d, float top, double mass) : d_(d), top_(top), mass_(mass) {}
+// The sum of p[i] over the x[i] that reach `least`, in a fixed order.
+double sum_from(const float* x, const float* p, int64_t n, float least) {
+  constexpr int kLanes = 8;
+  double lane[kLanes] = {}, sum = 0;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int j = 0; j < kLanes; j++) lane[j] += static_cast<double>(x[i + j] >= least ? p[i + j] : 0.f);
+  for (; i < n; i++) sum += static_cast<double>(x[i] >= least ? p[i] : 0.f);
+  for (double part : lane) sum += part;
+  return sum;
+}
 
-  void run() {
-    if (d_.s.top_p < 1) drop_behind_mass();
-    if (d_.s.min_p > 0) each_segment(d_.n, [&](int64_t, int64_t begin, int64_t end) { drop_unlikely(begin, end); });
-  }
-
- private:
-  // A sixteenth is a factor of 1.06 in probability; the last bin takes all below e^-32.
-  static constexpr int kBins = 513;
-  static constexpr float kBinsPerUnit = 16;
-
-  void drop_behind_mass() {
-    const int64_t count = segments(d_.n);
-    double* mass = scratch<double, 1>(static_cast<size_t>(count) * kBins);
-    each_segment(d_.n, [&](int64_t s, int64_t begin, int64_t end) { fill(mass + s * kBins, begin, end); });
-    double before = 0;
-    int border = 0;
-    for (;; border++) {
-      double bin = 0;
-      for (int64_t s = 0; s < count; s++) bin += mass[s * kBins + border];
-      if (border == kBins - 1 || before + bin >= limit()) break;
-      before += bin;
-    }
-    each_segment(d_.n, [&](int64_t, int64_t begin, int64_t end) { drop_behind(border, begin, end); });
-    drop_in(border, before);
-  }
-
-  double limit() const { return static_cast<double>(d_.s.top_p) * mass_; }
-  int bin_of(float x) const { return static_cast<int>(std::min((top_ - x) * kBinsPerUnit, float{kBins - 1})); }
-
-  void fill(double* mass, int64_t begin, int64_t end) const {
+// The mass of the ids that stand before id `last`.
+double mass_before(const Draw& d, float top, int32_t last) {
+  double* parts = scratch<double, 1>(segments(d.n));
+  each_segment(d.n, [&](int64_t s, int64_t begin, int64_t end) {
     float* p = scratch<float, 2>(kSegment);
-    sampling_kernels().exp(d_.x + begin, top_, p, end - begin);
-    std::fill(mass, mass + kBins, 0.0);
-    for (int64_t i = begin; i < end; i++) mass[bin_of(d_.x[i])] += static_cast<double>(p[i - begin]);
-  }
+    sampling_kernels().exp(d.x + begin, top, p, end - begin);
+    const int64_t middle = std::clamp<int64_t>(last, begin, end);  // equals stand before it up to here
+    parts[s] = sum_from(d.x + begin, p, middle - begin, d.x[last]) +
+               sum_from(d.x + middle, p + (middle - begin), end - middle, std::nextafter(d.x[last], kInf));
+  });
+  double sum = 0;
+  for (int64_t s = 0; s < segments(d.n); s++) sum += parts[s];
+  return sum;
+}
 
-  // Without branches, which no processor could foresee.
-  void drop_behind(int border, int64_t begin, int64_t end) const {
-    if (border == kBins - 1) return;
-    const auto first_behind = static_cast<float>(border + 1);
-    for (int64_t i = begin; i < end; i++) d_.x[i] = (top_ - d_.x[i]) * kBinsPerUnit >= first_behind ? -kInf : d_.x[i];
-  }
+// Makes -inf of all ids but those that stand before id `last`.
+void keep_before(const Draw& d, int32_t last) {
+  const float value = d.x[last];
+  each_segment(d.n, [&](int64_t, int64_t begin, int64_t end) {
+    const int64_t middle = std::clamp<int64_t>(last, begin, end);
+    for (int64_t i = begin; i < middle; i++) d.x[i] = d.x[i] >= value ? d.x[i] : -kInf;
+    for (int64_t i = middle; i < end; i++) d.x[i] = d.x[i] > value ? d.x[i] : -kInf;
+  });
+}
 
-  void drop_in(int border, double before) const {
-    static thread_local std::vector<int32_t> ids;
-    ids.clear();
-    for (int64_t i = 0; i < d_.n; i++)
-      if (d_.x[i] != -kInf && bin_of(d_.x[i]) == border) ids.push_back(static_cast<int32_t>(i));
-    std::sort(ids.begin(), ids.end(), ByValue{d_.x});
-    for (int32_t id : ids) {
-      const double p = std::exp(static_cast<double>(d_.x[id]) - static_cast<double>(top_));
-      if (before >= limit() && before > 0) d_.x[id] = -kInf;
-      before += p;
-    }
+// Top-p and min-p over a row of which many ids survive. The border of top-p is not looked for: the best score of all is
+// that of the survivors if its id is one of them, as it is with a probability of top_p or more; and if it is not, they
+// all stand before it.
+int32_t draw_by_proposals(const Draw& d, float top, double mass) {
+  const auto min_p = static_cast<double>(d.s.min_p);
+  if (min_p > 0)
+    each_segment(d.n, [&](int64_t, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        if (std::exp(static_cast<double>(d.x[i]) - static_cast<double>(top)) < min_p) d.x[i] = -kInf;
+    });
+  for (;;) {
+    const int32_t id = draw_all(d);
+    if (!(d.s.top_p < 1) || id < 0) return id;
+    const double before = mass_before(d, top, id);
+    if (before == 0 || before < static_cast<double>(d.s.top_p) * mass) return id;
+    keep_before(d, id);
   }
-
-  void drop_unlikely(int64_t begin, int64_t end) const {
-    for (int64_t i = begin; i < end; i++)
-      if (std::exp(static_cast<double>(d_.x[i]) - static_cast<double>(top_)) < static_cast<double>(d_.s.min_p))
-        d_.x[i] = -kInf;
-  }
-
-  const Draw& d_;
-  const float top_;
-  const double mass_;
-};
+}
 
 // Without top-k most rows keep few ids: look at a few, in order, and at the whole row only when they do not suffice.
 int32_t draw_filtered(const Draw& d, float top, int64_t top_k) {
@@ -205,8 +188,7 @@ int32_t draw_filtered(const Draw& d, float top, int64_t top_k) {
     mass = row_sum_exp(d.x, top, d.n);
   }
   if (const size_t kept = survivors(d, ids, static_cast<size_t>(limit), mass)) return draw_among(d, ids, kept);
-  TopP(d, top, mass).run();
-  return draw_all(d);
+  return draw_by_proposals(d, top, mass);
 }
 
 }  // namespace
@@ -253,7 +235,7 @@ int32_t draw_row(const float* logits, int64_t n, const RowSettings& s) {
   if (!std::isfinite(largest)) return -1;
   // Infinity would make NaN of the ids that may not be drawn.
   const float temperature = std::min(s.temperature, FLT_MAX);
-  if (!(temperature > 0) || !std::isfinite(largest / temperature)) return first_equal(logits, n, largest);
+  if (!(temperature >= FLT_MIN) || !std::isfinite(largest / temperature)) return first_equal(logits, n, largest);
   float* x = scratch<float, 6>(n);
   each_segment(n, [&](int64_t, int64_t begin, int64_t end) {
     sampling_kernels().divide(logits + begin, temperature, x + begin, end - begin);

@@ -69,9 +69,11 @@ def _listed(ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Ten
     return where.nonzero()[:, 0], ids[where].long(), where
 
 
-def finite_temperature(temperature: torch.Tensor) -> torch.Tensor:
-    """Infinity counts as the largest number, which leaves forbidden logits at -inf."""
-    return temperature.clamp(max=torch.finfo(torch.float32).max)
+def normal_temperature(temperature: torch.Tensor) -> torch.Tensor:
+    """Infinity counts as the largest number, which leaves forbidden logits at -inf; less than the least normal
+    number counts as 0."""
+    info = torch.finfo(torch.float32)
+    return temperature.clamp(max=info.max).masked_fill(temperature < info.tiny, 0)
 
 
 def kept_ids(
@@ -117,7 +119,7 @@ def top_k_top_p_sampling(
         ids = torch.full((rows,), -1, dtype=torch.int32, device=logits.device)
         return ids if out is None else out.copy_(ids)
     largest = logits.amax(-1)
-    temperature = finite_temperature(temperature)
+    temperature = normal_temperature(temperature)
     greedy = (temperature <= 0) | ~torch.isfinite(largest / temperature)
     x = logits / torch.where(greedy, torch.ones_like(temperature), temperature)[:, None]
     keep = kept_ids(x, top_k, top_p, min_p, compute_dtype=compute_dtype)

@@ -6,7 +6,7 @@ import torch
 
 from ..sampling import LogitEdits
 from .philox import uniform
-from .sampling import edited_logits, finite_temperature
+from .sampling import edited_logits, normal_temperature
 
 _HEADER = 3
 _LOW = 0xFFFFFFFF
@@ -62,7 +62,7 @@ def sampling_candidates(
     )
     ids = first_id + torch.arange(columns, device=logits.device).expand(rows, -1)
     largest = x.amax(-1)
-    temperature = finite_temperature(temperature)
+    temperature = normal_temperature(temperature)
     greedy = (temperature <= 0) | ~torch.isfinite(largest / temperature)
     by_k = (top_k > 0) & (top_k < vocab_size)
     filtered = (temperature > 0) & (by_k | (top_p < 1) | (min_p > 0))
@@ -111,7 +111,7 @@ def sample_candidates(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `radix_kernels.sample_candidates`."""
-    temperature = finite_temperature(temperature)
+    temperature = normal_temperature(temperature)
     ids = [
         _merge_row(
             records[:, b],
@@ -133,10 +133,12 @@ def _merge_row(records, temperature: float, top_k: int, top_p: float, min_p: flo
     largest = tops.max() if not torch.isnan(tops).any() else tops.sum()
     if not torch.isfinite(largest):
         return -1
-    scaled = largest / torch.tensor(temperature, dtype=torch.float32)
-    after_all = temperature > 0 and not torch.isfinite(scaled)
+    scaled = tops / torch.tensor(temperature, dtype=torch.float32)
+    after_all = temperature > 0 and not torch.isfinite(scaled.max())
     if not (temperature > 0 and (top_k or top_p < 1 or min_p > 0)) or after_all:
-        best = records[:, 0][tops == largest] if after_all else records[:, 0]
+        best = records[:, 0]
+        if temperature > 0:  # shards whose quotients overflow have left a logit, which only the row's largest may be
+            best = best[tops == largest if after_all else torch.isfinite(scaled)]
         return int(word_ids((best ^ _SIGN).amax(0) ^ _SIGN))
     listed = records[:, 1] >> 32
     capacity = records.shape[1] - _HEADER

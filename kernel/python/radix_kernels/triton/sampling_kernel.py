@@ -13,6 +13,7 @@ import triton.language as tl
 DIGITS = tl.constexpr(16)  # candidates of a pass: four bits of a key
 LAST_ID = tl.constexpr(0x7FFFFFFF)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # float32
+LEAST = tl.constexpr(1.1754943508222875e-38)  # normal float32: a temperature below it is greedy
 
 
 @triton.jit
@@ -157,9 +158,10 @@ def draw_rows(
             first = tl.min(tl.where(x == top, ids, LAST_ID))
     infinite = float("inf")
     whole = (broken == 0) & (tl.abs(largest) < infinite)
-    scaled = tl.div_rn(largest, tl.where(temperature > 0, temperature, 1.0))
-    if whole & (temperature > 0) & (tl.abs(scaled) < infinite):
-        top_k, top_p = tl.load(top_ks + b), tl.load(top_ps + b)
+    scaled = tl.div_rn(largest, tl.where(temperature >= LEAST, temperature, 1.0))
+    if whole & (temperature >= LEAST) & (tl.abs(scaled) < infinite):
+        top_k, top_p, min_p = tl.load(top_ks + b), tl.load(top_ps + b), tl.load(min_ps + b)
+        top_k = tl.where(min_p > 1, 1, top_k)  # the first stays
         border = tl.full([], 0, tl.uint32)
         last_id = tl.full([], LAST_ID, tl.int32)
         if (top_k > 0) & (top_k < vocab):
@@ -169,7 +171,7 @@ def draw_rows(
         if top_p < 1:
             border, last_id = _cut(row, vocab, temperature, scaled, top_p, border, last_id, True, BLOCK)
         first = _draw(
-            row, vocab, temperature, scaled, tl.load(min_ps + b), tl.load(seeds + b), tl.load(positions + b), stream,
+            row, vocab, temperature, scaled, min_p, tl.load(seeds + b), tl.load(positions + b), stream,
             border, last_id, BLOCK,
         )  # fmt: skip
     tl.store(out + b, tl.where(whole, first, -1))
