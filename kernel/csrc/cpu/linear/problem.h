@@ -331,7 +331,8 @@ struct VectorProduct {
 //   tile(first row, rows, packed blocks, number of blocks, float sums [rows][kBlocks][16])
 // always summing a row in the same way, whatever the rows and blocks beside it. scope(m) is held around a task's tiles.
 // kOnTiles: `tile` also takes the blocks that are read next, or NULL, and the ends (above) to call for each few rows:
-// begin() before their first sums, finish() when they are complete and still lie in L1.
+// begin() before their first sums, finish() when they are complete and still lie in L1. Where many(rows) holds
+// tile_many() takes their place: with the blocks of the gates and the up rows together.
 template <class Product>
 void run_product(const Problem& p, const Product& product) {
   constexpr int64_t kStride = Product::kBlocks * kBlockN;
