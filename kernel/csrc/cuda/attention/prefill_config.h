@@ -27,11 +27,18 @@ struct Config {
   static constexpr int kKeyColumns = kDim / kRowElements, kValueColumns = kVDim / kRowElements;
   static constexpr int kIssuers = kKeyColumns < 2 ? 1 : 2;  // warps that copy keys, and as many values
   static constexpr int kGatherers = kFp8 ? 2 : 4;           // warps that gather; of FP8 the others transpose
-  static constexpr int kQueryBytes = kBlockM * kDim * sizeof(T), kKeyBytes = kBlockN * kDim * sizeof(T);
-  static constexpr int kValueBytes = kBlockN * kVDim * sizeof(T);
+  static constexpr int kKeyBytes = kBlockN * kDim * sizeof(T), kValueBytes = kBlockN * kVDim * sizeof(T);
   // FP8 values with tokens along the rows, in blocks of 128 tokens.
   static constexpr int kTransposedBytes = kFp8 ? (kBlockN + 127) / 128 * kVDim * 128 : 0;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  // Of a tile's queries those that registers hold, and those read in shared memory, which has a second place for them
+  // if it fits: then the next tile's queries come while this one is worked on.
+  static constexpr int kHeldBytes = kBlockM * kHeld * sizeof(T), kRestBytes = kBlockM * (kDim - kHeld) * sizeof(T);
+  static constexpr int kBlockBytes = kStages * (kKeyBytes + kValueBytes) + kTurnedStages * kTransposedBytes;
+  static constexpr int kRests = kHeldBytes + 2 * kRestBytes + kBlockBytes <= 226 << 10 ? 2 : 1;
+  // Of a thread; addresses of rows to gather take many.
+  static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : kGather ? 56 : 40;
+  static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : (504 - kProducerRegisters) / 2;
+  static constexpr bool kTurns = !kFp8;  // warpgroups take turns in starting their products
   // FP8 probabilities are 2^8 times as large: their largest is 256 of e4m3's 448, and fewer small ones become 0.
   static constexpr float kProbabilityLog2 = kFp8 ? 8 : 0;
   // A maximum may be outgrown by 2^kSlackLog2 before the output is rescaled: 2^8.8 is 445.7.
@@ -52,7 +59,7 @@ struct Values<C, true> : Values<C, false> {
 
 template <class C>
 struct Shared : Values<C> {
-  alignas(1024) char q[C::kQueryBytes];
+  alignas(1024) char q[C::kHeldBytes + C::kRests * C::kRestBytes];
   alignas(1024) char k[C::kStages][C::kKeyBytes];
   uint64_t q_full, q_empty, k_full[C::kStages], k_empty[C::kStages];
   Tile tiles[2];

@@ -22,6 +22,7 @@ class Gatherer {
   using T = typename C::T;
   static constexpr int kRows = C::kBlockN / C::kGatherers;  // of a warp
   static constexpr int kPlaces = (kRows + 31) / 32;
+  static constexpr int kBatch = C::kProducerRegisters >= 56 ? 4 : 1;
   static constexpr int kPiece = 16 / sizeof(T);  // elements of a copy
   static_assert(kRows % 4 == 0);
 
@@ -96,21 +97,28 @@ class Gatherer {
     ring.next();
   }
 
-  // Four rows at a time, one column of 128 bytes after the other: registers of an address are read late, so the fewer
-  // addresses the better. Zeros from row `valid` and from element `dim` on.
+  // Four rows at a time, one column of 128 bytes after the other. A copy reads its address's registers late: addresses
+  // of kBatch times four rows have registers of their own, or each would wait for the copies before it. Zeros from row
+  // `valid` and from element `dim` on.
   template <int kBytes, bool kMask>
   __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], int valid, int dim, uint32_t block) {
     constexpr int kColumns = kBytes / C::kBlockN / 128;
     const int chunk = lane_ % 8, row = lane_ / 8;
     // Rows of 128 bytes; the pieces of row r stand at places ^ r % 8.
     const uint32_t to = block + (first_ + row) * 128 + ((chunk ^ first_ + row) % 8 << 4);
+    asm volatile("" : "+l"(data));  // one register pair, not a sum to be made again for each address
 #pragma unroll
-    for (int at = 0; at < kRows; at += 4) {
-      const char* from = data + uint64_t{__shfl_sync(~0u, begins[at / 32], at % 32 / 4, 8)} * 16;
+    for (int first = 0; first < kRows; first += 4 * kBatch) {
+      const char* from[kBatch];
 #pragma unroll
-      for (int c = 0; c < kColumns; c++)
-        copy_async((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from + c * 128,
-                   !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
+      for (int at = first; at < min(first + 4 * kBatch, kRows); at += 4)
+        from[(at - first) / 4] = data + uint64_t{__shfl_sync(~0u, begins[at / 32], at % 32 / 4, 8)} * 16;
+#pragma unroll
+      for (int at = first; at < min(first + 4 * kBatch, kRows); at += 4)
+#pragma unroll
+        for (int c = 0; c < kColumns; c++)
+          copy_async((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from[(at - first) / 4] + c * 128,
+                     !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
     }
   }
 

@@ -28,19 +28,24 @@ class Consumer {
   __device__ Consumer(const Args& a, Shared<C>& shared) : a_(a), shared_(shared), lane_(threadIdx.x % 32) {
     for (int i = 1; i < C::kConsumers; i++) group_ += __any_sync(~0u, threadIdx.x / 128 > i);
     row_ = group_ * 64 + threadIdx.x % 128 / 32 * 16 + lane_ / 4;
+    // Reduced, so that the compiler holds them in uniform registers instead of making them again behind each barrier.
+    k_low_ = __reduce_min_sync(~0u, operand_low(shared_.k[0]));
+    v_low_ = __reduce_min_sync(~0u, values_low());
   }
 
   __device__ void run() {
-    if (group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
+    if (C::kTurns && group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
     for (int i = 0;; i++) {
       barrier_wait(&shared_.q_full, i & 1);
       Tile t = shared_.tiles[i & 1];
       if (t.row < 0) return;
+      rest_ = i % C::kRests;
       attend(t);
     }
   }
 
  private:
+  static constexpr int kLastSteps = 2;                           // of a turn: see start_output
   static constexpr int kTurn = 1, kOwn = kTurn + C::kConsumers;  // named barriers
 
   __device__ void attend(Tile& t) {
@@ -57,6 +62,15 @@ class Consumer {
       release(&shared_.q_empty);
     }
     store(t, o, softmax);
+  }
+
+  // Describes the first block of values.
+  __device__ uint32_t values_low() const {
+    if constexpr (C::kFp8) {
+      return operand_low(shared_.t[0]);
+    } else {
+      return static_cast<uint32_t>(transposed_operand(shared_.v[0], C::kBlockN * 128));
+    }
   }
 
   // The tokens of the tile whose heads are this thread's two rows, and the keys that all rows of the tile see.
@@ -104,9 +118,10 @@ class Consumer {
     uint32_t p[C::kBlockN * sizeof(T) / 8];
     uint32_t q[kHeldSteps > 0 ? 4 * kHeldSteps : 1];
     load_queries(q);
-    if (kHeldSteps == kSteps) release(&shared_.q_empty);
+    if (kQueriesLeave) release(&shared_.q_empty);
     int n = t.n_end - 1;
     wait_keys();
+    see_gathered();
     if (kHalves && __any_sync(~0u, n * C::kBlockN + C::kBlockN / 2 >= end_of(t, last_token()))) {
       first_block(t, n, reinterpret_cast<float(&)[kHalves ? C::kBlockN / 4 : C::kBlockN / 2]>(s), q, softmax);
 #pragma unroll
@@ -117,28 +132,31 @@ class Consumer {
     k_at_.next();
     if constexpr (!C::kFp8 && !C::kGather)
       if ((n + 1) * C::kBlockN > t.kv_len) clear_values(t.kv_len - n * C::kBlockN);
+    bool moved = false;  // nothing was summed yet
     for (;; n--) {
       // Here, behind the loop's branch: in one block with the softmax the compiler would wait before it.
       wgmma_wait<0>();
       wgmma_hold(o);
       if (n + 1 < t.n_end) release_values();
       round(s, p);
-      rescale(o, softmax);
+      if (moved) rescale(o, softmax);
       if (n == t.n_begin) break;
       wait_keys();
-      named_barrier(kTurn + group_, 256);
-      start_scores(s, q);
       wait_values();
-      start_output(o, p);
-      named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
+      see_gathered();
+      const bool masked = is_masked(n - 1);
+      if (C::kTurns) named_barrier(kTurn + group_, 256);
+      start_scores(s, q);
+      start_output<C::kTurns>(o, p);
       wgmma_wait<1>();
       wgmma_hold(s);
       release_block(shared_.k_empty, k_at_);
-      adjust(t, n - 1, s);
-      softmax.step(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
+      adjust(t, n - 1, masked, s);
+      moved = softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
     }
-    if (kHeldSteps < kSteps) release(&shared_.q_empty);
+    if (!kQueriesLeave) release(&shared_.q_empty);
     wait_values();
+    see_gathered();
     start_output(o, p);
     wgmma_wait<0>();
     wgmma_hold(o);
@@ -152,8 +170,8 @@ class Consumer {
     wgmma_wait<0>();
     wgmma_hold(s);
     arrive(&shared_.k_empty[k_at_.index]);
-    adjust(t, n, s);
-    softmax.step(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
+    adjust(t, n, is_masked(n), s);
+    softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
   }
 
   __device__ void release(uint64_t* empty) {
@@ -173,21 +191,17 @@ class Consumer {
     }
   }
 
-  __device__ void wait_keys() {
-    barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity);
-    see_gathered();
-  }
-  // Gathered blocks were not written by the copy engine.
-  __device__ void see_gathered() {
-    if constexpr (C::kGather) fence_async_shared();
-  }
+  __device__ void wait_keys() { barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity); }
   __device__ void wait_values() {
     if constexpr (C::kFp8) {
       barrier_wait(&shared_.t_full[v_at_.index], v_at_.parity);
     } else {
       barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
-      see_gathered();
     }
+  }
+  // Gathered blocks were not written by the copy engine (FP8's values are turned by warps that fence).
+  __device__ void see_gathered() {
+    if constexpr (C::kGather) fence_async_shared();
   }
   __device__ void release_values() {
     if constexpr (C::kFp8) {
@@ -215,8 +229,8 @@ class Consumer {
   // Of the first 2 * kScores keys of the block.
   template <int kScores>
   __device__ void start_scores(float (&s)[kScores], const uint32_t* q) {
-    const uint64_t queries = swizzled_operand(shared_.q + group_ * 64 * 128);
-    const uint64_t keys = swizzled_operand(shared_.k[k_at_.index]);
+    const uint64_t queries = swizzled_operand(shared_.q + rest_ * C::kRestBytes + group_ * 64 * 128);
+    const uint64_t keys = operand_at(k_low_ + k_at_.index * (C::kKeyBytes >> 4));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; step++) {
@@ -231,35 +245,39 @@ class Consumer {
     wgmma_commit();
   }
 
+  // kEnds: the turn goes on when all but the last steps are on their way, so that the next warpgroup's first product
+  // is there in time.
+  template <bool kEnds = false>
   __device__ void start_output(float (&o)[C::kVDim / 2], const uint32_t* p) {
+    constexpr int kSteps = C::kBlockN * sizeof(T) / 32;
+    const uint64_t values = operand_at(v_low_ + v_at_.index * ((C::kFp8 ? C::kTransposedBytes : C::kValueBytes) >> 4));
     wgmma_fence();
-    if constexpr (C::kFp8) {
-      const uint64_t values = swizzled_operand(shared_.t[v_at_.index]);
 #pragma unroll
-      for (int step = 0; step < C::kBlockN / 32; step++)
-        WgmmaRegisters<C::kType, C::kVDim, false>::run(
-            o, p + 4 * step, advanced(values, step / 4 * C::kVDim * 128 + step % 4 * 32), true);
-    } else {
-      const uint64_t values = transposed_operand(shared_.v[v_at_.index], C::kBlockN * 128);
-#pragma unroll
-      for (int step = 0; step < C::kBlockN / 16; step++)
-        WgmmaRegisters<C::kType, C::kVDim>::run(o, p + 4 * step, advanced(values, step * 2048), true);
+    for (int step = 0; step < kSteps; step++) {
+      if (kEnds && step == kSteps - kLastSteps) named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
+      const int at = C::kFp8 ? step / 4 * C::kVDim * 128 + step % 4 * 32 : step * 2048;
+      WgmmaRegisters<C::kType, C::kVDim, !C::kFp8>::run(o, p + 4 * step, advanced(values, at), true);
     }
     wgmma_commit();
   }
 
+  // Whether some row of the tile does not see some key of the block.
+  __device__ bool is_masked(int n) const {
+    const int base = n * C::kBlockN;
+    return __any_sync(~0u, base + C::kBlockN > all_end_ || base < all_begin_);
+  }
+
   // Soft cap and mask.
   template <int kScores>
-  __device__ void adjust(const Tile& t, int n, float (&s)[kScores]) {
-    if (a_.cap_out > 0) {
+  __device__ void adjust(const Tile& t, int n, bool masked, float (&s)[kScores]) {
+    if (__builtin_expect(a_.cap_out > 0, 0)) {
 #pragma unroll
       for (int i = 0; i < kScores; i++) s[i] = a_.cap_out * tanh_fast(s[i] * cap_in_);
     }
-    const int base = n * C::kBlockN;
-    if (base + C::kBlockN <= all_end_ && base >= all_begin_) return;
+    if (__builtin_expect(!masked, 1)) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int first = base + lane_ % 4 * 2;  // key of s[2 * r]
+      const int first = n * C::kBlockN + lane_ % 4 * 2;  // key of s[2 * r]
       const int end = end_of(t, token_[r]) - first, begin = begin_of(t, token_[r]) - first;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
@@ -283,9 +301,7 @@ class Consumer {
     }
   }
 
-  // Once the largest scores are found, later steps leave them: mostly there is nothing to do.
   __device__ static void rescale(float (&o)[C::kVDim / 2], const Softmax& softmax) {
-    if (__all_sync(~0u, softmax.shrink[0] == 1.f && softmax.shrink[1] == 1.f)) return;
 #pragma unroll
     for (int i = 0; i < C::kVDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
   }
@@ -383,11 +399,14 @@ class Consumer {
 
   static constexpr int kSteps = C::kDim * sizeof(T) / 32;       // of the first product
   static constexpr int kHeldSteps = C::kHeld * sizeof(T) / 32;  // of them with queries in registers
-  static constexpr bool kHalves = C::kBlockN >= 128;            // halves of a block have products of their own
+  // No later tile's queries are written over those that this one still reads.
+  static constexpr bool kQueriesLeave = kHeldSteps == kSteps || C::kRests == 2;
+  static constexpr bool kHalves = C::kBlockN >= 128;  // halves of a block have products of their own
 
   const Args& a_;
   Shared<C>& shared_;
-  int group_ = 0, lane_, row_;
+  int group_ = 0, lane_, row_, rest_;
+  uint32_t k_low_, v_low_;  // of the descriptors of the first blocks
   float scale_, cap_in_, v_scale_;
   int token_[2];             // of this thread's rows, within the tile
   int all_begin_, all_end_;  // keys that every row of the tile sees

@@ -79,9 +79,12 @@ class Producer {
     }
     const int group = a_.p.group();
     barrier_arrive_expect(&shared_.q_full, C::kKeyColumns * 128 * group * a_.tokens_per_tile);
-    for (int c = 0; c < C::kKeyColumns; c++)
-      tma_load_3d(shared_.q + c * C::kBlockM * 128, q_, &shared_.q_full, c * C::kRowElements, t.kv_head * group,
-                  t.q_begin + t.first, L2Keep::first_out);
+    for (int c = 0; c < C::kKeyColumns; c++) {
+      const bool held = c * C::kRowElements < C::kHeld;
+      char* to = shared_.q + c * C::kBlockM * 128 + (held ? 0 : slot % C::kRests * C::kRestBytes);
+      tma_load_3d(to, q_, &shared_.q_full, c * C::kRowElements, t.kv_head * group, t.q_begin + t.first,
+                  L2Keep::first_out);
+    }
   }
 
   __device__ void send_blocks(const Tile& t) {

@@ -43,53 +43,103 @@ __device__ inline uint32_t pack(float low, float high) {
   return packed;
 }
 
-// The online softmax of a thread's two rows; a row is spread over the four threads of a quad.
+// The online softmax of a thread's two rows; a row is spread over the four threads of a quad. What can be done for both
+// rows side by side is, so that one's latencies hide under the other's.
 struct Softmax {
   float top[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
+  float base[2];                          // top * scale - raise; 0 before the first score
   float sum[2] = {0, 0};                  // of this thread's probabilities
-  float shrink[2];                        // what the last step made of earlier ones
+  float shrink[2];                        // what the last move made of earlier ones
+  int limit = INT_MIN;                    // scores whose bits are below this leave both maxima where they are
 
-  // Of this thread's scores of row r. Floats that are not negative compare like integers, of which one instruction
-  // takes three; the order of negative ones is the reverse.
-  template <int R>
-  __device__ static float largest(const float (&s)[R], int r) {
-    int most[2] = {INT_MIN, INT_MIN};
+  // s becomes exp2((s - top) * scale + raise). A maximum stays where it would grow by no more than `slack`, so
+  // probabilities come out up to 2^(raise + slack). With much slack all maxima of the warp stay in most steps: then one
+  // comparison is all there is to do; kOften: that would not pay. Returns whether one moved: then what was summed up so
+  // far shrinks.
+  template <bool kOften, int R>
+  __device__ bool step(float (&s)[R], float scale, float raise, float slack) {
+    bool moved;
+    if constexpr (kOften) {
+      move(s, scale, raise, slack);
+      moved = __any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f);
+    } else {
+      moved = __any_sync(~0u, bits_of_largest(s) >= limit);
+      if (__builtin_expect(moved, 0)) move(s, scale, raise, slack);
+    }
+    float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < R; i += 4)
-      most[i / 4 % 2] = __vimax3_s32(most[i / 4 % 2], __float_as_int(s[i + 2 * r]), __float_as_int(s[i + 2 * r + 1]));
-    if (max(most[0], most[1]) >= 0) return __int_as_float(max(most[0], most[1]));
-    unsigned least = UINT_MAX;
 #pragma unroll
-    for (int i = 0; i < R; i += 4)
-      least = __vimin3_u32(least, __float_as_uint(s[i + 2 * r]), __float_as_uint(s[i + 2 * r + 1]));
-    return __uint_as_float(least);
-  }
-
-  // s becomes exp2((s - top) * scale + raise). The maximum stays where it would grow by no more than `slack`, so
-  // probabilities come out up to 2^(raise + slack).
-  template <int R>
-  __device__ void step(float (&s)[R], float scale, float raise, float slack) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float t = fmaxf(top[r], largest(s, r));
-      t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
-      t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
-      if ((t - top[r]) * scale <= slack) t = top[r];
-      const float base = t == -INFINITY ? 0.f : t * scale - raise;
-      shrink[r] = t == top[r] ? 1.f : exp2_fast((top[r] - t) * scale);  // exactly 1 where the maximum stays
-      top[r] = t;
-      float part[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < R; i += 4) {
+      for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float& x = s[i + 2 * r + e];
-          x = exp2_fast(fmaf(x, scale, -base));
-          part[e] += x;
+          x = exp2_fast(fmaf(x, scale, -base[r]));
+          part[r][e] += x;
         }
+#pragma unroll
+    for (int r = 0; r < 2; r++) sum[r] += part[r][0] + part[r][1];
+    return moved;
+  }
+
+ private:
+  // Floats that are not negative compare like integers, of which one instruction takes three; the order of negative
+  // ones is the reverse. Of both rows together:
+  template <int R>
+  __device__ static int bits_of_largest(const float (&s)[R]) {
+    int most[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};
+#pragma unroll
+    for (int i = 0; i < R; i += 2)
+      most[i / 2 % 4] = __vimax3_s32(most[i / 2 % 4], __float_as_int(s[i]), __float_as_int(s[i + 1]));
+    return max(__vimax3_s32(most[0], most[1], most[2]), most[3]);
+  }
+  // Of each row, whatever its sign.
+  template <int R>
+  __device__ static void largest(const float (&s)[R], float (&out)[2]) {
+    int most[2][2] = {{INT_MIN, INT_MIN}, {INT_MIN, INT_MIN}};
+#pragma unroll
+    for (int i = 0; i < R; i += 4)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        most[r][i / 4 % 2] =
+            __vimax3_s32(most[r][i / 4 % 2], __float_as_int(s[i + 2 * r]), __float_as_int(s[i + 2 * r + 1]));
+    int bits[2] = {max(most[0][0], most[0][1]), max(most[1][0], most[1][1])};
+    if ((bits[0] | bits[1]) < 0) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        unsigned least = UINT_MAX;
+#pragma unroll
+        for (int i = 0; i < R; i += 4)
+          least = __vimin3_u32(least, __float_as_uint(s[i + 2 * r]), __float_as_uint(s[i + 2 * r + 1]));
+        if (bits[r] < 0) bits[r] = least;
       }
-      sum[r] = fmaf(sum[r], shrink[r], part[0] + part[1]);
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++) out[r] = __int_as_float(bits[r]);
+  }
+
+  // Each row decides for itself, so that its bits do not depend on its neighbours.
+  template <int R>
+  __device__ void move(const float (&s)[R], float scale, float raise, float slack) {
+    float t[2];
+    largest(s, t);
+#pragma unroll
+    for (int r = 0; r < 2; r++) t[r] = fmaxf(top[r], t[r]);
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2)
+#pragma unroll
+      for (int r = 0; r < 2; r++) t[r] = fmaxf(t[r], __shfl_xor_sync(~0u, t[r], lanes));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if ((t[r] - top[r]) * scale <= slack) t[r] = top[r];
+      base[r] = t[r] == -INFINITY ? 0.f : t[r] * scale - raise;
+      shrink[r] = t[r] == top[r] ? 1.f : exp2_fast((top[r] - t[r]) * scale);  // exactly 1 where the maximum stays
+      sum[r] *= shrink[r];
+      top[r] = t[r];
+    }
+    // Less than what the test above lets pass, however either is rounded.
+    const float least = fminf(top[0], top[1]) + __fdividef(0.99f * slack, scale);
+    limit = least >= 0 ? __float_as_int(least) : INT_MIN;
   }
 };
 
