@@ -6,6 +6,9 @@
 // write to every bank once. Bytes wait for their place in registers, and pages are looked up a tile before that, from
 // row to row without a pause. Every block reads all of its tiles: of a cluster one finds in L2 what the other has
 // fetched.
+//
+// The readers order these writes before the tensor cores' reads (Role::wait_full): a fence here would wait for the
+// loads on their way.
 #pragma once
 
 #include "cuda/attention/decode_state.h"
@@ -136,7 +139,6 @@ class WideningProducer {
       attention::decode::store_shared(place, rope_[0][i]);
       attention::decode::store_shared(place ^ 16, rope_[1][i]);
     }
-    hopper::fence_async_shared();
     hopper::barrier_arrive(&shared_.full[at][kPart]);
   }
   // Eight values.
