@@ -95,16 +95,17 @@ struct Draw {
   int64_t vocabulary;  // ids in all shards
   uint32_t first_id;   // of this shard; a multiple of 4
 
+  // Normalised: a temperature that is no normal number is 0, filters that leave the first id alone are a top-k of 1.
   __device__ RowDraw of_row(int64_t b) const {
-    return {temperature[b],
-            top_p[b],
-            min_p[b],
-            top_k[b],
+    const float t = temperature[b], p = top_p[b], m = min_p[b];
+    const int32_t k = top_k[b];
+    return {t >= FLT_MIN ? t : 0.f,
+            p,
+            m > 1 ? 1.f : m,
+            m > 1 || p <= 0 ? 1 : k,
             static_cast<uint64_t>(seed[b]),
             static_cast<uint32_t>(position[b])};
   }
-  __device__ bool has_top_k(int64_t b) const { return of_row(b).has_top_k(vocabulary); }
-  __device__ bool has_top_p(int64_t b) const { return of_row(b).has_top_p(); }
   __device__ Kind kind(int64_t b) const { return of_row(b).kind(vocabulary); }
   __device__ bool needs_mass(int64_t b) const { return of_row(b).needs_mass(vocabulary); }
   __device__ float divisor(int64_t b) const { return of_row(b).divisor(); }

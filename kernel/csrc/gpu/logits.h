@@ -32,6 +32,16 @@ __device__ inline float pick(const Quad& q, int i) {
   return i & 2 ? high : low;
 }
 
+// A quad that the caches need not keep.
+__device__ inline Quad load_once(const float* p) {
+#if defined(__HIP__)
+  return load_pack<4>(p);
+#else
+  const float4 q = __ldcs(reinterpret_cast<const float4*>(p));
+  return {{q.x, q.y, q.z, q.w}};
+#endif
+}
+
 struct Matrix {
   char* data = nullptr;
   int64_t stride = 0, rows = 0, columns = 0;  // stride in elements
@@ -131,13 +141,16 @@ struct Row {
 
   __device__ int64_t groups() const { return (columns + kGroup - 1) / kGroup; }
 
-  // The lane's quads of kCount neighbouring groups; ids past the row are -inf.
-  template <int kCount>
+  // The lane's quads of kCount neighbouring groups; ids past the row are -inf. kOnce: they are not read again soon.
+  template <int kCount, bool kOnce = false>
   __device__ void load(int64_t group, Quad (&v)[kCount]) const {
     const int64_t first = group * kGroup + threadIdx.x % kLanes * 4;
     if (aligned && (group + kCount) * kGroup <= columns) {
 #pragma unroll
-      for (int j = 0; j < kCount; j++) v[j] = load_pack<4>(data + first + j * kGroup);
+      for (int j = 0; j < kCount; j++) {
+        const float* quad = data + first + j * kGroup;
+        v[j] = kOnce ? load_once(quad) : load_pack<4>(quad);
+      }
       return;
     }
 #pragma unroll
@@ -167,7 +180,7 @@ struct Row {
 
  private:
   // Calls x = fn(x, place in the list) for the ids of the row's list that lie in the lane's quads. A negative id ends
-  // the list.
+  // the list; what lies behind the row stays -inf, whatever would be added.
   template <int kCount, class Fn>
   __device__ RK_INLINE void for_each_listed(const int32_t* lists, int64_t count, int64_t group, Quad (&v)[kCount],
                                             const Fn& fn) const {
@@ -175,8 +188,8 @@ struct Row {
     for (int64_t at = index * count; at < end; at++) {
       const int32_t id = lists[at];
       if (id < 0) return;
-      const int64_t off = id - edits.first_id - group * kGroup;
-      if (off < 0 || off >= kCount * kGroup || off / 4 % kLanes != threadIdx.x % kLanes) continue;
+      const int64_t own = id - edits.first_id, off = own - group * kGroup;
+      if (off < 0 || off >= kCount * kGroup || own >= columns || off / 4 % kLanes != threadIdx.x % kLanes) continue;
 #pragma unroll
       for (int j = 0; j < kCount; j++) {
 #pragma unroll

@@ -1,8 +1,7 @@
 // What the scan left becomes a token and its log-probabilities: a block a row.
 #pragma once
 
-#include "gpu/few.h"
-#include "gpu/row_scan.h"
+#include "gpu/scores.h"
 
 namespace radix::gpu {
 
@@ -21,18 +20,19 @@ struct Finish {
 
 // ------------------------------------------------------------------ the draw
 
-__device__ inline bool is_above(float x, float min_p, float largest) {
-  return min_p <= 0 || expf(x - largest) >= min_p;
-}
-
 // How filters of one row look at their words.
 struct Filters {
   bool by_number, by_mass;
   int64_t top_k;
   float top_p, min_p;
   float largest;  // x
-  double mass;    // of the row in units of its largest; where needed
+  float top;      // the largest logit
+  double mass;    // of the row in units of its largest; where top-p acts alone
 
+  // `top` is the row's largest logit.
+  __device__ static Filters of(const RowDraw& row, int64_t vocabulary, float top) {
+    return {row.has_top_k(vocabulary), row.has_top_p(), row.top_k, row.top_p, row.min_p, top / row.divisor(), top, 0};
+  }
   __device__ bool above_min_p(float x) const { return is_above(x, min_p, largest); }
   // Whether nothing below least_kept() matters. With top-k and top-p the mass is that of the first k: all are needed.
   __device__ bool cut_by_min_p() const { return min_p > 0 && !(by_number && by_mass); }
@@ -84,173 +84,174 @@ __device__ inline int32_t draw_listed(const Selection& s, int kept, const Draw& 
   return static_cast<int32_t>(id_of(reduce_block(best, MaxWord())));
 }
 
-// The best word (score, id) of s.best and of the row's ids at or before the border that min-p leaves.
-template <bool kEdits>
-__device__ RK_CALLED uint64_t best_among(Selection& s, const Row<kEdits>& row, const Draw& draw, float min_p,
-                                         float largest, uint64_t border) {
+// ------------------------------------------------------------------ a draw by proposals
+
+// Of a row's groups those whose largest stands at or before a border. A row with more of them than there is room for
+// has all.
+__device__ inline Groups groups_until(Selection& s, const GroupStats& stats, int64_t groups, const Eligible& until) {
+  clear_list(s);
+  for (int64_t g = threadIdx.x; g < groups; g += kSelectThreads) {
+    if (!(stats.largest[g] >= until.low)) continue;
+    const int at = atomicAdd(&s.count, 1);
+    if (at < kMostGroups) s.groups[at] = static_cast<int32_t>(g);
+  }
   __syncthreads();
-  visit_quads(row, nullptr, row.groups(), draw.first_id, [&](uint32_t id, const float(&x)[4]) {
-    bool stays[4], any = false;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      stays[i] = x[i] > -INFINITY && order_word(x[i], id + i) >= border && is_above(x[i], min_p, largest);
-      any |= stays[i];
-    }
-    if (!any) return;
-    const PhiloxBlock words = draw.words(row.index, id / 4);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (!stays[i]) continue;
-      const uint64_t leader = s.best;  // an old one will do
-      if (leader && score_bound(x[i], kLog2e, words.word[i]) < bound_of_score(value_of(leader))) continue;
-      const uint64_t word = order_word(x[i] + noise(words.word[i]), id + i);
-      if (word > leader) atomicMax(&s.best, static_cast<unsigned long long>(word));
-    }
-  });
-  __syncthreads();
-  return s.best;
+  return s.count > kMostGroups ? Groups{nullptr, groups} : Groups{s.groups, s.count};
 }
 
-// What the scan says of a row: its largest edited logit (Best::largest) and, unless it is filtered, its best word.
-struct Standing {
-  float largest;
-  uint64_t best;
+// What the groups say of the mass at or before a border: it has that of their largest, and none of groups without.
+struct MassBounds {
+  double least, most;
 };
 
-// One copy, so that an exact score after the first costs no more instructions to be fetched.
-__device__ RK_CALLED uint64_t score_word(const Draw& draw, int64_t b, float logit, uint32_t id) {
-  return logit > -INFINITY ? order_word(draw.score(b, logit / draw.divisor(b), id), id) : 0;
+__device__ inline MassBounds bounds_of_mass(const GroupStats& stats, int64_t groups, float top, float temperature,
+                                            const Eligible& until) {
+  const float slope = kLog2e / temperature;
+  double least = 0, most = 0;
+  for (int64_t g = threadIdx.x; g < groups; g += kSelectThreads) {
+    const float largest = stats.largest[g];
+    if (!(largest >= until.low)) continue;
+    const float weight = fast_exp2((largest - top) * slope);
+    if (largest >= until.high) least += static_cast<double>(weight);
+    most += static_cast<double>(stats.mass[g] * weight);
+  }
+  return {reduce_block(least, Sum()) * (1 - 1e-5), reduce_block(most, Sum()) * (1 + 1e-5)};
 }
 
-// The best word (score, id) of the quads at `quad`, each asked for by 32 lanes.
+// The edited logit of an id.
 template <bool kEdits>
-__device__ uint64_t score_quad(const Row<kEdits>& row, const Draw& draw, uint32_t quad) {
-  const uint32_t own = quad - draw.first_id / 4;
-  const int owner = static_cast<int>(own % kLanes), i = threadIdx.x % 4;
-  Quad mine[1];
-  row.template load<1>(own / kLanes, mine);
-  row.template edit<1>(own / kLanes, mine);
-  Quad its;
-#pragma unroll
-  for (int k = 0; k < 4; k++) its.at[k] = shuffle_from(mine[0].at[k], owner);
-  return score_word(draw, row.index, pick(its, i), quad * 4 + i);
+__device__ float logit_of(const Row<kEdits>& row, uint32_t id, uint32_t first_id) {
+  const auto own = static_cast<int>(id - first_id);
+  Quad v[1];
+  row.template load<1>(own / kGroup, v);
+  row.template edit<1>(own / kGroup, v);
+  return shuffle_from(pick(v[0], own % 4), own / 4 % kLanes);
 }
 
-// The best of the listed groups' scores and of `best`.
+// The least logit whose quotient reaches x; `near` is one whose quotient is about that.
+__device__ inline float least_logit(float x, float temperature, float near) {
+  const auto reaches = [&](uint32_t key) { return value_of(key) / temperature >= x; };
+  constexpr uint32_t kStep = 16;
+  uint32_t low = order_key(-INFINITY), high = order_key(INFINITY);
+  const uint32_t key = order_key(near);
+  if (key > low + kStep && !reaches(key - kStep)) low = key - kStep;
+  if (key < high - kStep && reaches(key + kStep)) high = key + kStep;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    (reaches(middle) ? high : low) = middle;
+  }
+  return value_of(high);
+}
+
+// Those at or before a border, a word (x, id), that min-p leaves. `near`: a logit about there.
+__device__ inline Eligible eligible_until(uint64_t border, const Filters& f, float temperature, float near) {
+  Eligible e;
+  e.min_p = f.min_p;
+  e.largest = f.largest;
+  e.temperature = temperature;
+  if (border == 0) return e;
+  e.last = id_of(border);
+  e.low = least_logit(value_of(border), temperature, near);
+  e.high = least_logit(value_of(static_cast<uint32_t>(border >> 32) + 1), temperature, near);
+  return e;
+}
+
+// The mass of the groups' ids at or before the border of `given`, in units of the row's largest. Integers of 2^-40
+// are added: in any order the same.
 template <bool kEdits>
-__device__ uint64_t score_groups(const Selection& s, const Row<kEdits>& row, const Draw& draw, int count, float floor,
-                                 uint64_t best) {
-  const float slope = draw.of_row(row.index).slope();
-  for (int at = threadIdx.x / kLanes; at < count; at += kSelectParts) {
-    Quad v[1];
-    row.template load<1>(s.groups[at], v);
-    row.template edit<1>(s.groups[at], v);
-    const uint32_t quad = draw.first_id / 4 + static_cast<uint32_t>(s.groups[at] * kLanes + threadIdx.x % kLanes);
-    const PhiloxBlock words = draw.words(row.index, quad);
-    uint32_t wanted = 0;
+__device__ RK_CALLED double mass_before(const Row<kEdits>& row, const Groups& groups, uint32_t first_id, float top,
+                                        const Eligible& given) {
+  const Eligible eligible = given;  // in registers
+  const float slope = kLog2e / row.temperature;
+  uint64_t mass = 0;
+  visit_logits(row, groups, first_id, [&](uint32_t id, const float(&v)[4]) {
+    float sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (!(score_bound(v[0].at[i], slope, words.word[i]) < floor)) wanted |= 1u << i;
-#pragma unroll 1
-    for (int i = 0; i < 4; i++) {
-      if (!(wanted >> i & 1u)) continue;
-      best = MaxWord()(best, score_word(draw, row.index, pick(v[0], i), quad * 4 + i));
+      if (eligible.before(v[i], id + i)) sum += fast_exp2((v[i] - top) * slope);
+    mass += static_cast<uint64_t>(sum * 0x1p40f);
+  });
+  return static_cast<double>(reduce_block(mass, Sum())) * 0x1p-40;
+}
+
+// The best word (score, id) of the eligible ids, if its score is not far below `score`, which none of them passes; else
+// 0.
+template <bool kEdits>
+__device__ uint64_t best_near(Selection& s, const Scratch& scratch, const Row<kEdits>& row, const Draw& draw,
+                              float score, const Eligible& eligible) {
+  const float least = score - 2.5f, floor = bound_of_score(least);
+  const int count = floor > -1e38f ? list_parts(s, scratch, row.index, floor) : kMostGroups + 1;
+  if (count > kMostGroups) return 0;
+  const uint64_t best = score_groups(s, row, draw, count, floor, 0, eligible);
+  return best && value_of(best) >= least ? best : 0;
+}
+
+// The draw from the ids at or before the border that top-p and min-p leave. No border of top-p is looked for: the best
+// score of all (`proposal`, from the scan, or 0) is that of those that stay if its id is one of them, as it is with a
+// probability of top_p or more; and what is drawn next, if not, stands before it.
+template <bool kEdits>
+__device__ int32_t draw_by_proposals(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f,
+                                     const Tops& tops, uint64_t border, uint64_t proposal) {
+  const uint32_t first_id = k.draw.first_id;
+  const GroupStats stats = k.scratch.of_row(k.scratch.edited, row.index);
+  const bool from_scan = proposal != 0;
+  Groups groups{nullptr, tops.groups};
+  Eligible eligible = eligible_until(border, f, row.temperature, value_of(border) * row.temperature);
+  double limit = f.top_p * f.mass;
+  if (f.by_number && f.by_mass) limit = f.top_p * mass_before(row, groups, first_id, f.top, eligible);
+  for (;;) {
+    if (proposal == 0) {
+      __syncthreads();
+      if (threadIdx.x == 0) s.best = 0;
+      proposal = best_among(s, row, k.draw, eligible, groups);
+      if (!f.by_mass || proposal == 0) return static_cast<int32_t>(id_of(proposal));
     }
+    const uint32_t id = id_of(proposal);
+    const float logit = logit_of(row, id, first_id), x = logit / row.temperature;
+    eligible = eligible_until(order_word(x, id) + 1, f, row.temperature, logit);  // those before it
+    bool known = false, stays = false;
+    if (from_scan) {
+      const MassBounds mass = bounds_of_mass(stats, tops.groups, f.top, row.temperature, eligible);
+      known = mass.least >= limit || mass.most < limit;
+      stays = mass.most < limit && f.above_min_p(x);
+    }
+    if (!known) {
+      groups = groups_until(s, stats, tops.groups, eligible);
+      const double before = mass_before(row, groups, first_id, f.top, eligible);
+      stays = before == 0 || (before < limit && f.above_min_p(x));
+    }
+    if (stays) return static_cast<int32_t>(id);
+    proposal = from_scan ? best_near(s, k.scratch, row, k.draw, value_of(proposal), eligible) : 0;
+    if (from_scan && proposal == 0) groups = groups_until(s, stats, tops.groups, eligible);
   }
-  return reduce_block(best, MaxWord());
 }
 
-// Greedy rows.
-__device__ inline Standing standing_of_blocks(const Best* blocks, int64_t count) {
-  uint64_t best = 0;
-  float largest = -INFINITY;
-  for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
-    best = MaxWord()(best, blocks[i].word);
-    largest = MaxOrNan()(largest, blocks[i].largest);
-  }
-  largest = reduce_block(largest, MaxOrNan());
-  return {largest, reduce_block(best, MaxWord())};
-}
-
-// Unfiltered rows. 32 lanes share some of the parts and score the quad with the best bound. Where the bound of another
-// quad reaches the best score its part is read again. That is rare: a bound passes its score by log(E / u), next to
-// nothing unless u is close to 1.
+// The draw from a filtered row of which more than a few ids may stay. `proposal`: its best score, where top-p acts
+// alone.
 template <bool kEdits>
-__device__ Standing standing_of_parts(Selection& s, const Row<kEdits>& row, const Scratch& scratch, const Draw& draw) {
-  const Best* parts = scratch.best + row.index * scratch.parts;
-  const int share = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int64_t first = share + int64_t{lane} * kSelectParts;
-  Best mine{0, -INFINITY, -INFINITY};
-#pragma unroll 1
-  for (int64_t p = first; p < scratch.parts; p += kSelectThreads) {
-    const Best other = parts[p];
-    const uint64_t less = other.word < mine.word ? other.word : mine.word;
-    mine.second = fmaxf(fmaxf(mine.second, other.second), value_of(less));  // NaN, which loses, of no word
-    mine.word = MaxWord()(mine.word, other.word);
-    mine.largest = MaxOrNan()(mine.largest, other.largest);
+__device__ RK_CALLED int32_t draw_from_many(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f,
+                                            uint64_t proposal) {
+  const Tops tops{k.scratch.of_row(k.scratch.edited, row.index).largest, k.scratch.groups, row.temperature};
+  const bool by_mass_alone = f.by_mass && !f.by_number;
+  uint64_t border = 0;
+  if (!by_mass_alone) {
+    const Ruler ruler = ruler_of(tops, f.largest);
+    const int deepest = f.cut_by_min_p() ? ruler.bin(f.least_kept()) : kBins - 1;
+    if (!f.by_number || f.top_k <= kCapacity) {
+      const int number = f.by_number ? static_cast<int>(f.top_k) : INT32_MAX;
+      const int count = gather(s, row, tops, ruler, k.draw.first_id, number, deepest);
+      const int kept = count > 0 ? count_kept(s, count, f, s.border >= deepest) : -1;
+      if (kept > 0) return draw_listed(s, kept, k.draw, row.index);
+    }
+    const Sweep task{Sweep::Action::list, Ruler::of(f.largest, 2 * kBins / ruler.scale)};
+    if (f.by_number) border = find_border(s, row, k.draw.first_id, task, static_cast<int>(f.top_k));
   }
-  const uint64_t leader = best_of_part(mine.word);
-  if (mine.word != leader) mine.second = fmaxf(mine.second, value_of(mine.word));
-  mine = {leader, largest_of_part(mine.second), largest_of_part(mine.largest)};
-  if (leader) mine.word = best_of_part(score_quad(row, draw, id_of(leader)));
-  __shared__ Best best_of[kSelectParts];
-  if (lane == 0) best_of[share] = mine;
-  __syncthreads();
-  mine = best_of[lane % kSelectParts];
-  mine = {best_of_part(mine.word), largest_of_part(mine.second), largest_of_part(mine.largest)};
-  const Standing standing{mine.largest, mine.word};
-  const float floor = bound_of_score(value_of(mine.word));
-  const bool whole = !(floor > -1e38f);  // logits so large that bounds overflow
-  if (!isfinite(mine.largest) || (mine.second < floor && !whole)) return standing;
-  clear_list(s);
-  for (int64_t p = first; p < scratch.parts; p += kSelectThreads) {
-    const Best part = parts[p];
-    const bool scored = part.word == leader;
-    if (!(part.second >= floor) && (scored || !(value_of(part.word) >= floor))) continue;
-    const auto number = static_cast<int>(scratch.part_groups);
-    const int at = atomicAdd(&s.count, number);
-    for (int i = 0; i < number && at + i < kMostGroups; i++) s.groups[at + i] = static_cast<int>(p) * number + i;
-  }
-  __syncthreads();
-  if (!whole && s.count <= kMostGroups) return {mine.largest, score_groups(s, row, draw, s.count, floor, mine.word)};
-  if (threadIdx.x == 0) s.best = mine.word;
-  return {mine.largest, best_among(s, row, draw, 0, 0, 0)};
-}
-
-// The draw from a filtered row of which more than a few ids may stay.
-template <bool kEdits>
-__device__ RK_CALLED int32_t draw_from_many(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f) {
-  const int64_t b = row.index, groups = k.scratch.groups;
-  const Tops tops{k.scratch.of_row(k.scratch.edited, b).largest, groups, row.temperature};
-  const Ruler ruler = ruler_of(tops, f.largest);
-  const int deepest = f.cut_by_min_p() ? ruler.bin(f.least_kept()) : kBins - 1;
-  if (!f.by_number || f.top_k <= kCapacity) {
-    const bool by_mass = f.by_mass && !f.by_number;
-    const uint64_t limit = f.by_number ? static_cast<uint64_t>(f.top_k)
-                           : by_mass   ? limit_of_mass(f.top_p, f.mass * (1 + 1e-5) * 0x1p40)
-                                       : UINT64_MAX;
-    const int count =
-        gather(s, row, tops, ruler, k.draw.first_id, by_mass ? Depth::mass : Depth::number, limit, deepest);
-    const int kept = count > 0 ? count_kept(s, count, f, s.border >= deepest) : -1;
-    if (kept > 0) return draw_listed(s, kept, k.draw, b);
-  }
-  const float range = 2 * kBins / ruler.scale;
-  const Ruler wide = Ruler::of(f.largest, f.by_number ? range : fminf(range, 30.f));
-  Sweep task{Sweep::Action::list, wide};
-  if (f.by_number) task.low = find_border(s, row, k.draw.first_id, task, static_cast<uint64_t>(f.top_k));
-  uint64_t border = task.low;
-  if (f.by_mass) {
-    task.by_mass = true;
-    const uint64_t first = find_border(s, row, k.draw.first_id, task, 0, f.top_p);
-    border = first > border ? first : border;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) s.best = 0;
-  return static_cast<int32_t>(id_of(best_among(s, row, k.draw, f.min_p, f.largest, border)));
+  return draw_by_proposals(s, k, row, f, tops, border, proposal);
 }
 
 template <bool kEdits>
-__device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f) {
+__device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits>& row, const Filters& f,
+                                 uint64_t proposal) {
   const bool few_by_number = f.by_number && f.top_k <= kFewWanted;
   if (few_by_number || (f.cut_by_min_p() && !f.by_mass)) {
     const TopsHere tops({k.scratch.of_row(k.scratch.edited, row.index).largest, k.scratch.groups, row.temperature});
@@ -261,7 +262,7 @@ __device__ int32_t draw_filtered(Selection& s, const Finish& k, const Row<kEdits
       if (count > 0) return draw_listed(s, count_kept<kFew>(s, count, f, true), k.draw, row.index);
     }
   }
-  return draw_from_many(s, k, row, f);
+  return draw_from_many(s, k, row, f, proposal);
 }
 
 // The word of the largest logit, for a temperature so small that the row turns out to be greedy.
@@ -280,18 +281,19 @@ __device__ inline float largest_of_row(const float* largest, int64_t groups) {
 template <bool kEdits>
 __device__ Standing standing_of(Selection& s, const Row<kEdits>& row, const Scratch& scratch, const Draw& draw,
                                 Kind kind) {
-  if (kind == Kind::filtered)
-    return {largest_of_row(scratch.of_row(scratch.edited, row.index).largest, scratch.groups), 0};
-  if (kind == Kind::greedy) return standing_of_blocks(scratch.best + row.index * scratch.parts, scratch.tiles);
-  return standing_of_parts(s, row, scratch, draw);
+  if (kind == Kind::greedy) return standing_of_greedy(scratch.best + row.index * scratch.parts, scratch.parts);
+  const bool filtered = kind == Kind::filtered;
+  float largest = 0;
+  if (filtered) largest = largest_of_row(scratch.of_row(scratch.edited, row.index).largest, scratch.groups);
+  if (filtered && !(scratch.proposes && draw.of_row(row.index).needs_mass(draw.vocabulary))) return {largest, 0};
+  const Standing standing = standing_of_parts(s, row, scratch, draw);
+  return {filtered ? largest : standing.largest, standing.best};
 }
 
 __device__ inline Filters filters_of(const Draw& draw, const Scratch& scratch, int64_t b, float largest) {
-  const float temperature = draw.divisor(b);
-  Filters f{
-      draw.has_top_k(b), draw.has_top_p(b), draw.top_k[b], draw.top_p[b], draw.min_p[b], largest / temperature, 0};
-  if (draw.needs_mass(b))
-    f.mass = mass_of_row(scratch.of_row(scratch.edited, b), scratch.groups, largest, kLog2e / temperature);
+  Filters f = Filters::of(draw.of_row(b), draw.vocabulary, largest);
+  if (f.by_mass && !f.by_number)
+    f.mass = mass_of_row(scratch.of_row(scratch.edited, b), scratch.groups, largest, kLog2e / draw.divisor(b));
   return f;
 }
 
@@ -308,7 +310,7 @@ __device__ int32_t choose(Selection& s, const Finish& k, int64_t b) {
     return static_cast<int32_t>(id_of(first_largest(s, row, standing.largest, draw.first_id)));
   }
   if (kind != Kind::filtered) return static_cast<int32_t>(id_of(standing.best));
-  return draw_filtered(s, k, row, filters_of(draw, k.scratch, b, standing.largest));
+  return draw_filtered(s, k, row, filters_of(draw, k.scratch, b, standing.largest), standing.best);
 }
 
 // ------------------------------------------------------------------ log-probabilities
@@ -330,7 +332,7 @@ __device__ RK_CALLED void write_many(Selection& s, const Finish& k, const Row<fa
   int32_t* ids = k.top_ids + row.index * k.top_n;
   const Ruler ruler = ruler_of(tops, largest);
   if (k.top_n <= kCapacity) {
-    const int count = gather(s, row, tops, ruler, 0, Depth::number, static_cast<uint64_t>(k.top_n), kBins - 1);
+    const int count = gather(s, row, tops, ruler, 0, static_cast<int>(k.top_n), kBins - 1);
     if (count >= k.top_n) return write_listed(s, k.top_n, logprob, values, ids);
   }
   const Ruler wide = Ruler::of(largest, 2 * kBins / ruler.scale);
@@ -338,7 +340,7 @@ __device__ RK_CALLED void write_many(Selection& s, const Finish& k, const Row<fa
   task.masked = true;
   for (int64_t done = 0; done < k.top_n;) {
     const int64_t left = k.top_n - done;
-    task.low = find_border(s, row, 0, task, static_cast<uint64_t>(left < kCapacity ? left : kCapacity));
+    task.low = find_border(s, row, 0, task, static_cast<int>(left < kCapacity ? left : kCapacity));
     sweep(s, row, 0, task);
     const int count = s.count;
     if (count == 0) return;

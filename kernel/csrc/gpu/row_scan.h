@@ -1,8 +1,8 @@
 // The one pass over all logits: many blocks a row, each one tile. What it leaves in the workspace decides the row in
 // row_finish.h.
-//   greedy      of each block the best word (value, id)
+//   greedy      of each part the best word (value, id)
 //   unfiltered  of each part the quad of ids whose scores have the best bound, and what bounds all others
-//   filtered    the largest of each group of 128 ids, and its mass where the row's mass is needed
+//   filtered    the largest of each group of 128 ids; where top-p acts alone its mass, and the quads as if unfiltered
 // and, for log-probabilities, largest and mass of each group of the logits as they were given.
 #pragma once
 
@@ -37,6 +37,7 @@ struct Scratch {
   GroupStats given;   // [rows, groups]
   int64_t tiles, parts, groups;
   int64_t part_groups;
+  bool proposes;  // `best` of rows too whose only number is top-p's
 
   __device__ GroupStats of_row(const GroupStats& all, int64_t b) const {
     return {all.largest + b * groups, all.mass + b * groups};
@@ -205,33 +206,22 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocks) scan_kernel(const R
   const int group = part * kCount;
   const Row<kEdits> row(s.logits, b, 1.f, s.edits);
   Quad v[kCount];
-  row.template load<kCount>(group, v);
+  row.template load<kCount, true>(group, v);
   RowDraw draw;
   if (s.draws) draw = s.draw.of_row(b);
   if (s.logprobs) write_stats<kCount>(v, kLog2e, true, s.scratch.of_row(s.scratch.given, b), group, s.scratch.groups);
   if (!s.draws) return;
   row.template edit<kCount>(group, v);
   const Kind kind = draw.kind(s.draw.vocabulary);
-  if (kind == Kind::filtered)
-    return write_stats<kCount>(v, kLog2e / draw.divisor(), draw.needs_mass(s.draw.vocabulary),
-                               s.scratch.of_row(s.scratch.edited, b), group, s.scratch.groups);
-  Best* found = s.scratch.best + b * s.scratch.parts;
-  if (kind == Kind::unfiltered) {
-    const Best mine = scan_unfiltered<kCount>(v, group, s.draw.first_id, draw, s.draw.stream);
-    if (threadIdx.x % kLanes == 0) found[part] = mine;
-    return;
+  if (kind == Kind::filtered) {
+    const bool needs_mass = draw.needs_mass(s.draw.vocabulary);
+    write_stats<kCount>(v, kLog2e / draw.divisor(), needs_mass, s.scratch.of_row(s.scratch.edited, b), group,
+                        s.scratch.groups);
+    if (!needs_mass || !s.scratch.proposes) return;
   }
-  __shared__ Best best_of[kScanParts];
-  const Best mine = scan_greedy<kCount>(v, group, s.draw.first_id);
-  if (threadIdx.x % kLanes == 0) best_of[threadIdx.x / kLanes] = mine;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  Best all = mine;
-  for (int p = 1; p < kScanParts && part + p < s.scratch.parts; p++) {
-    all.word = MaxWord()(all.word, best_of[p].word);
-    all.largest = MaxOrNan()(all.largest, best_of[p].largest);
-  }
-  found[blockIdx.x] = all;
+  const Best mine = kind == Kind::greedy ? scan_greedy<kCount>(v, group, s.draw.first_id)
+                                         : scan_unfiltered<kCount>(v, group, s.draw.first_id, draw, s.draw.stream);
+  if (threadIdx.x % kLanes == 0) s.scratch.best[b * s.scratch.parts + part] = mine;
 }
 
 }  // namespace radix::gpu

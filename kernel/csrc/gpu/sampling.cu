@@ -57,10 +57,12 @@ void run_finish(const char* op, rk_device device, rk_stream stream, const Finish
 
 }  // namespace
 
-void gpu::run_scan(const char* op, rk_device device, rk_stream stream, Scan& scan, const rk_tensor& workspace) {
+void gpu::run_scan(const char* op, rk_device device, rk_stream stream, Scan& scan, const rk_tensor& workspace,
+                   bool proposes) {
   const int64_t rows = scan.logits.rows, columns = scan.logits.columns;
   const int64_t quads = quads_for(device, rows, columns);
   scan.scratch = scratch_of(data_ptr<char>(workspace), rows, columns, quads);
+  scan.scratch.proposes = proposes;
   const int64_t tiles = scan.scratch.tiles, depth = (rows + kMostRows - 1) / kMostRows;
   if (rows * tiles == 0) return;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(rows < kMostRows ? rows : kMostRows),
@@ -82,7 +84,7 @@ void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& a, rk_stream strea
   const rk_device device = a.logits->device;
   const Matrix logits(*a.logits);
   Scan scan{logits, draw_of(a, logits.columns, 0), edits_of(a, 0), {}, true, a.logprob != nullptr};
-  run_scan(op, device, stream, scan, *a.workspace);
+  run_scan(op, device, stream, scan, *a.workspace, true);
   Finish finish{logits, scan.draw, scan.edits, scan.scratch, true, data_ptr<int32_t>(*a.out)};
   if (a.logprob) {
     finish.logprob = data_ptr<float>(*a.logprob);
@@ -98,7 +100,7 @@ void token_logprobs(const rk_token_logprobs_args& a, rk_stream stream) {
   const rk_device device = a.logits->device;
   const Matrix logits(*a.logits);
   Scan scan{logits, {}, {}, {}, false, true};
-  run_scan(op, device, stream, scan, *a.workspace);
+  run_scan(op, device, stream, scan, *a.workspace, false);
   Finish finish{logits, {}, {}, scan.scratch, false};
   finish.ids = data_ptr<int32_t>(*a.ids);
   finish.logprob = data_ptr<float>(*a.logprob);

@@ -49,7 +49,8 @@ inline bool any(const Edits& e) {
   return e.bias_ids || e.slots || e.stop_ids || e.bitmask;
 }
 
-// Lays out the workspace (`scan.scratch`) and launches the scan.
-void run_scan(const char* op, rk_device device, rk_stream stream, Scan& scan, const rk_tensor& workspace);
+// Lays out the workspace (`scan.scratch`) and launches the scan. `proposes`: Scratch::proposes.
+void run_scan(const char* op, rk_device device, rk_stream stream, Scan& scan, const rk_tensor& workspace,
+              bool proposes);
 
 }  // namespace radix::gpu

@@ -32,10 +32,10 @@ template <bool kEdits>
 __device__ int list_first(Selection& s, const Row<kEdits>& row, const Tops& tops, float largest, uint32_t first_id,
                           int number) {
   const Ruler ruler = ruler_of(tops, largest);
-  int count = gather(s, row, tops, ruler, first_id, Depth::number, static_cast<uint64_t>(number), kBins - 1);
+  int count = gather(s, row, tops, ruler, first_id, number, kBins - 1);
   if (count >= 0) return count;
   Sweep task{Sweep::Action::list, Ruler::of(largest, 2 * kBins / ruler.scale)};
-  task.low = find_border(s, row, first_id, task, static_cast<uint64_t>(number));
+  task.low = find_border(s, row, first_id, task, number);
   sweep(s, row, first_id, task);
   count = s.count;
   sort_words(s, count);
@@ -119,12 +119,14 @@ __device__ inline int32_t merge_row(Selection& s, const Merge& k, int64_t b) {
     uint64_t best = 0;
     for (int shard = 0; shard < k.shards; shard++) {
       const auto word = static_cast<uint64_t>(k.record(shard, b)[0]);
-      if (word > best && !(greedy_after_all && k.largest(shard, b) != largest)) best = word;
+      const float top = k.largest(shard, b);
+      // A shard whose quotients overflow has left a logit: of the row's largest it is the answer, of less it is none.
+      const bool counts = kind == Kind::greedy || (greedy_after_all ? top == largest : isfinite(top / temperature));
+      if (counts && word > best) best = word;
     }
     return static_cast<int32_t>(id_of(best));
   }
-  Filters f{
-      draw.has_top_k(b), draw.has_top_p(b), draw.top_k[b], draw.top_p[b], draw.min_p[b], largest / temperature, 0};
+  Filters f = Filters::of(draw.of_row(b), draw.vocabulary, largest);
   for (int shard = 0; shard < k.shards; shard++) {
     const float top = k.largest(shard, b);
     if (top > -INFINITY)
@@ -156,7 +158,7 @@ void sampling_candidates(const rk_sampling_candidates_args& a, rk_stream stream)
   const rk_device device = a.logits->device;
   const Matrix logits(*a.logits);
   Scan scan{logits, draw_of(a, a.vocab_size, a.first_id), edits_of(a, a.first_id), {}, true, false};
-  run_scan(op, device, stream, scan, *a.workspace);
+  run_scan(op, device, stream, scan, *a.workspace, false);
   const Listing listing{logits,
                         scan.draw,
                         scan.edits,

@@ -3,9 +3,8 @@
 //
 // The scan has left the largest of each group of 128 ids. The k-th largest of those is at most the k-th largest of the
 // row, so a histogram of them gives a border behind which only a few groups reach, and only those are read again: a few
-// dozen ids to sort. Where the border lies too deep (a flat distribution, a large k) the row is read again as often as
-// a search by histograms of words (value, id) needs: three times, or four when many values are equal. Weights are
-// integers, so the order of additions does not matter.
+// dozen ids to sort. Where the border lies too deep (a large k) the row is read again as often as a search by
+// histograms of words (value, id) needs: twice, or four times when many values are equal.
 #pragma once
 
 #include "gpu/draw.h"
@@ -18,17 +17,16 @@ constexpr int kSelectParts = kSelectThreads / kLanes;
 constexpr int kBinBits = 10, kBins = 1 << kBinBits;
 constexpr int kCapacity = 2048;    // words that can be sorted
 constexpr int kMostGroups = 1024;  // groups that are read again before a search is better
-constexpr uint64_t kEnough = 680;  // groups that a mass may need before the row counts as flat
 constexpr int kInFlight = 4;       // groups a part reads at a time
 
 struct Selection {
   uint64_t words[kCapacity];
-  uint32_t low[kBins], high[kBins], number[kBins];  // weight (64 bits) and number of words in each bin
+  uint32_t number[kBins];  // of words in each bin
   int32_t groups[kMostGroups];
-  int count;   // of words or groups; may pass their capacity
-  int border;  // last bin that gather() looked at
-  int bin;     // find_bin's results
-  unsigned long long before, best, least, most;
+  int count;        // of words or groups; may pass their capacity
+  int border;       // last bin that gather() looked at
+  int bin, before;  // find_bin's results
+  unsigned long long best, least, most;
 };
 
 // Bins of falling value: 0 holds the largest.
@@ -38,16 +36,6 @@ struct Ruler {
   __device__ static Ruler of(float largest, float range) { return {largest, kBins / fmaxf(range, 1e-30f)}; }
   __device__ int bin(float x) const { return static_cast<int>(fminf((largest - x) * scale, kBins - 1)); }
 };
-
-// exp(x - largest) in units of 2^-40.
-__device__ inline uint64_t fixed_mass(float x, float largest) {
-  return static_cast<uint64_t>(static_cast<double>(expf(x - largest)) * 0x1p40);
-}
-
-__device__ inline uint64_t limit_of_mass(float top_p, double total) {
-  const double limit = ceil(static_cast<double>(top_p) * total);
-  return limit < 1 ? 1 : static_cast<uint64_t>(limit);
-}
 
 constexpr int kSelectWarps = kSelectThreads / RK_WARP;
 
@@ -91,73 +79,79 @@ __device__ T sum_before(T value, T* total) {
 
 // ------------------------------------------------------------------ reading
 
-// Calls fn(id of the first, x[4]) for the quads of groups list[0, count), or of all groups without a list; x = edited
-// logit / temperature, -inf past the row. Ids count from first_id.
+// Groups of a row: the listed ones, or all `count` without a list.
+struct Groups {
+  const int32_t* list;
+  int64_t count;
+};
+
+// Calls fn(id of the first, logit[4]) for the quads of the groups; edited logits, -inf past the row. Ids count from
+// first_id.
 template <bool kEdits, class Fn>
-__device__ RK_INLINE void visit_quads(const Row<kEdits>& row, const int32_t* list, int64_t count, uint32_t first_id,
-                                      const Fn& fn) {
-  for (int64_t at = threadIdx.x / kLanes * kInFlight; at < count; at += kSelectParts * kInFlight) {
-    Quad v[kInFlight][1];
-    int64_t group[kInFlight];
+__device__ RK_INLINE void visit_logits(const Row<kEdits>& row, const Groups& groups, uint32_t first_id, const Fn& fn) {
+  constexpr int kTogether = kEdits ? kInFlight / 2 : kInFlight;  // edits take registers
+  const int32_t* list = groups.list;
+  const int64_t count = groups.count;
+  for (int64_t at = threadIdx.x / kLanes * kTogether; at < count; at += kSelectParts * kTogether) {
+    Quad v[kTogether][1];
+    int64_t group[kTogether];
 #pragma unroll
-    for (int j = 0; j < kInFlight; j++) {
+    for (int j = 0; j < kTogether; j++) {
       group[j] = at + j < count ? (list ? list[at + j] : at + j) : row.groups();
       row.template load<1>(group[j], v[j]);
     }
 #pragma unroll
-    for (int j = 0; j < kInFlight; j++) {
+    for (int j = 0; j < kTogether; j++) {
       if (at + j >= count) break;
       row.template edit<1>(group[j], v[j]);
-#pragma unroll
-      for (int i = 0; i < 4; i++) v[j][0].at[i] /= row.temperature;
       fn(first_id + static_cast<uint32_t>(group[j] * kGroup + threadIdx.x % kLanes * 4), v[j][0].at);
     }
   }
+}
+
+// The same of x = logit / temperature.
+template <bool kEdits, class Fn>
+__device__ RK_INLINE void visit_quads(const Row<kEdits>& row, const Groups& groups, uint32_t first_id, const Fn& fn) {
+  visit_logits(row, groups, first_id, [&](uint32_t id, const float(&logits)[4]) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = logits[i] / row.temperature;
+    fn(id, x);
+  });
 }
 
 // ------------------------------------------------------------------ histograms
 
 __device__ inline void clear_bins(Selection& s) {
   __syncthreads();
-  for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s.low[i] = s.high[i] = s.number[i] = 0;
+  for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s.number[i] = 0;
   __syncthreads();
 }
 
-__device__ inline void add_to_bin(Selection& s, int bin, uint64_t weight) {
-  const auto low = static_cast<uint32_t>(weight);
-  const uint32_t old = atomicAdd(&s.low[bin], low);
-  const uint32_t high = static_cast<uint32_t>(weight >> 32) + (old + low < old ? 1u : 0u);
-  if (high) atomicAdd(&s.high[bin], high);
-  atomicAdd(&s.number[bin], 1u);
-}
-
-// Sets s.bin to that in which the sum of the bins' weights reaches the limit, the last where it never does, and
-// s.before to the sum of the bins before it. limit_of(total weight). Returns whether it was reached.
-template <class Limit>
-__device__ bool find_bin(Selection& s, bool by_number, const Limit& limit_of) {
+// Sets s.bin to that in which the number of words reaches the limit, the last where it never does, and s.before to the
+// number in the bins before it. Returns whether it was reached.
+__device__ inline bool find_bin(Selection& s, int limit) {
   constexpr int kEach = kBins / kSelectThreads;
   __syncthreads();
-  uint64_t weight[kEach], sum = 0, total;
+  int number[kEach], sum = 0, total;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    const int bin = threadIdx.x * kEach + i;
-    weight[i] = by_number ? s.number[bin] : uint64_t{s.high[bin]} << 32 | s.low[bin];
-    sum += weight[i];
+    number[i] = static_cast<int>(s.number[threadIdx.x * kEach + i]);
+    sum += number[i];
   }
-  uint64_t before = sum_before(sum, &total);
-  const uint64_t limit = limit_of(total);
+  int before = sum_before(sum, &total);
   const bool reached = total >= limit;
   if (!reached && threadIdx.x == kSelectThreads - 1) {
     s.bin = kBins - 1;
-    s.before = total - weight[kEach - 1];
+    s.before = total - number[kEach - 1];
   }
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    if (reached && before < limit && before + weight[i] >= limit) {
+    if (reached && before < limit && before + number[i] >= limit) {
       s.bin = threadIdx.x * kEach + i;
       s.before = before;
     }
-    before += weight[i];
+    before += number[i];
   }
   __syncthreads();
   return reached;
@@ -208,23 +202,19 @@ struct Sweep {
   Ruler ruler;
   int first_bin = 0, last_bin = kBins - 1;  // accepted, by the ruler
   uint64_t low = 0, high = UINT64_MAX;      // accepted words
-  bool by_mass = false;                     // weights; else every word weighs 1
   bool masked = false;                      // accept x = -inf
   int shift = 0;                            // bins_by_word: bin = (high - word) >> shift
-  const int32_t* groups = nullptr;          // NULL: all
-  int64_t count = 0;                        // of groups
+  Groups groups{nullptr, 0};                // without a list all
 
-  // 0: not accepted.
-  __device__ uint64_t weight(uint64_t word, float x) const {
+  __device__ bool accepts(uint64_t word, float x) const {
     const int bin = ruler.bin(x);
-    if (bin < first_bin || bin > last_bin || word < low || word > high) return 0;
-    return by_mass ? fixed_mass(x, ruler.largest) : 1;
+    return bin >= first_bin && bin <= last_bin && word >= low && word <= high;
   }
 };
 
-// Bins: into s.low, s.high and s.number, cleared before. List: into s.words and s.count. Extent: the least and the
-// largest word into s.least and s.most. One function for all, called: a dozen copies of its loop would be the largest
-// part of the library.
+// Bins: into s.number, cleared before. List: into s.words and s.count. Extent: the least and the largest word into
+// s.least and s.most. One function for all, called: a dozen copies of its loop would be the largest part of the
+// library.
 template <bool kEdits>
 __device__ RK_CALLED void sweep(Selection& s, const Row<kEdits>& row, uint32_t first_id, const Sweep& task) {
   using Action = Sweep::Action;
@@ -234,18 +224,18 @@ __device__ RK_CALLED void sweep(Selection& s, const Row<kEdits>& row, uint32_t f
     clear_bins(s);
   }
   uint64_t least = UINT64_MAX, most = 0;
-  const int64_t count = task.groups ? task.count : row.groups();
-  visit_quads(row, task.groups, count, first_id, [&](uint32_t first, const float(&values)[4]) {
+  const Groups groups = task.groups.list ? task.groups : Groups{nullptr, row.groups()};
+  visit_quads(row, groups, first_id, [&](uint32_t first, const float(&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const uint32_t id = first + i;
       const float x = values[i];
       if (!(x > -INFINITY) && !(task.masked && x == -INFINITY && id - first_id < row.columns)) continue;
-      const uint64_t word = order_word(x, id), weight = task.weight(word, x);
-      if (weight == 0) continue;
+      const uint64_t word = order_word(x, id);
+      if (!task.accepts(word, x)) continue;
       switch (task.action) {
-        case Action::bins_by_value: add_to_bin(s, task.ruler.bin(x), weight); break;
-        case Action::bins_by_word: add_to_bin(s, static_cast<int>((task.high - word) >> task.shift), weight); break;
+        case Action::bins_by_value: atomicAdd(&s.number[task.ruler.bin(x)], 1u); break;
+        case Action::bins_by_word: atomicAdd(&s.number[(task.high - word) >> task.shift], 1u); break;
         case Action::list: append(s, word); break;
         case Action::extent:
           least = word < least ? word : least;
@@ -275,9 +265,6 @@ struct Tops {
   __device__ float operator[](int64_t g) const { return largest[g] / temperature; }
 };
 
-// How deep the quick way looks: until `weight` of the groups' largest reaches the limit.
-enum class Depth { number, mass };
-
 // A ruler from the largest of the row to the least of its groups.
 __device__ inline Ruler ruler_of(const Tops& tops, float largest) {
   float least = largest;
@@ -289,23 +276,18 @@ __device__ inline Ruler ruler_of(const Tops& tops, float largest) {
   return Ruler::of(largest, largest - least);
 }
 
-// Fills the list with the words of all ids at or before a border that `deepest` bins and the groups' largest give, and
-// sorts it. `limit`: a number of ids, or a mass of 2^-40. Returns how many, or -1 when there is no room for them.
-// Whether they suffice is the caller's to see when `depth` is mass: the look ends early in a flat row.
+// Fills the list with the words of all ids at or before a border that `deepest` bins and `number` of the groups'
+// largest give, and sorts it. Returns how many, or -1 when there is no room for them.
 template <bool kEdits>
 __device__ RK_CALLED int gather(Selection& s, const Row<kEdits>& row, const Tops& tops, const Ruler& ruler,
-                                uint32_t first_id, Depth depth, uint64_t limit, int deepest) {
+                                uint32_t first_id, int number, int deepest) {
   clear_bins(s);
   for (int64_t g = threadIdx.x; g < tops.groups; g += kSelectThreads) {
     const float x = tops[g];
-    if (x > -INFINITY) add_to_bin(s, ruler.bin(x), depth == Depth::mass ? fixed_mass(x, ruler.largest) : 1);
+    if (x > -INFINITY) atomicAdd(&s.number[ruler.bin(x)], 1u);
   }
-  find_bin(s, false, [&](uint64_t) { return limit; });
-  int border = min(s.bin, deepest);
-  if (depth == Depth::mass) {
-    find_bin(s, true, [](uint64_t) { return kEnough; });
-    border = min(border, s.bin);
-  }
+  find_bin(s, number);
+  const int border = min(s.bin, deepest);
   clear_list(s);
   for (int64_t g = threadIdx.x; g < tops.groups; g += kSelectThreads) {
     const float x = tops[g];
@@ -318,8 +300,7 @@ __device__ RK_CALLED int gather(Selection& s, const Row<kEdits>& row, const Tops
   if (groups > kMostGroups) return -1;
   Sweep task{Sweep::Action::list, ruler};
   task.last_bin = border;
-  task.groups = s.groups;
-  task.count = groups;
+  task.groups = {s.groups, groups};
   sweep(s, row, first_id, task);
   if (threadIdx.x == 0) s.border = border;
   const int count = s.count;
@@ -330,44 +311,14 @@ __device__ RK_CALLED int gather(Selection& s, const Row<kEdits>& row, const Tops
 
 // ------------------------------------------------------------------ the sure way: a search over the row
 
-// The sorted word at which the weight, `before` that of all words before the list, reaches the limit; the last word
-// where rounding keeps it from that.
-__device__ inline uint64_t border_in_list(Selection& s, const Sweep& task, uint64_t before, uint64_t limit) {
-  constexpr int kEach = kCapacity / kSelectThreads;
-  uint64_t mine[kEach], sum = 0, total;
-#pragma unroll
-  for (int i = 0; i < kEach; i++) {
-    const int at = threadIdx.x * kEach + i;
-    mine[i] = at < s.count ? task.weight(s.words[at], value_of(s.words[at])) : 0;
-    sum += mine[i];
-  }
-  before += sum_before(sum, &total);
-  if (threadIdx.x == 0) s.bin = s.count - 1;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kEach; i++) {
-    if (mine[i] && before < limit && before + mine[i] >= limit) s.bin = threadIdx.x * kEach + i;
-    before += mine[i];
-  }
-  __syncthreads();
-  return s.words[s.bin];
-}
-
-// The last word that stays when ids stay while the weight of those before them is below a limit; 0 when all stay.
-// `task` says which words take part and what they weigh. The limit is a number, or with `fraction` that part of all
-// weight.
+// The last of the first `number` words that `task` accepts; 0 when there are no more than those.
 template <bool kEdits>
-__device__ uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t first_id, Sweep task, uint64_t limit,
-                                float fraction = 0) {
+__device__ uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t first_id, Sweep task, int number) {
   task.action = Sweep::Action::bins_by_value;
   sweep(s, row, first_id, task);
-  const auto limit_of = [&](uint64_t total) {
-    if (task.by_mass) limit = limit_of_mass(fraction, static_cast<double>(total));
-    return limit;
-  };
-  if (!find_bin(s, false, limit_of)) return 0;
+  if (!find_bin(s, number)) return 0;
   task.first_bin = task.last_bin = s.bin;
-  uint64_t before = s.before;
+  int before = s.before;
   bool fits = s.number[s.bin] <= kCapacity;
   if (!fits) {  // from here on bins are of words, so that equal values part by their ids
     task.action = Sweep::Action::extent;
@@ -380,7 +331,7 @@ __device__ uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t f
     task.shift = 64 - __clzll(static_cast<long long>(task.high - task.low)) - kBinBits;
     if (task.shift < 0) task.shift = 0;
     sweep(s, row, first_id, task);
-    find_bin(s, false, [&](uint64_t) { return limit - before; });
+    find_bin(s, number - before);
     before += s.before;
     task.high -= static_cast<uint64_t>(s.bin) << task.shift;
     const uint64_t width = uint64_t{1} << task.shift;
@@ -390,7 +341,7 @@ __device__ uint64_t find_border(Selection& s, const Row<kEdits>& row, uint32_t f
   task.action = Sweep::Action::list;
   sweep(s, row, first_id, task);
   sort_words(s, s.count);
-  return border_in_list(s, task, before, limit);
+  return s.words[number - before - 1];
 }
 
 }  // namespace radix::gpu
