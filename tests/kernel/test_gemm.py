@@ -142,6 +142,23 @@ def test_linear_of_many_rows_adds_the_residual_before_it_rounds(dtype, shape, to
     assert_same_bits(residual, out.view)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [(1032, 2048), (4104, 1032), (4096, 4096)], ids=str)
+@pytest.mark.parametrize("tokens", [129, 250, 256, 257])
+def test_linear_of_many_rows_and_few_tiles(dtype, shape, tokens, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU's kernels do not change with the size")
+    n, k = shape
+    x, w = spread((tokens, k), dtype, rng), spread((n, k), dtype, rng)
+    residual = spread((tokens, n), dtype, rng)
+    out = guarded((tokens, n), dtype, gap=8)
+    weight = rk.pack_weight(w)
+    assert rk.linear(x, weight, residual=residual, out=out.view) is out.view
+    out.check()
+    assert_close("linear", out.view, oracle_linear(x, w, None, residual), ROUNDED[dtype])
+    assert_same_bits(rk.linear(x, weight, residual=residual), out.view)
+
+
 def test_linear_of_many_rows_with_a_residual_that_no_copy_engine_reads(rng):
     x, w = spread((70, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
     residual = spread((70, 48), torch.bfloat16, rng, gap=3)
@@ -158,7 +175,7 @@ def test_a_row_of_many_depends_on_neither_the_others_nor_their_number(shape, rng
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
     w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
-    for most, fewer in ((128, (65, 90)), (1500, (129, 400, 1000))):
+    for most, fewer in ((128, (65, 90)), (256, (129, 200)), (1500, (257, 400, 1000))):
         x, residual = spread((most, k), torch.bfloat16, rng), spread((most, n), torch.bfloat16, rng)
         whole = rk.linear(x, w, residual=residual)
         for m in fewer:
@@ -172,12 +189,14 @@ def test_a_row_depends_on_neither_the_others_nor_their_number(shape, rng, reques
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
     w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
-    for most, fewer in ((16, (1, 3, 8, 9)), (64, (17, 32, 33, 63))):
-        x = spread((most, k), torch.bfloat16, rng)
-        whole = rk.linear(x, w)
+    for most, fewer, fused in ((16, (1, 3, 8, 9), False), (32, (17, 25), False), (64, (17, 32, 33, 63), True)):
+        x, residual = spread((most, k), torch.bfloat16, rng), spread((most, n), torch.bfloat16, rng) if fused else None
+        whole = rk.linear(x, w, residual=residual)
         for m in fewer:
-            assert_same_bits(rk.linear(x[:m], w), whole[:m])
-            assert_same_bits(rk.linear(x[most - m :], w), whole[most - m :])
+            first, last = slice(m), slice(most - m, None)
+            for part in (first, last):
+                more = residual[part] if fused else None
+                assert_same_bits(rk.linear(x[part], w, residual=more), whole[part])
 
 
 def test_nan_stays_in_its_token(rng):

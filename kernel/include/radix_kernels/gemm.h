@@ -20,7 +20,7 @@ enum {
  * bias must be NULL. Of more tokens rows of out and residual are multiples of 16 bytes, and begin at such.
  * static_weight: not 0 promises that nothing on the device still writes the weight when this is called, so that its
  * first bytes may be fetched while the kernel ahead still runs. A token's bits depend on neither the other tokens nor m
- * within 1 .. 16, 17 .. 64, 65 .. 128 and above. */
+ * within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and above. */
 typedef struct rk_linear_dense_args {
   uint32_t struct_size;
   int32_t gate;

@@ -203,8 +203,10 @@ def linear(
     On Hopper up to 64 rows of bfloat16 or float16, and with a residual more, run on kernels of our
     own, where K (of more than 64 rows N too) is a multiple of 8 and rows begin at multiples of 16
     bytes: a row's bits depend neither on the other rows nor on their number within 1 .. 16, 17 .. 64,
-    65 .. 128 and above. With a PackedWeight they fetch its first bytes while the kernel ahead still
-    runs. Everything else on GPUs, and an unpacked weight on the CPU, is torch's, which promises no such
+    65 .. 128, 129 .. 256 and above. With a PackedWeight they fetch its first bytes while the kernel
+    ahead still runs. Above 32 rows with nothing fused, weights of 4 to 96 MiB with at most 8,192 rows
+    and K below N (of 64 rows K up to 2 N) are cuBLAS's.
+    Everything else on GPUs, and an unpacked weight on the CPU, is torch's, which promises no such
     thing: cuBLAS may round partial sums to x's dtype, a residual is added to the rounded product, and
     strides of 2**31 and more are refused (RuntimeError).
     Errors: TypeError (dtype), ValueError (shape, stride).
@@ -298,6 +300,12 @@ def _native_packed(op: str, name: str, x: Array, weight: Any) -> _dispatch.Nativ
 _FEW_ROWS = 64
 
 
+def _blas_is_ahead(rows: int, n: int, k: int) -> bool:
+    """Whether cuBLAS is ahead of ours at so few rows already (docs/kernels/gemm.md): above half of them."""
+    longest = 2 * n if rows == _FEW_ROWS else n - 1
+    return rows > _FEW_ROWS // 2 and k <= longest and n <= 8192 and 4 << 20 <= 2 * n * k < 96 << 20
+
+
 def fused_product(
     x: Array,
     weight: PackedWeight | Array,
@@ -327,6 +335,8 @@ def fused_product(
         return None
     shape = (*x.shape[:-1], w.shape[0] // (2 if gated else 1))
     if not (_fits(bias, w.shape[:1]) and _fits(residual, shape) and _fits(out, shape)):
+        return None
+    if not (fused or wide or (bias is not None and bias.dtype != x.dtype)) and _blas_is_ahead(rows, *w.shape):
         return None
     if out is not None and not (out.ndim == 2 or _dense(out)):
         return None

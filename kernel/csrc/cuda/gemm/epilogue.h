@@ -129,6 +129,76 @@ __device__ inline void store_eight(const Epilogue& e, float (&v)[8], int64_t row
   }
 }
 
+// Whether rows of `columns` results, their residual and their bias, whose elements stand `step` apart, are whole pieces
+// of 8 that begin at multiples of 16 bytes.
+__device__ inline bool takes_eight(const Epilogue& e, int step, int columns) {
+  const auto aligned = [](const char* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return columns % 8 == 0 && e.out_aligned && aligned(e.residual) && e.residual_step % 8 == 0 &&
+         (!e.bias || (step == 1 && aligned(e.bias)));
+}
+
+// Adds 8 neighbours of the kernel's type.
+template <class Out>
+__device__ inline void add_eight(float (&v)[8], const void* from) {
+  const uint4 more = *static_cast<const uint4*>(from);
+  const uint32_t words[4] = {more.x, more.y, more.z, more.w};
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const float2 pair = unpack_pair<Out>(words[j]);
+    v[2 * j] += pair.x;
+    v[2 * j + 1] += pair.y;
+  }
+}
+
+// Scales and bias of 8 rows of the weight, `step` apart, where takes_eight().
+template <class Out>
+class EightRows {
+ public:
+  __device__ EightRows(const Epilogue& e, int row, int step) : e_(e), row_(row) {
+    if (e.scale_x) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) scale_[j] = e.scale_w[(row + j * step) * e.scale_w_step];
+    }
+  }
+  // The sums of a token, whose scale is given.
+  __device__ void finish(float (&v)[8], float token_scale) const {
+    if (e_.scale_x) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] *= token_scale * scale_[j];
+    }
+    if (!e_.bias) return;
+    if (e_.bias_float) {
+      const float4* from = reinterpret_cast<const float4*>(reinterpret_cast<const float*>(e_.bias) + row_);
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        v[4 * h] += from[h].x, v[4 * h + 1] += from[h].y, v[4 * h + 2] += from[h].z, v[4 * h + 3] += from[h].w;
+    } else {
+      add_eight<Out>(v, reinterpret_cast<const Out*>(e_.bias) + row_);
+    }
+  }
+
+ private:
+  const Epilogue& e_;
+  const int row_;
+  float scale_[8];
+};
+
+// 8 neighbouring results of a token, `row` of the result, where takes_eight().
+template <class Out>
+__device__ inline void store_whole(const Epilogue& e, float (&v)[8], int64_t row, int column) {
+  if (e.residual) add_eight<Out>(v, reinterpret_cast<const Out*>(e.residual) + row * e.residual_step + column);
+  const int64_t at = row * e.out_step + column;
+  if (e.out_float) {
+    float4* to = reinterpret_cast<float4*>(reinterpret_cast<float*>(e.out) + at);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[1] = make_float4(v[4], v[5], v[6], v[7]);
+  } else {
+    *reinterpret_cast<uint4*>(reinterpret_cast<Out*>(e.out) + at) =
+        make_uint4(round_pair<Out>(v[0], v[1]), round_pair<Out>(v[2], v[3]), round_pair<Out>(v[4], v[5]),
+                   round_pair<Out>(v[6], v[7]));
+  }
+}
+
 // One result.
 template <class Out>
 __device__ inline void store_result(const Epilogue& e, float value, int64_t row, int column) {

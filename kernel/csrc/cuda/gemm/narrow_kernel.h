@@ -45,6 +45,8 @@ struct NarrowTile {
   static constexpr int kBlocks = kBlocks_, kGroups = kGroups_, kTokens = kTokens_;
   static constexpr bool kBlockScaled = kBlockScaled_, kHalf = kHalf_;
   static constexpr int kRows = 64 * kBlocks * kGroups;
+  // Enough sums for an end of its own where blocks do not share k (finish_whole).
+  static constexpr bool kWhole = kRows > 64 && kTokens > 16;
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kTokens * 128;
   static constexpr int kScales =
       kBlockScaled ? kTokens + 4 : 0;  // of a stage: tokens, then blocks of the weight's rows
@@ -237,6 +239,10 @@ class NarrowConsumer {
   // The results of block b from the parts of `share` blocks: 8 rows (gated: 8 pairs) of a token at a time, of which
   // this block takes every share-th.
   __device__ void finish(int tile, int b, const float* parts, int rank, int share) const {
+    if constexpr (Tile::kWhole) {
+      if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
+        return p_.gated ? finish_whole<true>(tile, b, parts) : finish_whole<false>(tile, b, parts);
+    }
     constexpr int kThreads = 128 * kGroups;
     const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = p_.m * pieces;
     for (int i = threadIdx.x * share + rank; i < total; i += kThreads * share) {
@@ -267,6 +273,43 @@ class NarrowConsumer {
     for (int i = 0; i < kTokens / 8; i++)
 #pragma unroll
       for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = sum[4 * i + j];
+  }
+
+  // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
+  // its tokens, whose scales and sums are on their way together.
+  template <bool kGated>
+  __device__ void finish_whole(int tile, int b, const float* parts) const {
+    constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kStep = 128 * kGroups / kPieces;
+    constexpr int kRounds = (kTokens + kStep - 1) / kStep;
+    const Epilogue& e = p_.epilogue;
+    const int at = threadIdx.x % kPieces * kWidth, row = (at / 64 * kBlocks + b) * 64 + at % 64;
+    const int column = p_.first_column(tile) + (kGated ? row / 2 : row), first = threadIdx.x / kPieces;
+    if (row >= p_.rows || column >= p_.n) return;
+    const EightRows<Out> rows(e, p_.weight_row(column, 0), kGated ? p_.row_step : 1);
+    const EightRows<Out> ups(e, p_.weight_row(column, kGated), p_.row_step);
+    float v[kRounds][8], scale[kRounds];
+#pragma unroll
+    for (int i = 0; i < kRounds; i++)
+      scale[i] = e.scale_x && first + i * kStep < p_.m ? token_scale(e, first + i * kStep) : 0.f;
+#pragma unroll
+    for (int i = 0; i < kRounds; i++) {
+      const float* from =
+          parts + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
+      add_parts(v[i], from, 1);
+      rows.finish(v[i], scale[i]);
+      if constexpr (kGated) {
+        float up[8];
+        add_parts(up, from + 8, 1);
+        ups.finish(up, scale[i]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] = silu(v[i][j]) * up[j];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; i++) {
+      const int token = first + i * kStep;
+      if (token < p_.m) store_whole<Out>(e, v[i], int64_t{blockIdx.z} * p_.m + token, column);
+    }
   }
 
   __device__ static void add_parts(float (&v)[8], const float* from, int share) {
@@ -330,6 +373,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
 
   NarrowConsumer<kType, Out, Tile> self(p, shared);
   Ring<kStages> ring;
+  const bool once = share > 1 || (Tile::kWhole && p.tiles <= step);
   for (int tile = blockIdx.y; tile < p.tiles; tile += step) {
     self.begin(tile);
     for (int chunk = chunks.first; chunk < chunks.last; chunk++, ring.next()) {
@@ -339,21 +383,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
     }
     pdl_wait();
     float* parts = shared.parts;
-    if (share > 1) {
+    if (once) {
       // The only tile: its copies have arrived and been used, so that the stages are free to hold all sums.
       named_barrier(1, kConsumers);
       parts = reinterpret_cast<float*>(shared.stages);
       self.write_all(parts);
-      cluster_sync();
+      share > 1 ? cluster_sync() : named_barrier(1, kConsumers);
     }
 #pragma unroll 1
     for (int b = 0; b < Tile::kBlocks; b++) {
-      if (share == 1) {
+      if (!once) {
         self.write(b, parts);
         named_barrier(1, kConsumers);
       }
-      self.finish(tile, b, parts + (share == 1 ? 0 : b * Tile::kPartFloats), rank, share);
-      if (share == 1) named_barrier(1, kConsumers);
+      self.finish(tile, b, parts + (once ? b * Tile::kPartFloats : 0), rank, share);
+      if (!once) named_barrier(1, kConsumers);
     }
     if (share > 1) cluster_sync_relaxed();  // a block's shared memory stays until the others have read it
   }

@@ -81,7 +81,7 @@ void wide(const Problem& q) {
 }
 
 // The tile does not change bits; whether k is shared does, and how long the tensor cores add: these follow from n, k
-// and whether there are more than kWideTokens tokens.
+// and whether there are more than kWideTokens tokens, of 16-bit operands also more than kWideFew.
 template <class Out>
 void wide_fp8(const Problem& q) {
   constexpr auto kType = hopper::Operand::e4m3;
@@ -90,11 +90,19 @@ void wide_fp8(const Problem& q) {
   fastest<kType, Out, Sums::fast, Share::weight, 256, 224, 192, 128, 96, 64>(q, q.m).launch(q);
 }
 
-// 16-bit operands, of which the tensor cores' sums keep what float32 keeps.
+// 16-bit operands, of which the tensor cores' sums keep what float32 keeps. Up to kWideFew tokens there may be too few
+// tiles for all multiprocessors, unless k is shared.
+constexpr int kWideFew = 2 * kWideTokens;
+
 template <hopper::Operand kType, class Out>
 void wide_halves(const Problem& q) {
   if (q.m <= kWideTokens) return wide<kType, Out, Sums::fast, 128, 64>(q);
-  fastest<kType, Out, Sums::fast, Share::weight, 256, 192, 128, 64>(q, q.m).launch(q);
+  constexpr auto whole = fastest<kType, Out, Sums::fast, Share::weight, 256, 192, 128, 64>;
+  if (q.m <= kWideFew && q.k >= 1024 && !q.gated()) {
+    const WideChoice& shared = fastest<kType, Out, Sums::fast, Share::k, 128, 64>(q, kWideFew);
+    if (shared.cycles(q, kWideFew) < whole(q, kWideFew).cycles(q, kWideFew)) return shared.launch(q);
+  }
+  whole(q, q.m).launch(q);
 }
 
 }  // namespace radix::gemm

@@ -68,7 +68,12 @@ class WideConsumer {
   __device__ void exchange(int rank) {
     using namespace hopper;
     constexpr int kKept = kColumns / 4;
-    float4* to = reinterpret_cast<float4*>(shared_.results) + threadIdx.x - 128;
+    // Where the results' place is too small: the stages behind what store() writes, once both warpgroups have read
+    // them.
+    constexpr bool kFits = 2 * Tile::kBuffers * Tile::kOutBytes >= 256 * kKept * 4;
+    if constexpr (!kFits) named_barrier(3, 256);
+    char* place = kFits ? shared_.results : shared_.stages + 2 * Tile::kOutBytes;
+    float4* to = reinterpret_cast<float4*>(place) + threadIdx.x - 128;
 #pragma unroll
     for (int i = 0; i < kKept; i += 4) {
       float v[4];
