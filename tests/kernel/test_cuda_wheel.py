@@ -21,7 +21,7 @@ ARCHS = ";".join(f"{arch.removeprefix('sm_')}-real" for arch in MACHINE_CODE) + 
 PTX = "sm_80"
 HOPPER = "sm_90a"  # has kernels of its own, csrc/cuda
 PORTABLE = gpu_objects.kernels_of(warp=32)
-SMALL_BLOCKS = gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS  # 256 threads at most
+SMALL_BLOCKS = gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS  # 512 threads at most
 SHARED_BYTES = 49152  # what a kernel may have without asking
 # What an SM has, over the 1,024 threads of the largest block.
 REGISTERS = 64
