@@ -51,7 +51,7 @@ __device__ RK_CALLED uint64_t best_among(Selection& s, const Row<kEdits>& row, c
   return s.best;
 }
 
-// What the scan says of a row: its largest edited logit (Best::largest) and, unless it is filtered, its best word.
+// What the scan says of a row: its largest edited logit (Best::largest) and its best word, 0 where it has left none.
 struct Standing {
   float largest;
   uint64_t best;
