@@ -43,8 +43,8 @@ RK_API rk_status rk_sampling_workspace_size(const rk_sampling_sizes* sizes, int6
  * at least min_p times the largest probability (off: <= 0). The token is the kept id with the largest x - log(E),
  * E = -log1p(-u) in float32, ties to the lowest id; u = (w + 0.5) * 2^-32, at most 1 - 2^-24, w = word id % 4 of
  * Philox4x32-10 with key = seed (low word first) and counter (id / 4, position, stream, 0).
- * Temperature below 2^-126, or so small that max / temperature overflows: the largest logit; infinity counts as the largest
- * float32. NaN, +inf or all -inf: -1.
+ * Temperature below 2^-126, or so small that max / temperature overflows: the largest logit; infinity counts as the
+ * largest float32. NaN, +inf or all -inf: -1.
  *
  * What may change the logits first, each step NULL or whole, in this order; the tensor itself stays as it is:
  *   bias        bias_ids int32, bias_values float32 [B, M]: x[id] += value; a negative id ends a row's list
