@@ -77,20 +77,25 @@ def decode() -> None:
 
 def mla() -> None:
     """Few heads and many, parts of rows joined by one group of threads and by all, pages by boxes and by tokens."""
-    for heads, page, lens in (
-        (16, 64, (300, 17)), (128, 64, (300, 17)), (16, 64, (2200, 17)), (128, 64, (2200, 17)), (80, 1, (530, 17)),
+    for heads, page, lens, fp8 in (
+        (16, 64, (300, 17), False), (128, 64, (300, 17), False), (16, 64, (2200, 17), False),
+        (128, 64, (2200, 17), False), (80, 1, (530, 17), False), (16, 64, (300, 17), True),
+        (128, 64, (300, 17), True), (128, 64, (2200, 17), True), (80, 1, (530, 17), True),
     ):  # fmt: skip
         rng = torch.Generator().manual_seed(0)
         q, rope = (torch.randn(2, heads, d, generator=rng).to(HALF) for d in (512, 64))
         needed = [-(-n // page) for n in lens]
         cache = torch.randn(sum(needed) + 2, page, 576, generator=rng).to(HALF)
+        if fp8:
+            cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
         free = torch.randperm(len(cache), generator=rng).to(torch.int32)
         table = torch.stack((free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]]))
         counts = (torch.tensor(x, dtype=torch.int32) for x in (lens, (0, 1, 2)))
         args = (q, rope, cache, table, *counts)
         expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
         got = rk.mla_decode(*map(on_gpu, args), softmax_scale=192**-0.5, max_seqlen_q=1)
-        compare(f"mla_decode, {heads} heads, {lens} tokens in pages of {page}", got, expected, 5e-3)
+        name = f"mla_decode, {heads} heads, {lens} tokens in pages of {page}{' in FP8' if fp8 else ''}"
+        compare(name, got, expected, 1e-2 if fp8 else 5e-3)
 
 
 def gemm() -> None:
@@ -108,12 +113,70 @@ def gemm() -> None:
         expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
         got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
         compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
+    for tokens in (17, 200, 300):
+        x, w = (torch.randn(n, 512, generator=rng).to(HALF) for n in (tokens, 272))
+        residual = torch.randn(tokens, 272, generator=rng).to(HALF)
+        expected = x.double() @ w.double().T + residual.double()
+        got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
+        compare(f"linear with a residual, {tokens} tokens", got, expected, 5e-3)
+        got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
+        compare(f"linear_silu_and_mul, {tokens} tokens", got, rk.reference.linear_silu_and_mul(x, w), 6e-3)
+
+
+def grouped() -> None:
+    """Small groups and large ones, which have kernels of their own in FP8; one group without rows."""
+    rng = torch.Generator().manual_seed(0)
+    for counts in ([5, 0, 40], [300, 0, 129]):
+        rows = [-(-n // 128) * 128 for n in counts]
+        indices = torch.cat([torch.arange(r).ge(n).int().neg() for n, r in zip(counts, rows, strict=True)])
+        indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(rows))
+        for fp8 in (False, True):
+            x, w = torch.randn(sum(rows), 256, generator=rng), torch.randn(3, 208, 256, generator=rng)
+            scales = {}
+            if fp8:
+                scales["x_scale"] = torch.rand(sum(rows), 2, generator=rng) + 0.5
+                scales["weight_scale"] = torch.rand(3, 2, 2, generator=rng) + 0.5
+            x, w = (t.to(FP8 if fp8 else HALF) for t in (x, w))
+            there = {k: v.cuda() for k, v in scales.items()}
+            used = indices >= 0
+            got = rk.m_grouped_gemm_contiguous(x.cuda(), w.cuda(), indices.cuda(), **there).cpu()
+            expected = rk.reference.m_grouped_gemm_contiguous(x, w, indices, **scales)
+            compare(f"m_grouped_gemm_contiguous of {counts}, {x.dtype}", got[used], expected[used], 6e-3)
+
+
+def pointwise() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for tokens, size in ((1, 1024), (70, 1024), (9, 8192)):
+        x, residual, weight = (
+            torch.randn(*shape, size, generator=rng).to(HALF) for shape in ((tokens,), (tokens,), ())
+        )
+        compare(
+            f"rmsnorm, {tokens} x {size}", rk.rmsnorm(x.cuda(), weight.cuda()), rk.reference.rmsnorm(x, weight), 5e-3
+        )
+        got = rk.silu_and_mul(x.cuda())
+        compare(f"silu_and_mul, {tokens} x {size}", got, rk.reference.silu_and_mul(x), 5e-3)
+        values, scales = rk.rmsnorm_quant_fp8(x.cuda(), weight.cuda())
+        expected = rk.reference.rmsnorm(x, weight)
+        whole = (values.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2)
+        compare(f"rmsnorm_quant_fp8, {tokens} x {size}", whole, expected, 5e-2)
+        there = x.cuda(), residual.cuda()
+        rk.fused_add_rmsnorm(*there, weight.cuda())
+        rk.reference.fused_add_rmsnorm(x, residual, weight)
+        compare(f"fused_add_rmsnorm, {tokens} x {size}", there[0], x, 5e-3)
+    table = rk.rope_cos_sin_cache(128, 64, 1e4)
+    for heads, kv_heads, tokens in ((4, 2, 1), (32, 8, 70)):
+        q, k = (torch.randn(tokens, h, 128, generator=rng).to(HALF) for h in (heads, kv_heads))
+        positions = torch.arange(tokens) % 64
+        there = q.cuda(), k.cuda()
+        rk.apply_rope_inplace(positions.cuda(), *there, 128, table.cuda())
+        rk.reference.apply_rope_inplace(positions, q, k, 128, table)
+        compare(f"apply_rope_inplace, {tokens} tokens of {heads} heads", there[0], q, 5e-3)
 
 
 def experts() -> None:
-    """Each of the native kernels, of those for sorted pairs the small tiles and the pairs of blocks."""
+    """Each of the native kernels: few pairs, sorted ones in small tiles and pairs of blocks, many in FP8."""
     for scales, quantized in (("", False), ("block", False), ("block", True)):
-        for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1)):
+        for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1), (450, 2, 1)):
             rng = torch.Generator().manual_seed(0)
             case = make_experts(tokens, count, topk, 256, 128, HALF, rng, scales=scales)
             options = {**case.options, "use_fp8_w8a8": quantized}
@@ -126,7 +189,7 @@ def experts() -> None:
 
 def moe() -> None:
     rng = torch.Generator().manual_seed(0)
-    for tokens, count in ((70, 128), (9, 256), (5, 600)):
+    for tokens, count in ((70, 128), (70, 16), (9, 256), (5, 600)):
         logits, bias = torch.randn(tokens, count, generator=rng), torch.randn(count, generator=rng)
         there = logits.cuda(), bias.cuda()
         for name, got, expected in (
@@ -147,8 +210,10 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "decode": decode,
     "mla": mla,
     "gemm": gemm,
+    "grouped": grouped,
     "experts": experts,
     "moe": moe,
+    "pointwise": pointwise,
 }
 
 
