@@ -12,7 +12,7 @@ from .errors import ConfigError
 
 DEFAULT_PORT = 30000
 SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
-_ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z]+"  # a path, if only "/", or a capital would never match
+_ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"  # a path, if only "/", a capital or a pattern would never match
 _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 

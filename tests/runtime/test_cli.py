@@ -110,7 +110,17 @@ def test_a_mode_knows_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
         ("--model-path", [""]),
         (
             "--allowed-origins",
-            ["example.org", "https://a.example/", "https://a.example,", "https://A.example", "*,*", '["*"]'],
+            [
+                "example.org",
+                "https://a.example/",
+                "https://a.example,",
+                "https://A.example",
+                "*,*",
+                '["*"]',
+                "https://*.example",
+                "https://u@a.example",
+                "https://a.example?x",
+            ],
         ),
     ],
 )
@@ -118,6 +128,13 @@ def test_values_that_cannot_work(flag: str, values: list[str]) -> None:
     for value in values:
         with pytest.raises(ConfigError, match=flag):
             parse(flag, value)
+
+
+def test_generate_refuses_a_flag_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "prompts.txt"
+    empty.write_text("")
+    assert main(["generate", str(empty), "--model-path", str(tmp_path), "--temperature=-1"]) == 78
+    assert "temperature" in capsys.readouterr().err
 
 
 def test_help_version_and_unknown_command() -> None:

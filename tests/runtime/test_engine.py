@@ -411,3 +411,20 @@ def test_greedy_rows_need_no_logits(quantization, monkeypatch):
         steps.clear()
         got = e.generate(prompts, plain, return_logprob=True)
         assert [output["output_ids"] for output in got] == want and steps
+
+
+def test_logits_of_a_subclass_decide(monkeypatch):
+    """A model that changes the logits is asked for them: the fused draw knows the weight alone."""
+    prompt, plain = "What is 3 + 4?", {"temperature": 0, "max_new_tokens": 1}
+    with engine(None) as e:
+        model = e.executor.runner.model
+        usual = e.generate(prompt, plain)["output_ids"][0]
+
+        class Masked(type(model)):
+            def compute_logits(self, hidden, out=None):
+                logits = super().compute_logits(hidden, out)
+                logits[:, usual] = -torch.inf
+                return logits
+
+        monkeypatch.setattr(model, "__class__", Masked)
+        assert e.generate(prompt, plain)["output_ids"][0] != usual

@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    lines = read_lines(Path(namespace.input))
+    lines, sampling = read_lines(Path(namespace.input)), sampling_of(namespace)
     with Engine(**engine_args(namespace)) as engine:
         prompts = [_ids(engine, line, namespace.chat) for line in lines]
-        params = [{**sampling_of(namespace), **line.sampling_params} for line in lines]
+        params = [{**sampling, **line.sampling_params} for line in lines]
         done, written = dict[int, dict[str, Any]](), 0
         try:
             stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()

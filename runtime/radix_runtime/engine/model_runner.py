@@ -106,10 +106,10 @@ class ModelRunner:
             return sampled
         hidden, sampler = hidden.index_select(0, self.batch.logit_rows), self._sampler
         # Fresh memory of more than 32 MiB is the system's: every step would be the first to touch its pages.
-        out = None if self._logits is None else self._logits[: len(rows)]
+        kept = () if self._logits is None else (self._logits[: len(rows)],)
         if sampler is not None and sampler.is_greedy(rows) and (ids := self.model.greedy_tokens(hidden)) is not None:
             sampled = Sampled(ids)
-        elif (logits := self.model.compute_logits(hidden, out)) is not None and sampler is not None:
+        elif (logits := self.model.compute_logits(hidden, *kept)) is not None and sampler is not None:
             sampled = sampler.sample(logits, rows, plan.kv_len[plan.sample_index])
         self._comm.broadcast(sampled.ids)
         self._next_token.index_copy_(0, self.batch.sample_rows.long(), sampled.ids)

@@ -46,5 +46,5 @@ class VocabParallel(Layer):
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """See CausalLM: for one rank whose method multiplies by a packed weight and does no more."""
-        plain = isinstance(self._method, DenseMethod) and isinstance(self.weight, ops.PackedWeight)
+        plain = type(self._method).apply is DenseMethod.apply and isinstance(self.weight, ops.PackedWeight)
         return ops.linear_argmax(hidden, self.weight)[0] if plain and self._communicator.world_size == 1 else None

@@ -83,4 +83,6 @@ class LlamaForCausalLM(CausalLM):
         return (self.lm_head or self.model.embed_tokens).logits(hidden, out)
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        if type(self).compute_logits is not LlamaForCausalLM.compute_logits:  # a subclass has logits of its own
+            return None
         return (self.lm_head or self.model.embed_tokens).greedy_tokens(hidden)

@@ -199,8 +199,8 @@ def bind_port(host: str, port: int) -> socket.socket:
         # Connections inherit it: the kernel ends those that stall.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_STALL * 1000))
         return listener
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, ValueError) as error:  # ValueError: a system without IPv6
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise ConfigError(f"port {port} of {host} is in use; choose another --port") from error
-        reason = str(error.strerror or error).partition(" (")[0]  # the rest repeats the address
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]  # the rest repeats the address
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
