@@ -126,7 +126,7 @@ def gemm() -> None:
 def grouped() -> None:
     """Small groups and large ones, which have kernels of their own in FP8; one group without rows."""
     rng = torch.Generator().manual_seed(0)
-    for counts in ([5, 0, 40], [300, 0, 129]):
+    for counts in ([5, 0, 40], [600, 0, 129]):
         rows = [-(-n // 128) * 128 for n in counts]
         indices = torch.cat([torch.arange(r).ge(n).int().neg() for n, r in zip(counts, rows, strict=True)])
         indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(rows))

@@ -75,7 +75,7 @@ def test_fp8(shape, scales, dtype, rng):
 
 # One token, few pairs an expert; rows of 128 weight rows that end within a pair of blocks; many pairs of one expert.
 FP8_BOTH = [(1, 4, 2, 128, 128), (5, 8, 3, 256, 384), (40, 40, 8, 384, 128), (300, 3, 2, 128, 384),
-            (150, 2, 1, 640, 256), (130, 2, 2, 4224, 128), (1030, 5, 4, 128, 128)]  # fmt: skip
+            (150, 2, 1, 640, 256), (130, 2, 2, 4224, 128), (1030, 5, 4, 128, 128), (700, 3, 1, 1024, 384)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -87,7 +87,7 @@ def test_fp8_activations(shape, dtype, rng):
     check(case, FP8_ACTIVATIONS)
 
 
-@pytest.mark.parametrize("tokens", [17, 65, 97, 129, 145, 192, 193, 209, 289, 385])
+@pytest.mark.parametrize("tokens", [17, 65, 97, 129, 145, 192, 193, 209, 289, 385, 577, 700])
 def test_fp8_activations_of_one_expert(tokens, rng):
     case = make(tokens, 3, 1, 256, 128, torch.bfloat16, rng, scales="block")
     case.ids[:] = 1
@@ -104,7 +104,7 @@ def test_fp8_activations_are_a_choice_of_block_scales(rng):
         run(replace(case, options={**case.options, "use_fp8_w8a8": True}), torch.empty_like(case.x))
 
 
-@pytest.mark.parametrize("tokens", [4, 40, 200])
+@pytest.mark.parametrize("tokens", [4, 40, 200, 450])
 def test_fp8_activations_repeat_and_keep_nan(tokens, rng):
     case = make(tokens, 4, 2, 256, 128, torch.bfloat16, rng, scales="block")
     case.options["use_fp8_w8a8"] = True

@@ -93,7 +93,12 @@ def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:
 # (rows of each group, n, k)
 CONTIGUOUS = [([5], 24, 40), ([128, 3], 64, 128), ([0, 130, 0, 7], 136, 200), ([1, 1, 1], 8, 16)]
 # From 65 rows a group on Hopper takes tiles of 128 rows, that end at a half or within one.
-LARGE = [([300, 0, 1, 64], 264, 400), ([65, 257, 0, 129], 520, 272)]
+LARGE = [
+    ([300, 0, 1, 64], 264, 400),
+    ([65, 257, 0, 129], 520, 272),
+    ([400, 0, 250, 300], 264, 400),
+    ([65, 100], 208, 272),
+]
 
 
 def cases(small: list[tuple], large: list[tuple]) -> list[Any]:
@@ -130,7 +135,11 @@ MASKED = [(1, 1, 1, 16, 32), (3, 20, 9, 72, 128), (4, 70, 64, 136, 200), (2, 150
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, FP8], ids=str)
-@pytest.mark.parametrize(("shape", "run"), cases(MASKED, [(5, 300, 200, 264, 400)]), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "run"),
+    cases(MASKED, [(5, 300, 200, 264, 400), (5, 300, 250, 264, 400), (3, 100, 100, 208, 272)]),
+    ids=str,
+)
 def test_masked(shape, run, dtype, rng):
     experts, most, expected, n, k = shape
     counts = integers(0, most + 1, (experts,), rng).int()

@@ -46,12 +46,12 @@ RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* s
 
 /* Rows of x by the weight of their group: weight [E, N, K], contiguous, E at most 1024, N and K multiples of 8 (FP8: N
  * of 8, K of 16), rows at multiples of 16 bytes. Two layouts: x [M, K], out [M, N], groups int32 [M]: a row's group,
- * -1: padding. A group's rows follow each other. x [E, M, K], out [E, M, N], groups int32 [E]: how many of a group's
- * rows count; the groups of x and of out lie M rows apart. expected_m: about how many those are (tiles follow it,
- * results do not). x and weight bf16 or fp16 and out of their dtype; or float8_e4m3fn, out bf16, with fp32 x_scale (one
- * a row and 128 of K) and weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous. Rows of no group are not written.
- * workspace: uint8 [rk_m_grouped_gemm_workspace_size], 256-byte aligned. RK_UNSUPPORTED for other dtypes, sizes and
- * strides. */
+ * -1: padding. Each group begins at a multiple of 128; 128 rows from there on are of it, or padding behind it. x [E, M,
+ * K], out [E, M, N], groups int32 [E]: how many of a group's rows count; the groups of x and of out lie M rows apart.
+ * expected_m: about how many those are (tiles follow it, results do not). x and weight bf16 or fp16 and out of their
+ * dtype; or float8_e4m3fn, out bf16, with fp32 x_scale (one a row and 128 of K) and weight_scale [E, ceil(N / 128),
+ * ceil(K / 128)], contiguous. Rows of no group are not written. workspace: uint8 [rk_m_grouped_gemm_workspace_size],
+ * 256-byte aligned. RK_UNSUPPORTED for other dtypes, sizes and strides. */
 typedef struct rk_m_grouped_gemm_args {
   uint32_t struct_size;
   int32_t expected_m;

@@ -4,7 +4,7 @@ Common to both
     weight          [E, N, K], contiguous, of x's dtype: bfloat16, float16 or float32; rows are of K elements
     FP8             x and weight float8_e4m3fn with float32 scales: x_scale, one a row and 128 of K, contiguous;
                     weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous; out is bfloat16 then
-    rows            may be strided, the last dimension is contiguous; rows of no group are neither read nor written
+    rows            may be strided, the last dimension is contiguous; those of no group have no influence and stay
     result          sums are float32, rounded once; a row's depends on no other row
 On a GPU: Triton, on Hopper a native kernel (16 bits and FP8; sizes in multiples of 8, K of FP8 of 16; groups of x that
 follow each other). Nothing is read on the host, so a CUDA graph may capture them.
@@ -70,7 +70,7 @@ def m_grouped_gemm_masked(
     weight_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """`out[e, i] = weight[e] @ x[e, i]` for i below masked_m[e]; what lies behind is neither read nor written.
+    """`out[e, i] = weight[e] @ x[e, i]` for i below masked_m[e]; what lies behind has no influence and is not written.
 
     x: [E, M, K]. masked_m: int32 [E], contiguous, each group's rows, at most M. expected_m: about how many a group has
     (default M); the tiles follow it, the result does not. out: [E, M, N]. Returns out. x_scale: [E, M, ceil(K / 128)].

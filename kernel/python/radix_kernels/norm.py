@@ -41,7 +41,8 @@ def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float =
 
     input, residual: [..., H] of one dtype (bfloat16, float16, float32), rows may be strided.
     weight: [H], input's dtype or float32. The sum is rounded once to the dtype and the norm is
-    taken of the rounded sum, so that the result equals an add followed by `rmsnorm`.
+    taken of the rounded sum, so that the result equals an add followed by `rmsnorm` (on a GPU up to the order of
+    the sum of squares).
     Tolerances and errors as `rmsnorm`.
     """
     run = _dispatch.native("fused_add_rmsnorm", input)
