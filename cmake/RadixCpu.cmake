@@ -3,6 +3,7 @@
 target_sources(radix_kernels PRIVATE
   ${RADIX_CSRC}/cpu/backend.cpp
   ${RADIX_CSRC}/cpu/core_claims.cpp
+  ${RADIX_CSRC}/cpu/cpu_quota.cpp
   ${RADIX_CSRC}/cpu/isa.cpp
   ${RADIX_CSRC}/cpu/thread_pool.cpp)
 

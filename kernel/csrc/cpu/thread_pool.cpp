@@ -1,7 +1,7 @@
-// Workers own a mailbox each; the caller posts a job to as many as it needs, works on part 0 itself and waits for the
-// rest. Both sides spin for at most 50 us and then sleep on a futex. The job is written before the mailboxes are, and
-// is not touched again until every worker that got it has counted down, nor is the first error of its parts read
-// before.
+// Workers own a mailbox each; the caller posts a job to as many as it needs, begins with part 0 itself, takes the job
+// back from those that have not even begun when no task is left, and waits for the rest. Both sides spin for at most
+// 50 us and then sleep on a futex. The job is written before the mailboxes are, and is not written again until every
+// worker that got it has counted down, nor is the first error of its threads read before.
 #include "cpu/thread_pool.h"
 
 #include <linux/futex.h>
@@ -14,23 +14,22 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/error.h"
 #include "cpu/core_claims.h"
+#include "cpu/cpu_quota.h"
 
 namespace radix::cpu {
 namespace {
 
 using Word = std::atomic<uint32_t>;
 constexpr int kMaxThreads = 1024;
+constexpr int64_t kMaxGrains = 1 << 16;
 constexpr auto kSpin = std::chrono::microseconds(50);
 
 void futex_wait(Word& word, uint32_t value) {
@@ -39,6 +38,23 @@ void futex_wait(Word& word, uint32_t value) {
 
 void futex_wake(Word& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// The grains of a part in one word.
+uint64_t pack(uint64_t begin, uint64_t end) {
+  return end << 32 | begin;
+}
+uint32_t begin_of(uint64_t range) {
+  return static_cast<uint32_t>(range);
+}
+uint32_t end_of(uint64_t range) {
+  return static_cast<uint32_t>(range >> 32);
+}
+uint32_t size_of(uint64_t range) {
+  return end_of(range) - begin_of(range);
+}
+uint64_t part_of(int64_t grains, int64_t part, int64_t parts) {
+  return pack(grains * part / parts, grains * (part + 1) / parts);
 }
 
 // Polls `ready` for the spin time; false when it never came true.
@@ -66,38 +82,9 @@ std::vector<int> affinity_cpus() {
   return cpus;
 }
 
-// CPUs' worth of time that a cgroup's cpu.max grants, rounded up; a huge number when there is no limit.
-int quota_of(const std::string& folder) {
-  long quota = 0, period = 0;
-  FILE* file = std::fopen((folder + "/cpu.max").c_str(), "r");
-  if (!file) return kMaxThreads;
-  const int fields = std::fscanf(file, "%ld %ld", &quota, &period);
-  std::fclose(file);
-  if (fields != 2 || quota <= 0 || period <= 0) return kMaxThreads;
-  return static_cast<int>(std::min<long>((quota + period - 1) / period, kMaxThreads));
-}
-
-// The tightest quota of this process's cgroup and those above it. In a container the path may be the host's: then only
-// the mount point itself is there.
-int cgroup_quota() {
-  const std::string root = "/sys/fs/cgroup";
-  int least = quota_of(root);
-  char line[4096] = "";
-  FILE* file = std::fopen("/proc/self/cgroup", "r");
-  if (!file) return least;
-  while (std::fgets(line, sizeof line, file))
-    if (std::strncmp(line, "0::/", 4) == 0) {
-      std::string path(line + 3, std::strcspn(line + 3, "\n"));
-      for (; path.size() > 1; path.resize(std::max<size_t>(path.rfind('/'), 1)))
-        least = std::min(least, quota_of(root + path));
-    }
-  std::fclose(file);
-  return least;
-}
-
 struct Config {
   const std::vector<int> cpus = affinity_cpus();
-  std::atomic<int> threads{std::min({static_cast<int>(cpus.size()), cgroup_quota(), kMaxThreads})};
+  std::atomic<int> threads{std::min({static_cast<int>(cpus.size()), cpu_quota(), kMaxThreads})};
 };
 
 Config& config() {
@@ -110,13 +97,16 @@ thread_local bool inside_pool = false;  // this thread is working on a part righ
 class Pool {
  public:
   // false: the pool is busy, nothing was run.
-  bool try_run(int64_t n, int threads, RangeFn fn, const void* context) {
+  bool try_run(int64_t n, int64_t grains, int threads, TasksFn fn, const void* context) {
     if (busy_.exchange(true, std::memory_order_acquire)) return false;
     threads = std::min(threads, grow(threads));
-    job_ = {fn, context, n, threads};
+    job_ = {fn, context, n, grains, threads};
+    for (int t = 0; t < threads; t++) parts_[t].range.store(part_of(grains, t, threads), std::memory_order_relaxed);
     pending_.store(threads - 1, std::memory_order_relaxed);
     for (int t = 1; t < threads; t++) workers_[t - 1]->post(Worker::kWork);
     work(0);
+    for (int t = 1; t < threads; t++)
+      if (workers_[t - 1]->unpost()) pending_.fetch_sub(1, std::memory_order_acq_rel);
     wait_for_workers();
     const std::exception_ptr error = std::exchange(error_, nullptr);
     failed_.store(false, std::memory_order_relaxed);
@@ -143,9 +133,9 @@ class Pool {
 
  private:
   struct Job {
-    RangeFn fn;
+    TasksFn fn;
     const void* context;
-    int64_t n;
+    int64_t n, grains;
     int threads;
   };
 
@@ -166,6 +156,13 @@ class Pool {
       if (mail.exchange(what, std::memory_order_acq_rel) == kAsleep) futex_wake(mail);
     }
 
+    // Takes work back that the worker has not received; false: it has.
+    bool unpost() {
+      uint32_t work = kWork;
+      return mail.compare_exchange_strong(work, kIdle, std::memory_order_acq_rel);
+    }
+
+    // What was posted; kIdle: it was taken back.
     uint32_t receive(bool spin) {
       const auto has_mail = [&] { return mail.load(std::memory_order_acquire) != kIdle; };
       if (!spin_until(has_mail, spin)) {
@@ -185,7 +182,8 @@ class Pool {
     const Job& job = job_;
     inside_pool = true;
     try {
-      job.fn(job.context, job.n * part / job.threads, job.n * (part + 1) / job.threads);
+      Tasks tasks(parts_.get(), job.threads, part, job.n, job.grains);
+      job.fn(job.context, tasks);
     } catch (...) {
       if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
     }
@@ -205,7 +203,8 @@ class Pool {
   static void* worker_main(void* self) {
     auto& worker = *static_cast<Worker*>(self);
     Pool& pool = *worker.pool;
-    while (worker.receive(spinning()) == Worker::kWork) {
+    for (uint32_t mail; (mail = worker.receive(spinning())) != Worker::kStop;) {
+      if (mail == Worker::kIdle) continue;
       pool.work(worker.index);
       if (pool.pending_.fetch_sub(1, std::memory_order_acq_rel) == (kCallerAsleep | 1)) futex_wake(pool.pending_);
     }
@@ -246,6 +245,7 @@ class Pool {
     pthread_setaffinity_np(thread, sizeof sets, sets);
   }
 
+  const std::unique_ptr<Tasks::Part[]> parts_{new Tasks::Part[kMaxThreads]};
   std::vector<std::unique_ptr<Worker>> workers_;
   CoreClaims claims_;
   std::vector<int> places_;  // a CPU for each thread, the caller first; empty: nobody is bound
@@ -283,11 +283,58 @@ void set_num_threads(int n, bool pin) {
   pool().reconfigure(n, pin);
 }
 
-void run_ranges(int64_t n, int64_t grain, RangeFn fn, const void* context) {
+bool Tasks::take(int64_t* begin, int64_t* end) {
+  int64_t grain = 0;
+  uint64_t range = own_.load(std::memory_order_relaxed);
+  while (size_of(range) > 0 && !own_.compare_exchange_weak(range, range + 1, std::memory_order_relaxed)) {
+  }
+  if (size_of(range) > 0) {
+    grain = begin_of(range);
+  } else if (!steal(&grain)) {
+    return false;
+  }
+  *begin = n_ * grain / grains_;
+  *end = n_ * (grain + 1) / grains_;
+  return true;
+}
+
+bool Tasks::more() const {
+  return size_of(own_.load(std::memory_order_relaxed)) > 0;
+}
+
+// Own_ is empty, which nobody else changes.
+bool Tasks::steal(int64_t* grain) {
+  for (;;) {
+    std::atomic<uint64_t>* fullest = nullptr;
+    uint64_t range = 0;
+    for (int part = 0; part < count_; part++) {
+      const uint64_t other = parts_[part].range.load(std::memory_order_relaxed);
+      if (size_of(other) <= size_of(range)) continue;
+      fullest = &parts_[part].range;
+      range = other;
+    }
+    if (!fullest) return false;
+    const uint32_t end = end_of(range), middle = end - (size_of(range) + 1) / 2;
+    if (!fullest->compare_exchange_strong(range, pack(begin_of(range), middle), std::memory_order_relaxed)) continue;
+    *grain = middle;
+    own_.store(pack(middle + 1, end), std::memory_order_relaxed);
+    return true;
+  }
+}
+
+void run_tasks(int64_t n, int64_t grain, TasksFn fn, const void* context) {
   if (n <= 0) return;
-  const int64_t parts = (n + grain - 1) / std::max<int64_t>(grain, 1);
-  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), parts));
-  if (threads <= 1 || inside_pool || !pool().try_run(n, threads, fn, context)) fn(context, 0, n);
+  const int64_t wanted = (n + grain - 1) / std::max<int64_t>(grain, 1);
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), wanted));
+  if (threads > 1 && !inside_pool) {
+    // As many for each thread.
+    const int64_t grains = std::min((std::min(wanted, kMaxGrains) + threads - 1) / threads * threads, n);
+    if (pool().try_run(n, grains, threads, fn, context)) return;
+  }
+  Tasks::Part all;
+  all.range.store(pack(0, 1), std::memory_order_relaxed);
+  Tasks tasks(&all, 1, 0, n, 1);
+  fn(context, tasks);
 }
 
 }  // namespace radix::cpu

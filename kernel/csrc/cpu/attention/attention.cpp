@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/attention.h"
+#include "api/merge_state.h"
 #include "cpu/thread_pool.h"
 
 namespace radix {
@@ -89,23 +90,34 @@ struct Plan {
   size_t items_left_size = 0;
 };
 
-// Query rows of a tile: as many as the kernel takes, fewer where the threads would not have enough of them.
+// Query rows of a tile: as many as the kernel takes, fewer where the threads would not have enough of them, which is
+// soon where tiles are so large that half of one costs little more.
 int64_t rows_of_tile(const AttentionTask& t, int64_t batch, int64_t rows) {
   int64_t tokens = 0;
   for (int64_t b = 0; b < batch; b++)
     if (const int64_t n = t.cu_seqlens_q[b + 1] - t.cu_seqlens_q[b]; n > 1) tokens += n;
-  while (rows >= 64 && tokens * t.heads / rows < 3 * num_threads()) rows /= 2;
+  while (rows >= 64 && tokens * t.heads / rows < (rows > 512 ? 12 : 3) * num_threads()) rows /= 2;
   return rows;
 }
 
-// One tile a few tokens of one KV head. Under causal attention the last tokens are the most work: they come first.
+// KV tokens that the q token at `position` of a row of kv_len tokens sees.
+int64_t seen_by(const rk_attention_options& o, int64_t kv_len, int64_t position) {
+  const int64_t end = o.causal || o.window_right == 0 ? std::min(kv_len, position + 1) : kv_len;
+  return std::max<int64_t>(0, end - (o.window_left >= 0 ? std::max<int64_t>(0, position - o.window_left) : 0));
+}
+
+// One tile a few tokens of one KV head.
 void add_tiles(const AttentionTask& t, int64_t b, int64_t rows, std::vector<AttentionTile>& tiles) {
   const int64_t group = t.heads / t.kv_heads, begin = t.cu_seqlens_q[b], end = t.cu_seqlens_q[b + 1];
   const int64_t per_tile = std::min<int64_t>(group, kMaxTaskRows), tokens = std::max<int64_t>(1, rows / per_tile);
+  const int64_t kv_len = t.page_table ? t.kv_lens[b] : t.cu_seqlens_k[b + 1] - t.cu_seqlens_k[b];
   for (int64_t h = 0; h < t.kv_heads; h++)
     for (int64_t g = 0; g < group; g += per_tile)
-      for (int64_t q = begin + (end - begin - 1) / tokens * tokens; q >= begin; q -= tokens)
-        tiles.push_back({b, q, std::min<int64_t>(tokens, end - q), h, h * group + g, std::min(per_tile, group - g)});
+      for (int64_t q = begin; q < end; q += tokens) {
+        const int64_t n = std::min<int64_t>(tokens, end - q), heads = std::min(per_tile, group - g);
+        const int64_t seen = seen_by(t.options, kv_len, kv_len - end + q + n - 1);
+        tiles.push_back({b, q, n, h, h * group + g, heads, n * heads * seen});
+      }
 }
 
 // The part of row b's KV that its one q token sees.
@@ -175,6 +187,8 @@ void run(const AttentionTask& task, int64_t batch) {
   const int64_t rows = rows_of_tile(task, batch, amx ? kMaxTileRows : kMaxLaneRows);
   for (int64_t b = 0; b < batch; b++)
     if (task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b] > 1) add_tiles(task, b, rows, plan.tiles);
+  std::sort(plan.tiles.begin(), plan.tiles.end(),
+            [](const AttentionTile& a, const AttentionTile& b) { return a.work > b.work; });
   plan_decode(task, batch, plan);
   count_items(plan);
   for (const DecodeRow& row : plan.rows)

@@ -14,7 +14,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kMaxTaskRows = 32;
 // Query rows (tokens x heads of one KV head) of a prefill tile: by FMA, by AMX.
 constexpr int kMaxLaneRows = 192;
-constexpr int kMaxTileRows = 512;
+constexpr int kMaxTileRows = 1024;
 
 // A [.., heads, head_dim] tensor by byte strides.
 struct HeadsView {
@@ -56,6 +56,7 @@ struct AttentionTask {
 // The rows of one task: q tokens [token, token + tokens) of batch row b, heads [head, head + group) of kv_head.
 struct AttentionTile {
   int64_t batch, token, tokens, kv_head, head, group;
+  int64_t work;  // rows x KV tokens, about: tasks of more work begin earlier
 };
 
 // A part of the KV of a row that has one q token: positions [begin, end) between two multiples of kSplitTokens, seen by

@@ -50,14 +50,27 @@ class LaneTile {
   }
   Range seen_by_any() const { return {seen(0).begin, seen(rows_ - 1).end}; }  // ranges move forward with the token
 
+  int64_t token_of(int64_t r) const {
+    return tile_.token + static_cast<uint32_t>(r) / static_cast<uint32_t>(tile_.group);
+  }
+  int64_t head_of(int64_t r) const {
+    return tile_.head + static_cast<uint32_t>(r) % static_cast<uint32_t>(tile_.group);
+  }
   const char* query(int64_t r) const {
-    const int64_t t = tile_.token + r / tile_.group, h = tile_.head + r % tile_.group;
-    return task_.q.data + t * task_.q.token_stride + h * task_.q.head_stride;
+    return task_.q.data + token_of(r) * task_.q.token_stride + head_of(r) * task_.q.head_stride;
+  }
+  char* output(int64_t r) const {
+    return task_.out.data + token_of(r) * task_.out.token_stride + head_of(r) * task_.out.head_stride;
+  }
+  // Writes row r's lse; returns what its values are to be multiplied with.
+  float close(int64_t r, float m, float l) const {
+    RunningSoftmax running{m * kLn2, l};
+    return running.close(task_, token_of(r), head_of(r));
   }
   template <class T>
   void write(int64_t r, float m, float l, const float* o) const {
     RunningSoftmax running{m * kLn2, l};
-    running.finish<T>(task_, tile_.token + r / tile_.group, tile_.head + r % tile_.group, o);
+    running.finish<T>(task_, token_of(r), head_of(r), o);
   }
 
   // Calls fn(base, end) for the blocks that hold what some row sees. The first one's rows have been found; fn finds
@@ -108,6 +121,10 @@ class LaneTile {
         greater(begin, lesser((tokens + Step - 1) / Step * Step, (last.end - base + Step - 1) / Step * Step));
     return {g, begin, end, last.begin > base + begin || first.end < base + end};
   }
+  // Whether some row of group g does not see all of the block's tokens [begin, end).
+  bool masks(int64_t g, int64_t begin, int64_t end, int64_t base) const {
+    return seen(g * Lanes + Lanes - 1).begin > base + begin || seen(g * Lanes).end < base + end;
+  }
 
   // The tokens of the block that each lane of a group sees: [from, to).
   struct LaneRanges {
@@ -143,17 +160,22 @@ inline Vec masked(Vec x, Vec at, const float* from, const float* to) {
 // has. exp2: of the kernel, exactly 1 at 0.
 template <int Vecs, class Exp2>
 inline bool raise_maximum(float* m, const Vec* top, Vec* shift, Vec* factor, const Exp2& exp2) {
-  Vec grown = zero();
+  Vec grown = zero(), now[Vecs];
   for (int i = 0; i < Vecs; i++) {
     const Vec before = load(m + i * Vec::width);
     const Mask grows = lt(before + set1(8.f), top[i]);
-    const Vec now = select(grows, top[i], before);
+    now[i] = select(grows, top[i], before);
     grown = select(grows, set1(1.f), grown);
-    store(m + i * Vec::width, now);
-    shift[i] = select(lt(set1(kNegInf), now), now, zero());  // a lane that has seen nothing: any finite shift does
-    factor[i] = exp2(before - shift[i]);
+    shift[i] =
+        select(lt(set1(kNegInf), now[i]), now[i], zero());  // a lane that has seen nothing: any finite shift does
+    factor[i] = set1(1.f);
   }
-  return reduce_max(grown) > 0;
+  if (!(reduce_max(grown) > 0)) return false;
+  for (int i = 0; i < Vecs; i++) {
+    factor[i] = exp2(load(m + i * Vec::width) - shift[i]);
+    store(m + i * Vec::width, now[i]);
+  }
+  return true;
 }
 
 }  // namespace radix::cpu::RK_ISA

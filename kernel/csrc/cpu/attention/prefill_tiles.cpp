@@ -24,20 +24,38 @@ constexpr int kLaneVecs = kLanes / W;
 constexpr int64_t kBlock = 256;  // tokens that are loaded at once
 constexpr int64_t kChunk = 64;   // tokens whose scores are in flight: they stay in L1
 
-// 2^x to about 2e-6, 0 below -150.
+// 2^x with a relative error of 2e-7, 0 below -150: 2^(x - floor(x)) by a polynomial that is 1 at 0 and 2 at 1.
 inline Vec exp2(Vec x) {
+#if RK_ISA_LEVEL >= 2
+  const Vec r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+#else
   x = max(set1(-160.f), x);
-  const Vec n = round_nearest(x), r = x - n;
-  Vec p = set1(0.0013333558f);
-  p = fma(p, r, set1(0.0096181291f));
-  p = fma(p, r, set1(0.0555041087f));
-  p = fma(p, r, set1(0.2402265070f));
-  p = fma(p, r, set1(0.6931471806f));
+  const Vec n = round_nearest(x - set1(0.5f)), r = x - n;
+#endif
+  Vec p = set1(0.00187931862f);
+  p = fma(p, r, set1(0.00899099465f));
+  p = fma(p, r, set1(0.0558186769f));
+  p = fma(p, r, set1(0.240159273f));
+  p = fma(p, r, set1(0.693151712f));
   p = fma(p, r, set1(1.f));
+#if RK_ISA_LEVEL >= 2
+  return scale2(p, x);  // takes the floor of x
+#else
   return scale2(p, n);
+#endif
 }
 
-// The working set, kept by each thread. At 128 dims about 0.6 MiB of it are used: it stays in L2.
+// 2 x 2 tiles of sums += two tiles of A x two of B.
+struct TileStep {
+  enum Begin : int { kKeep, kZero, kLoad };
+  const void *a0, *a1, *b0, *b1;
+  float* sums;  // [32 rows, 16 of them used if not `both`][kLanes]
+  Begin begin;
+  bool end, both;  // end: the sums are stored
+};
+constexpr int kMaxSteps = (kChunk + kBlock) / 32 * kMaxHeadDim / 32;
+
+// The working set, kept by each thread. At 128 dims about 0.95 MiB of it are used: it stays in L2.
 struct State {
   alignas(64) bf16 q[kMaxTileRows * kMaxHeadDim];   // [16 rows][32 dims] tiles of words: [dim pair][row]
   alignas(64) bf16 k[kBlock * kMaxHeadDim];         // [16 tokens][32 dims]
@@ -46,6 +64,12 @@ struct State {
   alignas(64) uint32_t p[2][kBlock / 2 * kLanes];   // tiles of words: [token pair][query]; of the present and the last
   alignas(64) float o[kMaxTileRows * kMaxHeadDim];  // [32 queries] of [dim][query]
   alignas(64) float m[kMaxTileRows], l[kMaxTileRows];
+  alignas(64) TileStep steps[kMaxSteps];
+};
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
 };
 
 class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
@@ -63,20 +87,32 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   float* group_o(int64_t g) const { return st_.o + g * kLanes * dim_; }
 
   void load_queries() {
-    for (int64_t r = 0; r < groups_ * kLanes; r++) {
-      const char* from = r < rows_ ? query(r) : nullptr;
+    for (int64_t first = 0; first < groups_ * kLanes; first += kTile) {
+      const char* rows[kTile];
+      for (int64_t i = 0; i < kTile; i++) {
+        rows[i] = first + i < rows_ ? query(first + i) : nullptr;
+        if (first + i + 2 * kTile < rows_) fetch_row(query(first + i + 2 * kTile));
+      }
       for (int64_t c = 0; c < k_tiles_; c++) {
-        bf16* to = st_.q + (r / kTile * k_tiles_ + c) * 2 * kTileWords + r % kTile * 32;
-        copy_dims<bf16>(to, from, c);
+        uint32_t* to = reinterpret_cast<uint32_t*>(st_.q) + (first / kTile * k_tiles_ + c) * kTileWords;
+        if (first + kTile <= rows_ && 32 * c + 32 <= dim_) {
+          transpose_words(to, [&](int64_t i) { return rows[i] + 64 * c; });
+          continue;
+        }
+        alignas(64) bf16 part[kTile][32];
+        for (int64_t i = 0; i < kTile; i++) copy_dims<bf16>(part[i], rows[i], c);
+        transpose_words(to, [&](int64_t i) { return part[i]; });
       }
     }
-    for (int64_t i = 0; i < groups_ * 2 * k_tiles_; i++)
-      transpose16(reinterpret_cast<uint32_t*>(st_.q + i * 2 * kTileWords));
-    for (int64_t i = 0; i < groups_ * kLanes * dim_; i += W) store(st_.o + i, zero());
     for (int64_t r = 0; r < groups_ * kLanes; r++) {
       st_.m[r] = kNegInf;
       st_.l[r] = 0;
     }
+  }
+
+  // A row of queries or outputs.
+  void fetch_row(const char* row) const {
+    for (int64_t byte = 0; byte < 2 * dim_; byte += 64) __builtin_prefetch(row + byte, 0, 2);
   }
 
   // Dims [32 c, 32 c + 32) of a row, zeros past its end and for NULL.
@@ -111,13 +147,23 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     Part last{}, part = visible_part(0, base, tokens);
     Products(*this, first_chunk(part), s_, last, 0, 0).finish();
     for (int64_t g = 0; g < groups_; g++) {
-      prefetch_share(g);
+      if (base + kBlock < end) {
+        prefetch_share(g);
+      } else {
+        for (int64_t r = g * kLanes; r < lesser((g + 1) * kLanes, rows_); r++) fetch_row(output(r));
+      }
       const Part next = visible_part(g + 1, base, tokens);
       run_group(part, base, next, last);
+      note_sums(last);
       last = part;
       part = next;
     }
     Products(*this, part, s_, last, 0, dim_).finish();
+    note_sums(last);
+  }
+  // o of the group holds sums from now on.
+  void note_sums(const Part& values) {
+    if (values.begin < values.end) summed_[values.group] = true;
   }
 
   // Under each chunk of a group run the scores of the chunk after it and a share of the values of the group before it.
@@ -159,136 +205,148 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
 
   template <class K>
   void load_values(int64_t tokens, int64_t padded) {
-    const auto read = [&](bf16* to, int64_t t, int64_t d) {
-      if (t >= tokens) {
-        std::memset(to, 0, 32);
-      } else {
-        for (int64_t i = 0; i < kTile; i += W) store(to + i, load(reinterpret_cast<const K*>(v_rows_[t]) + d + i));
-      }
-    };
-    for (int64_t t = 0; t < padded; t += 32)
+    for (int64_t t = 0; t < padded; t += 2 * kTile)
       for (int64_t d = 0; d < dim_; d += kTile) {
-        uint32_t* tile = value_tile(d, t);
-        for (int64_t i = 0; i < kTile; i++) {
-          if (sizeof(K) == 2 && t + 2 * i + 1 < tokens) {
-            const auto row = [&](int64_t at) { return reinterpret_cast<const bf16*>(v_rows_[at]) + d; };
-            interleave16(tile + i * kTile, row(t + 2 * i), row(t + 2 * i + 1));
-          } else {
-            bf16 pair[2][kTile];
-            read(pair[0], t + 2 * i, d);
-            read(pair[1], t + 2 * i + 1, d);
-            interleave16(tile + i * kTile, pair[0], pair[1]);
-          }
+        if (sizeof(K) == 2 && t + 2 * kTile <= tokens) {
+          transpose_pairs(value_tile(d, t),
+                          [&](int64_t i) { return reinterpret_cast<const bf16*>(v_rows_[t + i]) + d; });
+          continue;
         }
-        transpose16(tile);
+        alignas(64) bf16 rows[2 * kTile][kTile];
+        for (int64_t i = 0; i < 2 * kTile; i++)
+          for (int64_t lane = 0; lane < kTile; lane += W)
+            store(rows[i] + lane,
+                  t + i < tokens ? load(reinterpret_cast<const K*>(v_rows_[t + i]) + d + lane) : zero());
+        transpose_pairs(value_tile(d, t), [&](int64_t i) { return rows[i]; });
       }
   }
   uint32_t* value_tile(int64_t d, int64_t t) const {
     return reinterpret_cast<uint32_t*>(st_.v) + (d / kTile * (kBlock / 32) + t / 32) * kTileWords;
   }
 
-  // The products that AMX does while the exponentials of a chunk keep the vector units busy: the scores of a chunk,
-  // then the values of a group for dims [d, d_end). A step is at most four tile products; accumulators stay in tiles
-  // from one step to the next.
+  // The products that AMX does while the softmax of a chunk keeps the vector units busy: the scores of a chunk, then
+  // the values of a group for dims [d, d_end), listed as steps. Sums stay in tiles 0..3 from one step to the next;
+  // tiles 4, 5 (A) and 6, 7 (B) are loaded for the next step as soon as they are free.
   class Products {
    public:
     Products(const PrefillTile& tile, const Part& scores, float* s, const Part& values, int64_t d, int64_t d_end)
-        : tile_(tile), scores_(scores), values_(values), s_(s), t_(scores.begin), d_(d), d_end_(d_end) {
-      if (scores_.begin >= scores_.end) begin_values();
+        : at_(tile.st_.steps), end_(at_) {
+      add_scores(tile, scores, s);
+      add_values(tile, values, d, d_end);
+      if (at_ == end_) return;
+      tile_load<6>(at_->b0, 64);
+      tile_stream_load<4>(at_->a0, 64);
+      tile_stream_load<5>(at_->a1, 64);
+      tile_load<7>(at_->b1, 64);
     }
-    int64_t steps() const {
-      const int64_t columns = (d_end_ - d_ + 2 * kTile - 1) / (2 * kTile);
-      return ((scores_.end - scores_.begin) * tile_.k_tiles_ + (values_.end - values_.begin) * columns) / (2 * kTile);
+
+    // Spreads the steps evenly over so many turns.
+    void pace(int64_t turns) {
+      turns_ = turns;
+      paced_ = end_ - at_;
     }
-    void step() {
-      if (scores_left_) {
-        score_step();
-      } else if (d_ + kTile < tile_.dim_) {
-        value_step<2>();
-      } else {
-        value_step<1>();
+    // One turn: the four quarters of some work of the vector units, quarter(Count<0 .. 3>), and the steps that are due.
+    template <class Quarter>
+    inline __attribute__((always_inline)) void turn(const Quarter& quarter) {
+      due_ += paced_;
+      if (due_ < turns_) {
+        quarter(Count<0>{});
+        quarter(Count<1>{});
+        quarter(Count<2>{});
+        quarter(Count<3>{});
+        return;
       }
+      step(quarter);
+      for (due_ -= turns_; due_ >= turns_; due_ -= turns_) step();
     }
     void finish() {
-      for (int64_t left = steps(); left > 0; left--) step();
+      while (at_ != end_) step();
     }
 
    private:
-    // Of 32 queries with 32 tokens: 32 dims.
-    void score_step() {
-      const int64_t tile_row = tile_.k_tiles_ * 2 * kTileWords;
-      const bf16* q = tile_.st_.q + 2 * scores_.group * tile_row + c_ * 2 * kTileWords;
-      const bf16* k = tile_.st_.k + t_ / kTile * tile_row + c_ * 2 * kTileWords;
-      if (c_ == 0) {
+    // The quarters are put between the tile instructions: one that finds no free register to be renamed to holds up
+    // all that follow it.
+    template <class Quarter>
+    inline __attribute__((always_inline)) void step(const Quarter& quarter) {
+      const TileStep& now = *at_++;
+      const bool more = at_ != end_;
+      if (now.begin == TileStep::kZero) {
         tile_zero<0>();
         tile_zero<1>();
         tile_zero<2>();
         tile_zero<3>();
+      } else if (now.begin == TileStep::kLoad) {
+        move_sums(now, [](auto tile, float* at) { tile_load<tile.value>(at, kRow); });
       }
-      tile_stream_load<4>(k, 64);
-      tile_load<6>(q, 64);
       tile_dot<0, 4, 6>();
-      tile_load<7>(q + tile_row, 64);
-      tile_dot<1, 4, 7>();
-      tile_stream_load<5>(k + tile_row, 64);
+      quarter(Count<0>{});
       tile_dot<2, 5, 6>();
-      tile_dot<3, 5, 7>();
-      if (++c_ < tile_.k_tiles_) return;
-      move_sums<2>(s_ + (t_ - scores_.begin) * kLanes, [](auto tile, float* at) { tile_store<tile.value>(at, kRow); });
-      c_ = 0;
-      t_ += 2 * kTile;
-      if (t_ == scores_.end) begin_values();
-    }
-
-    void begin_values() {
-      scores_left_ = false;
-      t_ = values_.begin;
-    }
-
-    // O' [16 Tiles dims][32 queries] += V' P' over 32 tokens.
-    template <int Tiles>
-    void value_step() {
-      float* o = tile_.group_o(values_.group) + d_ * kLanes;
-      if (t_ == values_.begin) move_sums<Tiles>(o, [](auto tile, float* at) { tile_load<tile.value>(at, kRow); });
-      tile_stream_load<4>(tile_.value_tile(d_, t_), 64);
-      tile_load<6>(tile_.probability_tile(values_.group, t_, 0), 64);
-      tile_dot<0, 4, 6>();
-      tile_load<7>(tile_.probability_tile(values_.group, t_, 1), 64);
+      if (more) tile_load<6>(at_->b0, 64);
+      quarter(Count<1>{});
       tile_dot<1, 4, 7>();
-      if constexpr (Tiles == 2) {
-        tile_stream_load<5>(tile_.value_tile(d_ + kTile, t_), 64);
-        tile_dot<2, 5, 6>();
-        tile_dot<3, 5, 7>();
-      }
-      t_ += 2 * kTile;
-      if (t_ < values_.end) return;
-      move_sums<Tiles>(o, [](auto tile, float* at) { tile_store<tile.value>(at, kRow); });
-      t_ = values_.begin;
-      d_ += Tiles * kTile;
+      if (more) tile_stream_load<4>(at_->a0, 64);
+      quarter(Count<2>{});
+      tile_dot<3, 5, 7>();
+      if (more) tile_stream_load<5>(at_->a1, 64);
+      quarter(Count<3>{});
+      if (more) tile_load<7>(at_->b1, 64);
+      if (now.end) move_sums(now, [](auto tile, float* at) { tile_store<tile.value>(at, kRow); });
+    }
+    void step() {
+      step([](auto) {});
     }
 
-    // Calls move(tile, address) for the sums of 16 Rows rows of 32 queries.
-    template <int N>
-    struct Tile {
-      static constexpr int value = N;
-    };
-    template <int Rows, class Move>
-    static void move_sums(float* at, const Move& move) {
-      move(Tile<0>{}, at);
-      move(Tile<1>{}, at + kTile);
-      if constexpr (Rows == 2) {
-        move(Tile<2>{}, at + kTile * kLanes);
-        move(Tile<3>{}, at + kTile * kLanes + kTile);
+    // S' [32 tokens][32 queries] = K Q', 32 dims a step.
+    void add_scores(const PrefillTile& tile, const Part& part, float* s) {
+      const int64_t tile_row = tile.k_tiles_ * 2 * kTileWords;
+      const bf16* q = tile.st_.q + 2 * part.group * tile_row;
+      for (int64_t t = part.begin; t < part.end; t += 2 * kTile) {
+        const bf16* k = tile.st_.k + t / kTile * tile_row;
+        for (int64_t c = 0; c < tile.k_tiles_; c++) {
+          const int64_t at = c * 2 * kTileWords;
+          *end_++ = {k + at,
+                     k + tile_row + at,
+                     q + at,
+                     q + tile_row + at,
+                     s + (t - part.begin) * kLanes,
+                     c == 0 ? TileStep::kZero : TileStep::kKeep,
+                     c == tile.k_tiles_ - 1,
+                     true};
+        }
       }
+    }
+
+    // O' [32 dims][32 queries] += V' P', 32 tokens a step.
+    void add_values(const PrefillTile& tile, const Part& part, int64_t d, int64_t d_end) {
+      for (; d < d_end; d += 2 * kTile) {
+        const bool both = d + kTile < tile.dim_;
+        for (int64_t t = part.begin; t < part.end; t += 2 * kTile)
+          *end_++ = {tile.value_tile(d, t),
+                     tile.value_tile(both ? d + kTile : d, t),
+                     tile.probability_tile(part.group, t, 0),
+                     tile.probability_tile(part.group, t, 1),
+                     tile.group_o(part.group) + d * kLanes,
+                     t > part.begin             ? TileStep::kKeep
+                     : tile.summed_[part.group] ? TileStep::kLoad
+                                                : TileStep::kZero,
+                     t + 2 * kTile >= part.end,
+                     both};
+      }
+    }
+
+    // Calls move(tile, address) for the sums.
+    template <class Move>
+    static void move_sums(const TileStep& step, const Move& move) {
+      move(Count<0>{}, step.sums);
+      move(Count<1>{}, step.sums + kTile);
+      if (!step.both) return;
+      move(Count<2>{}, step.sums + kTile * kLanes);
+      move(Count<3>{}, step.sums + kTile * kLanes + kTile);
     }
 
     static constexpr int kRow = kLanes * 4;
-    const PrefillTile& tile_;
-    const Part scores_, values_;
-    float* const s_;
-    bool scores_left_ = true;
-    int64_t t_, c_ = 0, d_;
-    const int64_t d_end_;
+    TileStep *at_, *end_;
+    int64_t turns_ = 1, paced_ = 0, due_ = 0;
   };
 
   float* score_row(const Part& chunk, int64_t t) const { return s_ + (t - chunk.begin) * kLanes; }
@@ -302,12 +360,17 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     Vec top[2][kLaneVecs];
     for (auto& chain : top)
       for (Vec& x : chain) x = set1(kNegInf);
-    if (part.masked || !direct() || task_.k_scale.data) limit_scores(part, base);
-    for (int64_t t = part.begin; t < part.end; t += 2)
-      for (int i = 0; i < kLaneVecs; i++) {
-        top[0][i] = max(top[0][i], load(score_row(part, t) + i * W));
-        top[1][i] = max(top[1][i], load(score_row(part, t + 1) + i * W));
-      }
+    if ((part.masked && masks(part.group, part.begin, part.end, base)) || !direct() || task_.k_scale.data)
+      limit_scores(part, base);
+    products.pace((part.end - part.begin) / kTile + (part.end - part.begin) / 4);
+    for (int64_t t = part.begin; t < part.end; t += kTile)
+      products.turn([&](auto at) __attribute__((always_inline)) {
+        for (int64_t row = t + at.value * kTile / 4; row < t + (at.value + 1) * kTile / 4; row += 2)
+          for (int i = 0; i < kLaneVecs; i++) {
+            top[0][i] = max(top[0][i], load(score_row(part, row) + i * W));
+            top[1][i] = max(top[1][i], load(score_row(part, row + 1) + i * W));
+          }
+      });
     Vec shift[kLaneVecs], factor[kLaneVecs];
     for (int i = 0; i < kLaneVecs; i++) top[0][i] = max(top[0][i], top[1][i]) * set1(unit());
     float* m = st_.m + part.group * kLanes;
@@ -332,24 +395,25 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
       odd_sum[i] = zero();
       down[i] = zero() - shift[i];
     }
-    const int64_t pairs = (part.end - part.begin) / 2;
-    int64_t left = products.steps(), due = 0;
-    const int64_t steps = left;
-    for (int64_t t = part.begin; t < part.end; t += 2) {
-      for (due += steps; due >= pairs; due -= pairs, left--) products.step();
-      for (int i = 0; i < kLaneVecs; i++) {
-        const float* s = score_row(part, t) + i * W;
-        Vec even = exp2(fma(load(s), scale, down[i])), odd = exp2(fma(load(s + kLanes), scale, down[i]));
-        even_sum[i] = even_sum[i] + even;
-        odd_sum[i] = odd_sum[i] + odd;
-        if (Scaled) {
-          even = even * set1(v_scale_[t]);
-          odd = odd * set1(v_scale_[t + 1]);
+    for (int64_t t = part.begin; t < part.end; t += 4) {
+      const float* s = score_row(part, t);
+      uint32_t* p = probability_tile(part.group, t, 0) + t % 32 / 2 * kTile;
+      products.turn([&](auto at) __attribute__((always_inline)) {
+        constexpr int pair = at.value / 2, first = at.value % 2 * kLaneVecs / 2;
+        for (int i = first; i < first + kLaneVecs / 2; i++) {
+          const float* from = s + 2 * pair * kLanes + i * W;
+          Vec even = exp2(fma(load(from), scale, down[i])), odd = exp2(fma(load(from + kLanes), scale, down[i]));
+          even_sum[i] = even_sum[i] + even;
+          odd_sum[i] = odd_sum[i] + odd;
+          if (Scaled) {
+            even = even * set1(v_scale_[t + 2 * pair]);
+            odd = odd * set1(v_scale_[t + 2 * pair + 1]);
+          }
+          store_pairs(p + i * W / kTile * kTileWords + pair * kTile + i * W % kTile, even, odd);
         }
-        store_pairs(probability_tile(part.group, t, i * W / kTile) + t % 32 / 2 * kTile + i * W % kTile, even, odd);
-      }
+      });
     }
-    for (; left > 0; left--) products.step();
+    products.finish();
     for (int i = 0; i < kLaneVecs; i++) store(l + i * W, even_sum[i] + odd_sum[i]);
   }
   uint32_t* probability_tile(int64_t g, int64_t t, int64_t half) const {
@@ -374,6 +438,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   }
 
   void rescale(int64_t g, const Vec* factor) {
+    if (!summed_[g]) return;
     float* o = group_o(g);
     for (int64_t d = 0; d < dim_; d++)
       for (int i = 0; i < kLaneVecs; i++) store(o + d * kLanes + i * W, load(o + d * kLanes + i * W) * factor[i]);
@@ -391,28 +456,27 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   }
 
   void finish() {
-    alignas(64) float row[kTile * kMaxHeadDim];
     for (int64_t first = 0; first < rows_; first += kTile) {
-      untranspose(first, row);
-      for (int64_t r = first; r < lesser(first + kTile, rows_); r++)
-        write<bf16>(r, st_.m[r], st_.l[r], row + (r - first) * dim_);
-    }
-  }
-
-  // o of 16 rows from row `first` on: [row][dim].
-  void untranspose(int64_t first, float* out) const {
-    alignas(64) uint32_t block[kTileWords];
-    const float* o = group_o(first / kLanes) + first % kLanes;
-    for (int64_t d = 0; d < dim_; d += kTile) {
-      for (int i = 0; i < kTile; i++) std::memcpy(block + i * kTile, o + (d + i) * kLanes, 64);
-      transpose16(block);
-      for (int i = 0; i < kTile; i++) std::memcpy(out + i * dim_ + d, block + i * kTile, 64);
+      float* o = group_o(first / kLanes) + first % kLanes;
+      const int64_t rows = lesser(kTile, rows_ - first);
+      if (!summed_[first / kLanes])
+        for (int64_t d = 0; d < dim_; d++) std::memset(o + d * kLanes, 0, sizeof(float[kTile]));
+      char* out[kTile];
+      alignas(64) float factor[kTile] = {};
+      for (int64_t r = 0; r < rows; r++) {
+        out[r] = output(first + r);
+        factor[r] = close(first + r, st_.m[first + r], st_.l[first + r]);
+      }
+      for (int64_t d = 0; d < dim_; d += 2 * kTile)
+        store_lanes(o + d * kLanes, kLanes, factor, lesser(2 * kTile, dim_ - d), rows,
+                    [&](int64_t r) { return out[r] + 2 * d; });
     }
   }
 
   State& st_;
   const int64_t k_tiles_;
-  float* s_ = st_.s[0];  // scores of the present chunk
+  float* s_ = st_.s[0];                      // scores of the present chunk
+  bool summed_[kMaxTileRows / kLanes] = {};  // of each group: o holds sums
 };
 
 }  // namespace

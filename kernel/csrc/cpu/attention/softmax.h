@@ -94,9 +94,8 @@ struct RunningSoftmax {
     m = top;
   }
 
-  // Writes out (and lse) of head h of q token t.
-  template <class T>
-  void finish(const AttentionTask& task, int64_t t, int64_t h, const float* o) {
+  // Takes in the sink of head h, writes lse of q token t; returns what the values are to be multiplied with.
+  float close(const AttentionTask& task, int64_t t, int64_t h) {
     float scale = 1.f;
     if (task.sinks) {
       const float sink = task.sinks[h], top = m > sink ? m : sink;
@@ -104,11 +103,17 @@ struct RunningSoftmax {
       l = l * scale + exp_scalar(sink - top);
       m = top;
     }
-    T* out = reinterpret_cast<T*>(task.out.data + t * task.out.token_stride + h * task.out.head_stride);
-    const Vec factor = set1(l == 0.f ? 0.f : scale / l);  // l 0: nothing seen
-    for (int64_t d = 0; d < task.head_dim; d += Vec::width) store(out + d, load(o + d) * factor);
     if (task.lse)
       task.lse[t * task.lse_token_stride + h * task.lse_head_stride] = l == 0.f ? kNegInf : m + __builtin_logf(l);
+    return l == 0.f ? 0.f : scale / l;  // l 0: nothing seen
+  }
+
+  // Writes out (and lse) of head h of q token t.
+  template <class T>
+  void finish(const AttentionTask& task, int64_t t, int64_t h, const float* o) {
+    T* out = reinterpret_cast<T*>(task.out.data + t * task.out.token_stride + h * task.out.head_stride);
+    const Vec factor = set1(close(task, t, h));
+    for (int64_t d = 0; d < task.head_dim; d += Vec::width) store(out + d, load(o + d) * factor);
   }
 };
 

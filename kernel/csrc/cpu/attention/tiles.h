@@ -16,6 +16,7 @@
 #if RK_HAS_TILES
 
 #include "cpu/attention/transpose.h"
+#include "cpu/tile_shapes.h"
 
 namespace radix::cpu::RK_ISA {
 
@@ -24,23 +25,17 @@ constexpr int kTileWords = 16 * 16;  // 1 KiB
 
 #if defined(__AMX_BF16__)
 
-// Tile shapes are per thread and other libraries change them: set at every kernel's entry, released at its end. So are
-// the flags of float arithmetic: a probability that underflows becomes 0 without the processor's slow path.
+// The tiles' shapes and, as long, the flags of float arithmetic: a probability that underflows becomes 0 without the
+// processor's slow path.
 class TileScope {
  public:
   TileScope() {
-    alignas(64) struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes_per_row[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    static_assert(sizeof config == 64);
+    TileShapes shapes;
     for (int i = 0; i < 8; i++) {
-      config.bytes_per_row[i] = 64;
-      config.rows[i] = kTile;
+      shapes.bytes_per_row[i] = 64;
+      shapes.rows[i] = kTile;
     }
-    // gcc 12's intrinsic declares 8 of the 64 bytes as input and drops the other stores.
-    asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const char(*)[64]>(&config)) : "memory");
+    shapes.load();
     _mm_setcsr(flags_ | _MM_FLUSH_ZERO_ON);
   }
   ~TileScope() {
@@ -117,20 +112,50 @@ void tile_dot() {
 
 #if RK_ISA_LEVEL >= 2
 
-// A 16 x 16 matrix of words, in place. x: 64-byte aligned.
-inline void transpose16(uint32_t* x) {
-  __m512i rows[16];
-  for (int i = 0; i < 16; i++) rows[i] = _mm512_load_si512(x + i * 16);
-  transpose16(rows);
-  for (int i = 0; i < 16; i++) _mm512_store_si512(x + i * 16, rows[i]);
+// row(i): 64 bytes, i < 16. out: their words, transposed.
+template <class Row>
+inline void transpose_words(uint32_t* out, const Row& row) {
+  __m512i words[16];
+  for (int i = 0; i < 16; i++) words[i] = _mm512_loadu_si512(row(i));
+  transpose16(words);
+  for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * 16, words[i]);
+}
+
+// Rounds to nearest even; the bf16 is the high half of a word. NaN stays NaN.
+inline __m512i rounded(Vec x) {
+  const __m512i u = _mm512_castps_si512(x.v), one = _mm512_set1_epi32(1);
+  const __m512i up = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(u, 16), one), _mm512_set1_epi32(0x7fff));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(_mm512_add_epi32(u, up), nan, u, _mm512_set1_epi32(0x400000));
+}
+
+// a's high halves below b's.
+inline __m512i high_halves(__m512i a, __m512i b) {
+  const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return _mm512_mask_shuffle_epi8(b, 0x3333333333333333u, a, down);
+}
+
+// Row r < rows of 16 is written to out(r): dims (16 or 32) elements x[d * stride + r] * factor[r].
+template <class Row>
+inline void store_lanes(const float* x, int64_t stride, const float* factor, int64_t dims, int64_t rows,
+                        const Row& out) {
+  const Vec by = load(factor);
+  __m512i words[16] = {};
+  for (int i = 0; i < 16; i++)
+    if (2 * i < dims)
+      words[i] = high_halves(rounded(load(x + 2 * i * stride) * by), rounded(load(x + (2 * i + 1) * stride) * by));
+  transpose16(words);
+  const __mmask16 mask = dims == 32 ? 0xffff : 0xff;
+  for (int r = 0; r < 16; r++)
+    if (r < rows) _mm512_mask_storeu_epi32(out(r), mask, words[r]);
 }
 
 // Words of two bf16, a's in the low half. Rounds ties away from zero; for values of at least 0, and NaN.
 inline void store_pairs(uint32_t* out, Vec a, Vec b) {
   const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(a.v), half), 16);
+  const __m512i low = _mm512_add_epi32(_mm512_castps_si512(a.v), half);
   const __m512i high = _mm512_add_epi32(_mm512_castps_si512(b.v), half);
-  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+  _mm512_storeu_si512(out, high_halves(low, high));
 }
 
 // The inverse, exact.
@@ -140,21 +165,37 @@ inline void load_pairs(const uint32_t* in, Vec& a, Vec& b) {
   b.v = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// Row a and row b of 16 bf16 as words, a's in the low half.
-inline void interleave16(uint32_t* out, const bf16* a, const bf16* b) {
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
-  _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+// row(i): 16 bf16, i < 32. out: word [i][j] holds element i of rows 2 j (in its low half) and 2 j + 1.
+template <class Row>
+inline void transpose_pairs(uint32_t* out, const Row& row) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i order = _mm512_load_si512(kOrder);
+  __m512i words[16];
+  for (int i = 0; i < 16; i++) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(2 * i)));
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(2 * i + 1)));
+    words[i] = _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+  }
+  transpose16(words);
+  for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * 16, words[i]);
 }
 
 #else
 
-inline void transpose16(uint32_t* x) {
+template <class Row>
+inline void transpose_words(uint32_t* out, const Row& row) {
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < i; j++) {
-      const uint32_t t = x[i * 16 + j];
-      x[i * 16 + j] = x[j * 16 + i];
-      x[j * 16 + i] = t;
+    for (int j = 0; j < 16; j++) std::memcpy(out + i * 16 + j, reinterpret_cast<const char*>(row(j)) + i * 4, 4);
+}
+template <class Row>
+inline void store_lanes(const float* x, int64_t stride, const float* factor, int64_t dims, int64_t rows,
+                        const Row& out) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t d = 0; d < dims; d += Vec::width) {
+      float lanes[Vec::width];
+      for (int i = 0; i < Vec::width; i++) lanes[i] = x[(d + i) * stride + r] * factor[r];
+      store(reinterpret_cast<bf16*>(out(r)) + d, load(lanes));
     }
 }
 inline void store_pairs(uint32_t* out, Vec a, Vec b) {
@@ -173,8 +214,10 @@ inline void load_pairs(const uint32_t* in, Vec& a, Vec& b) {
   a = load(low);
   b = load(high);
 }
-inline void interleave16(uint32_t* out, const bf16* a, const bf16* b) {
-  for (int i = 0; i < 16; i++) out[i] = a[i].bits | uint32_t{b[i].bits} << 16;
+template <class Row>
+inline void transpose_pairs(uint32_t* out, const Row& row) {
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) out[i * 16 + j] = row(2 * j)[i].bits | uint32_t{row(2 * j + 1)[i].bits} << 16;
 }
 
 #endif

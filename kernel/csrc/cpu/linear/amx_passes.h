@@ -10,31 +10,24 @@
 #include <immintrin.h>
 
 #include "cpu/linear/kernel_codes.h"
+#include "cpu/tile_shapes.h"
 
 namespace radix::cpu::RK_ISA {
 
 constexpr int kTileRows = 16;
 constexpr int64_t kTileBytes = 1024;
 
-// Tile shapes are per thread and other libraries change them: load at every kernel entry, release at its end so that
-// the kernel does not save 8 KiB of state at each context switch.
 // rows: of the first A tile and its C tiles, 1 .. 16; step: bytes of k in a tile, 64 or 32.
 class AmxScope {
  public:
   AmxScope(int rows, int step) {
-    alignas(64) struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes_per_row[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    static_assert(sizeof config == 64);
+    TileShapes shapes;
     for (int i = 0; i < 8; ++i) {
       const bool a = i == 4 || i == 5, b = i == 6 || i == 7, first = i == 0 || i == 1 || i == 4;
-      config.bytes_per_row[i] = static_cast<uint16_t>(a ? step : 64);
-      config.rows[i] = static_cast<uint8_t>(b ? step / 4 : first ? rows : kTileRows);
+      shapes.bytes_per_row[i] = static_cast<uint16_t>(a ? step : 64);
+      shapes.rows[i] = static_cast<uint8_t>(b ? step / 4 : first ? rows : kTileRows);
     }
-    // gcc 12's intrinsic declares 8 of the 64 bytes as input and drops the other stores.
-    asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const char(*)[64]>(&config)) : "memory");
+    shapes.load();
   }
   ~AmxScope() { _tile_release(); }
   AmxScope(const AmxScope&) = delete;
@@ -94,21 +87,38 @@ inline void fetch_tile(const char* tile) {
   for (int line = 0; line < kTileRows; line++) __builtin_prefetch(tile + line * kLine, 0, 3);
 }
 
-// a: tiles of 16 rows, kTileBytes apart; those of the next 16 rows are `row16` further. c: [32][32] words. A tile's
-// registers are loaded again as soon as their last product is issued: beside a busy sibling thread there are none to
-// spare that would rename them. Few: no other rows will read the panel, so it comes from memory now: its tiles are
-// fetched into L1 too.
-template <class Tiles, int RowTiles, bool Few>
-inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fetch, char* c, bool accumulate) {
+// Tiles of x, 4 or 5. kAround: around L1.
+template <int T, bool kAround>
+inline void load_x(const char* a) {
+  if constexpr (kAround) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(a), "r"(kLine), "i"(T));
+  } else {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(a), "r"(kLine), "i"(T));
+  }
+}
+
+// How many rows read a panel, which decides what is worth a place in L1.
+enum class Readers {
+  kPass,  // those of one pass: the panel comes from memory now, its tiles are fetched into L1 like those of x
+  kSome,
+  kMany,  // the panel is a piece of k that stays in L1; x comes from L2 around it
+};
+
+struct Nothing {
+  void operator()() const {}
+};
+
+// a: tiles of 16 rows, kTileBytes apart; those of the next 16 rows are `row16` further. c: [32][32] words. The loads of
+// a step come together: each alone between products costs more on a CPU whose sibling thread is busy. Calls meanwhile()
+// in every step.
+template <class Tiles, int RowTiles, Readers kReaders, class Meanwhile>
+inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fetch, char* c, bool accumulate,
+                     Meanwhile&& meanwhile) {
   constexpr int kStride = 2 * kBlockN * 4;
-  constexpr bool kTwo = RowTiles == 2;
+  constexpr bool kTwo = RowTiles == 2, kPass = kReaders == Readers::kPass, kMany = kReaders == Readers::kMany;
   char* c1 = c + kTileRows * kStride;
   asm volatile("" ::: "memory");  // operands may just have been written; the intrinsics do not say so
   const char *b0 = panel.b0, *b1 = panel.b1;
-  _tile_loadd(6, b0, kLine);
-  _tile_loadd(4, a, kLine);
-  if constexpr (kTwo) _tile_loadd(5, a + row16, kLine);
-  _tile_loadd(7, b1, kLine);
   if (accumulate) {
     _tile_loadd(0, c, kStride);
     if constexpr (kTwo) _tile_loadd(2, c1, kStride);
@@ -123,25 +133,25 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
     }
   }
   for (int left = panel.steps; left > 0; left--) {
+    load_x<4, kMany>(a);
+    _tile_loadd(6, b0, kLine);
+    if constexpr (kTwo) load_x<5, kMany>(a + row16);
+    _tile_loadd(7, b1, kLine);
     a += kTileBytes;
     b0 += panel.step;
     b1 += panel.step;
     fetch.step();
-    if constexpr (kTwo || !Few) fetch_tile(a + kTilesAhead * kTileBytes);
-    if constexpr (kTwo) fetch_tile(a + row16 + kTilesAhead * kTileBytes);
-    if constexpr (Few) {
+    if constexpr (!kMany && !(kPass && !kTwo)) fetch_tile(a + kTilesAhead * kTileBytes);
+    if constexpr (!kMany && kTwo) fetch_tile(a + row16 + kTilesAhead * kTileBytes);
+    if constexpr (kPass) {
       fetch_tile(b0 + kTilesAhead * panel.step);
       fetch_tile(b1 + kTilesAhead * panel.step);
     }
-    const bool more = left > 1;
+    meanwhile();
     Tiles::c00();
     if constexpr (kTwo) Tiles::c10();
-    if (more) _tile_loadd(6, b0, kLine);
     Tiles::c01();
-    if (more) _tile_loadd(4, a, kLine);
     if constexpr (kTwo) Tiles::c11();
-    if (more && kTwo) _tile_loadd(5, a + row16, kLine);
-    if (more) _tile_loadd(7, b1, kLine);
   }
   _tile_stored(0, c, kStride);
   _tile_stored(1, c + 64, kStride);
@@ -152,55 +162,16 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
   asm volatile("" ::: "memory");
 }
 
-// The same for 32 rows of many. Every pass reads the panel again, a piece of k that stays in L1; x comes from L2 around
-// L1, which it would only fill. Calls meanwhile() in every step.
-template <class Tiles, class Meanwhile>
-inline void multiply_many(const char* a, int64_t row16, const Panel& panel, Fetch fetch, char* c, bool accumulate,
-                          Meanwhile& meanwhile) {
-  constexpr int kStride = 2 * kBlockN * 4;
-  char* c1 = c + kTileRows * kStride;
-  asm volatile("" ::: "memory");
-  const char *b0 = panel.b0, *b1 = panel.b1;
-  _tile_loadd(6, b0, kLine);
-  _tile_stream_loadd(4, a, kLine);
-  _tile_stream_loadd(5, a + row16, kLine);
-  _tile_loadd(7, b1, kLine);
-  if (accumulate) {
-    _tile_loadd(0, c, kStride);
-    _tile_loadd(2, c1, kStride);
-    _tile_loadd(1, c + 64, kStride);
-    _tile_loadd(3, c1 + 64, kStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int left = panel.steps; left > 0; left--) {
-    a += kTileBytes;
-    b0 += panel.step;
-    b1 += panel.step;
-    fetch.step();
-    meanwhile();
-    const bool more = left > 1;
-    Tiles::c00();
-    Tiles::c10();
-    if (more) _tile_loadd(6, b0, kLine);
-    Tiles::c01();
-    if (more) _tile_stream_loadd(4, a, kLine);
-    Tiles::c11();
-    if (more) _tile_stream_loadd(5, a + row16, kLine);
-    if (more) _tile_loadd(7, b1, kLine);
-  }
-  _tile_stored(0, c, kStride);
-  _tile_stored(1, c + 64, kStride);
-  _tile_stored(2, c1, kStride);
-  _tile_stored(3, c1 + 64, kStride);
-  asm volatile("" ::: "memory");
-}
-
 constexpr int kPassRows = 2 * kTileRows;
 constexpr int64_t kPassBytes = kPassRows * 2 * kBlockN * 4;  // of sums
+
+// The same for a pass of 1 to 32 rows.
+template <class Tiles, Readers kReaders, class Meanwhile>
+inline void multiply_pass(const char* a, int64_t row16, int rows, const Panel& panel, Fetch fetch, char* c,
+                          bool accumulate, Meanwhile&& meanwhile) {
+  if (rows > kTileRows) return multiply<Tiles, 2, kReaders>(a, row16, panel, fetch, c, accumulate, meanwhile);
+  multiply<Tiles, 1, kReaders>(a, row16, panel, fetch, c, accumulate, meanwhile);
+}
 
 // Words of c (+)= rows m .. of x by the panel, a pass of 32 rows at a time, [32][32] each, `c_step` bytes apart; calls
 // before(its first row, its rows) and after(...) around each. The A tiles begin `offset` bytes into tile `chunk` of a
@@ -215,12 +186,10 @@ inline void multiply_rows(const StagedX& x, int64_t m, int rows, int64_t chunk, 
     const Fetch fetch(panel, r / kPassRows, passes);
     const int ready = static_cast<int>(lesser(kPassRows, rows - r));
     before(r, ready);
-    if (rows - r > kTileRows) {
-      rows <= kPassRows ? multiply<Tiles, 2, true>(a, x.row16, panel, fetch, to, accumulate)
-                        : multiply<Tiles, 2, false>(a, x.row16, panel, fetch, to, accumulate);
+    if (rows > kPassRows) {
+      multiply_pass<Tiles, Readers::kSome>(a, x.row16, ready, panel, fetch, to, accumulate, Nothing());
     } else {
-      rows <= kPassRows ? multiply<Tiles, 1, true>(a, x.row16, panel, fetch, to, accumulate)
-                        : multiply<Tiles, 1, false>(a, x.row16, panel, fetch, to, accumulate);
+      multiply_pass<Tiles, Readers::kPass>(a, x.row16, ready, panel, fetch, to, accumulate, Nothing());
     }
     after(r, ready);
   }
@@ -261,20 +230,20 @@ struct TaskBlocks {
   int count;
 };
 
-// The rows of a pass whose sums wait to become outputs: a few at every step of the pass that follows, so that the tiles
-// do not wait for the vector units.
-template <class Finish>
+// The rows of a pass whose sums wait to become outputs: a few at every step of the pass that follows, or at every
+// kSteps-th one, so that the tiles do not wait for the vector units.
+template <int kSteps, class Finish>
 struct Pending {
   const Finish& finish;
-  int row = 0, end = 0, share = 0;
+  int row = 0, end = 0, share = 0, step = 0;
 
   void add(int first, int rows, int64_t steps) {
     row = first;
     end = first + rows;
-    share = static_cast<int>((rows + steps - 1) / steps);
+    share = kSteps * static_cast<int>((rows + steps - 1) / steps);
   }
   void operator()() {
-    if (row == end) return;
+    if (row == end || ++step % kSteps != 0) return;
     const int rows = share < end - row ? share : end - row;
     finish(row, rows);
     row += rows;
@@ -285,7 +254,8 @@ struct Pending {
 };
 
 // Rows m .. of x, more than one pass, by the blocks of a task: `tiles` of k each, `block` bytes apart. sums, up_sums:
-// [rows][2][16]. ends: begin(row, rows) before a pass, finish(row, rows, sums, up_sums) makes outputs of complete ones.
+// [rows][2][16]. ends: fetch(row, rows) for all rows, evenly over the passes, begin(row, rows) before the last pass
+// over rows, finish(row, rows, sums, up_sums) makes outputs of complete ones, at every kSteps-th step.
 template <class Tiles, class Ends>
 inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlocks& blocks, int64_t tiles, int64_t block,
                           float* sums, float* up_sums, const Ends& ends) {
@@ -301,7 +271,7 @@ inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlock
   const auto finish = [&](int row, int count) {
     ends.finish(row, count, place(sums, row, gates_wait), place(up_sums, row, wait));
   };
-  Pending<decltype(finish)> pending{finish};
+  Pending<Ends::kSteps, decltype(finish)> pending{finish};
   for (const uint8_t* w : {blocks.w, blocks.up}) {
     if (!w) continue;
     const bool gates = blocks.up && w == blocks.w, up = w == blocks.up;
@@ -314,12 +284,12 @@ inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlock
         const Fetch fetch(panel, r / kPassRows, passes);
         char* to = reinterpret_cast<char*>(up ? place(up_sums, r, wait) : place(sums, r, gates_wait));
         const char* a = x.at(m + r, t);
-        if (t == 0 && !gates) ends.begin(r, ready);
-        if (ready > kTileRows) {
-          multiply_many<Tiles>(a, x.row16, panel, fetch, to, t > 0, pending);
-        } else {
-          multiply<Tiles, 1, false>(a, x.row16, panel, fetch, to, t > 0);
+        if (!gates) {
+          const int64_t pass = t / piece * passes + r / kPassRows, all = pieces * passes, first = rows * pass / all;
+          ends.fetch(first, rows * (pass + 1) / all - first);
+          if (t + steps == tiles) ends.begin(r, ready);
         }
+        multiply_pass<Tiles, Readers::kMany>(a, x.row16, ready, panel, fetch, to, t > 0, pending);
         pending.flush();
         if (!gates && t + steps == tiles) pending.add(r, ready, steps);
       }

@@ -1,5 +1,6 @@
 // The largest output of a row and its number, without the outputs: each thread keeps the largest sums of its blocks,
 // one for each of their 16 lanes, and here they are compared.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -44,7 +45,8 @@ void linear_argmax(const rk_linear_argmax_args& args, rk_stream) {
   args.desc->kind == RK_WEIGHT_DENSE ? kernels.dense(product, &maxima) : kernels.quantized(product, &maxima);
   for (int64_t row = 0; row < m; row++) {
     Best best;
-    for (int64_t part = 0; part < maxima.claimed; part++) best.offer(maxima.parts[part * m + row]);
+    for (int64_t part = 0; part < std::min(maxima.claimed, maxima.most); part++)
+      best.offer(maxima.parts[part * m + row]);
     data_ptr<int32_t>(*args.ids)[row] = best.found() ? static_cast<int32_t>(best.id) : -1;
     data_ptr<float>(*args.maxima)[row] = best.found() ? best.value : std::numeric_limits<float>::quiet_NaN();
   }

@@ -57,7 +57,9 @@ struct DenseAmx : AmxProduct {
       const int64_t steps = lesser(kPieceTiles, tiles - t);
       const Panel panel = stream.panel(t * kTileBytes, kTileBytes, steps);
       const auto before = [&](int r, int ready) {
-        if (t == 0) ends.begin(r, ready);
+        if (t > 0) return;
+        ends.fetch(r, ready);
+        ends.begin(r, ready);
       };
       const auto after = [&](int r, int ready) {
         if (t + steps == tiles) ends.finish(r, ready, sums + r * kBlocks * kBlockN);
@@ -124,6 +126,8 @@ struct CodesAmx : AmxProduct {
     const Ends& ends;
     int64_t m;
     const TaskBlocks& blocks;
+    static constexpr int kSteps = 4;  // the blocks' scales are loaded once for all rows of a call
+    void fetch(int64_t row, int64_t rows) const { ends.fetch(row, rows); }
     void begin(int64_t row, int64_t rows) const { ends.begin(row, rows); }
     void finish(int64_t row, int64_t rows, float* sums, float* up_sums) const {
       fold(blocks.w, row, rows, sums);
@@ -173,7 +177,9 @@ struct CodesAmx : AmxProduct {
         const int64_t size = lesser(kPieceK, end - k), at = k * kElement;
         const Panel piece = panel(stream, k, size, room);
         const auto before = [&](int r, int ready) {
-          if (k == 0) ends.begin(r, ready);
+          if (k > 0) return;
+          ends.fetch(r, ready);
+          ends.begin(r, ready);
         };
         const auto after = [&](int r, int ready) {
           if (k + size < end) return;

@@ -7,18 +7,18 @@
 
 namespace radix::cpu {
 
-// The largest sum of a row in each lane of its blocks, and in which block it was met first. A NaN counts as +inf:
-// neither leaves a row a choice.
+// The largest sum of a row in each lane of its blocks, and the first block that has it. A NaN counts as +inf: neither
+// leaves a row a choice.
 struct alignas(64) LaneMaxima {
   float value[linear_layout::kBlockN], block[linear_layout::kBlockN];
 };
 
-// Where products leave the maxima of their rows instead of outputs. A thread's part of the blocks claims rows of its
-// own: which, depends on who comes first, so what is made of them must not depend on their order.
+// Where products leave the maxima of their rows instead of outputs. A thread claims rows of its own: which, depends on
+// who comes first, and the blocks that it meets on how fast it is, so what is made of them must depend on neither.
 struct RowMaxima {
   LaneMaxima* parts;  // [most][m]
-  int64_t most;       // parts that there may be
-  int64_t claimed;    // so far
+  int64_t most;       // threads that there may be
+  int64_t claimed;    // by as many threads so far, or asked for in vain
 };
 
 // maxima: NULL, or what takes the place of args.out, which is NULL then; without bias, gate and residual.

@@ -186,9 +186,11 @@ inline void finish(const Problem& p, const float* sums, const float* up_sums, in
   });
 }
 
-// The rows of a thread's part, before their first sum.
+// The rows of a thread, before their first sum; NULL: all are taken.
 inline LaneMaxima* claim(const Problem& p) {
-  LaneMaxima* rows = p.maxima->parts + __atomic_fetch_add(&p.maxima->claimed, 1, __ATOMIC_RELAXED) * p.m;
+  const int64_t number = __atomic_fetch_add(&p.maxima->claimed, 1, __ATOMIC_RELAXED);
+  if (number >= p.maxima->most) return nullptr;
+  LaneMaxima* rows = p.maxima->parts + number * p.m;
   for (int64_t m = 0; m < p.m; m++)
     for (int i = 0; i < kBlockN; i += Vec::width) {
       store(rows[m].value + i, set1(-__builtin_inff()));
@@ -197,7 +199,7 @@ inline LaneMaxima* claim(const Problem& p) {
   return rows;
 }
 
-// The sums of `count` packed blocks into the maxima of their row. Blocks come in ascending order.
+// The sums of `count` packed blocks into the maxima of their row.
 inline void keep_largest(const Problem& p, LaneMaxima& row, const float* sums, int64_t block, int64_t count) {
   const Vec most = set1(__builtin_inff());
   for (int64_t b = 0; b < count; b++) {
@@ -210,9 +212,10 @@ inline void keep_largest(const Problem& p, LaneMaxima& row, const float* sums, i
     const Vec number = set1(static_cast<float>(block + b));
     for (int i = 0; i < kBlockN; i += Vec::width) {
       const Vec v = min(load(from + i), most), before = load(row.value + i);
+      const Vec kept = load(row.block + i), of_equal = select(lt(v, before), kept, min(number, kept));
       const Mask larger = lt(before, v);
       store(row.value + i, select(larger, v, before));
-      store(row.block + i, select(larger, number, load(row.block + i)));
+      store(row.block + i, select(larger, number, of_equal));
     }
   }
 }
@@ -259,22 +262,26 @@ inline void stream(const Problem& p, const float* sums, const float* up_sums, in
 
 // What becomes of the sums of a task's blocks while they are computed, a few rows at a time.
 struct GateEnds {  // they wait for those of the up rows
+  void fetch(int64_t, int64_t) const {}
   void begin(int64_t, int64_t) const {}
   void finish(int64_t, int64_t, const float*) const {}
 };
 struct OutputEnds {
+  static constexpr int kSteps = 1;
   const Problem& p;
   const float* gate_sums;  // of all rows, where those of the up rows come later, or NULL
   int64_t stride, m, block, count;
   bool streaming;
   LaneMaxima* largest;  // of all rows, instead of outputs, or NULL
 
-  // Fetches the lines that the outputs will be written to, or those that they add to.
+  // Into L2, from wherever it is, what outputs that go past the caches add to.
+  void fetch(int64_t row, int64_t rows) const {
+    if (!streaming || !p.has_residual) return;
+    for (int64_t r = row; r < row + rows; r++)
+      __builtin_prefetch(p.residual.at<char>(m + r) + block * kBlockN * 2, 0, 2);
+  }
+  // Into L1 the lines that other outputs will be written to.
   void begin(int64_t row, int64_t rows) const {
-    if (streaming && p.has_residual) {
-      for (int64_t r = row; r < row + rows; r++)
-        __builtin_prefetch(p.residual.at<char>(m + r) + block * kBlockN * 2, 0, 2);
-    }
     if (streaming || largest) return;
     const int64_t item = p.out_f32 || p.type == DType::f32 ? 4 : 2;
     const int64_t width = (p.gate == RK_GATE_INTERLEAVED ? kBlockN / 2 : kBlockN) * item;
@@ -300,8 +307,7 @@ struct OutputEnds {
 };
 
 // Calls fn(first row, last row, first block, number of blocks, whether the thread has another task, its maxima of all
-// rows or NULL) for each task. A thread gets neighbouring tasks, worth about 10 us or more, always the same ones for a
-// shape.
+// rows or NULL) for each task. A thread takes neighbouring tasks, worth about 10 us or more.
 template <class Fn>
 void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn) {
   const int64_t groups = (p.blocks + group - 1) / group;
@@ -309,13 +315,15 @@ void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn
   const int64_t weights = group * p.block_bytes * (p.gate == RK_GATE_HALVES ? 2 : 1);  // bytes of a task
   const int64_t ns = greater(weights / 16, lesser(p.m, chunk_rows) * group * kBlockN * p.k / 64);
   const int64_t tasks = chunks * groups, grain = greater(1, 10000 / greater(ns, 1));
-  const int64_t parts = p.maxima ? p.maxima->most : tasks;
-  parallel_for(tasks, greater(grain, (tasks + parts - 1) / parts), [&](int64_t begin, int64_t end) noexcept {
+  run_tasks(tasks, grain, [&](Tasks& own) noexcept {
     LaneMaxima* largest = p.maxima ? claim(p) : nullptr;
-    for (int64_t task = begin; task < end; task++) {
-      const int64_t m0 = task / groups * chunk_rows, b0 = task % groups * group;
-      fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), task + 1 < end, largest);
-    }
+    if (p.maxima && !largest) return;  // to those who have one
+    for (int64_t begin, end; own.take(&begin, &end);)
+      for (int64_t task = begin; task < end; task++) {
+        const int64_t m0 = task / groups * chunk_rows, b0 = task % groups * group;
+        const bool more = task + 1 < end || own.more();
+        fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), more, largest);
+      }
   });
 }
 
@@ -331,8 +339,8 @@ struct VectorProduct {
 //   tile(first row, rows, packed blocks, number of blocks, float sums [rows][kBlocks][16])
 // always summing a row in the same way, whatever the rows and blocks beside it. scope(m) is held around a task's tiles.
 // kOnTiles: `tile` also takes the blocks that are read next, or NULL, and the ends (above) to call for each few rows:
-// begin() before their first sums, finish() when they are complete and still lie in L1. Where many(rows) holds
-// tile_many() takes their place: with the blocks of the gates and the up rows together.
+// fetch() and begin() before their first sums, finish() when they are complete and still lie in L1. Where many(rows)
+// holds tile_many() takes their place: with the blocks of the gates and the up rows together.
 template <class Product>
 void run_product(const Problem& p, const Product& product) {
   constexpr int64_t kStride = Product::kBlocks * kBlockN;
