@@ -8,6 +8,5 @@ namespace radix::backend {
 void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_stream stream);
 void flash_attn_varlen(const rk_flash_attn_varlen_args& args, rk_stream stream);
 int64_t flash_attn_workspace_size(const rk_flash_attn_sizes& sizes);
-void merge_state(const rk_merge_state_args& args, rk_stream stream);
 
 }  // namespace radix::backend

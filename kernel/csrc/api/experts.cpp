@@ -61,6 +61,7 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
     w1.same_device(x).ndim(3).contiguous();
     w2.same_device(x).ndim(3).contiguous();
     const bool fp8 = w1.type() == DType::f8e4m3;
+    if (w1.type() == DType::f8e4m3fnuz) w1.reject(RK_UNSUPPORTED, "is float8_e4m3fnuz");
     if (!fp8) w1.same_dtype(x);
     w2.same_dtype(w1);
     const int64_t experts = w1.size(0), inter = w2.size(2);
@@ -105,6 +106,7 @@ rk_status rk_m_grouped_gemm(const rk_m_grouped_gemm_args* args, rk_stream stream
     x.backend_device().last_contiguous();
     const bool masked = x->ndim == 3, fp8 = x.type() == DType::f8e4m3;
     if (!masked) x.ndim(2);
+    if (x.type() == DType::f8e4m3fnuz) x.reject(RK_UNSUPPORTED, "is float8_e4m3fnuz");
     if (!fp8) x.dtype(kFloats);
     if (x.type() == DType::f32) x.reject(RK_UNSUPPORTED, "is float32");
     weight.same_device(x).same_dtype(x).ndim(3).contiguous();

@@ -1,7 +1,6 @@
 // Gemm family: checks once for every backend, then the backend's kernel.
 #include "api/gemm.h"
 
-#include <algorithm>
 #include <climits>
 
 #include "common/check.h"
@@ -63,9 +62,13 @@ void check_bias(const char* op, const rk_tensor* tensor, const Arg& like, int64_
 void check_scales(const char* op, const char* name, const rk_tensor* tensor, const Arg& like, int64_t count) {
   const Arg scales(op, name, tensor);
   scales.same_device(like).dtype({DType::f32});
-  int64_t longest = 1;
-  for (int i = 0; i < scales->ndim; i++) longest = std::max(longest, scales.size(i));
-  if (scales.numel() != longest || (longest != 1 && longest != count))
+  int others = 0;  // dimensions that are not of one element
+  bool fits = true;
+  for (int i = 0; i < scales->ndim; i++) {
+    others += scales.size(i) != 1;
+    fits = fits && (scales.size(i) == 1 || scales.size(i) == count);
+  }
+  if (!fits || others > 1)
     scales.reject(RK_INVALID, "has shape %s, expected [1] or [%lld]", shape_text(*scales).c_str(), (long long)count);
 }
 
@@ -73,10 +76,11 @@ struct Operands {
   int64_t m, n, k;
 };
 
-// a [..., m, k] and b [..., k, n] column-major, both FP8; `block` is what k and n are multiples of.
+// a [..., m, k] and b [..., k, n] column-major, both of one FP8 format; `block` is what k and n are multiples of.
 Operands check_fp8(const Arg& a, const Arg& b, int ndim, int64_t block) {
-  a.backend_device().dtype({DType::f8e4m3}).ndim(ndim).last_contiguous();
-  b.same_device(a).dtype({DType::f8e4m3}).ndim(ndim);
+  a.backend_device().dtype({DType::f8e4m3, DType::f8e4m3fnuz}).ndim(ndim).last_contiguous();
+  b.same_device(a).same_dtype(a).ndim(ndim);
+  if (a.type() == DType::f8e4m3fnuz) a.reject(RK_UNSUPPORTED, "is float8_e4m3fnuz, which the tensor cores do not know");
   check_multiple(a, -1, block, "k");
   check_multiple(b, -1, block, "n");
   if (b.size(-2) != a.size(-1))

@@ -67,8 +67,8 @@ rk_status rk_mla_decode(const rk_mla_decode_args* args, rk_stream stream) {
       fail(RK_INVALID, "%s: max_seqlen_q is %lld, expected 0 or more", op, (long long)a.max_seqlen_q);
     if (q.numel() == 0) return;
     if (table.size(0) == 0) table.reject(RK_INVALID, "has no rows, but q_nope has tokens");
-    const rk_mla_decode_sizes sizes = {sizeof sizes,  q.size(0),     table.size(0),  q.size(1),
-                                       cache.size(1), table.size(1), a.max_seqlen_q, a.any_split};
+    const rk_mla_decode_sizes sizes = {sizeof sizes,  q.size(0),      table.size(0), q.size(1),           cache.size(1),
+                                       table.size(1), a.max_seqlen_q, a.any_split,   element_size(*cache)};
     check_workspace(op, q, a.workspace, backend::mla_decode_workspace_size(sizes));
     backend::mla_decode(a, stream);
   });

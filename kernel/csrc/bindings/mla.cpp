@@ -26,8 +26,9 @@ void bind_mla(py::module_& m) {
     call.run(rk_mla_decode, args);
   });
   m.def("mla_decode_workspace_size", [](int64_t tokens, int64_t batch, int64_t heads, int64_t page_size,
-                                        int64_t max_pages, int64_t max_seqlen_q, bool any_split) {
-    const rk_mla_decode_sizes sizes{sizeof sizes, tokens, batch, heads, page_size, max_pages, max_seqlen_q, any_split};
+                                        int64_t max_pages, int64_t max_seqlen_q, bool any_split, int64_t kv_item_size) {
+    const rk_mla_decode_sizes sizes{sizeof sizes, tokens,       batch,     heads,       page_size,
+                                    max_pages,    max_seqlen_q, any_split, kv_item_size};
     int64_t bytes = 0;
     if (const rk_status status = rk_mla_decode_workspace_size(&sizes, &bytes); status != RK_OK)
       raise(status, rk_last_error());

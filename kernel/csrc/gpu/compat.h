@@ -58,4 +58,14 @@ __device__ inline T shuffle_up(T value, int step) {
 #endif
 }
 
+// Every lane of the warp is here. AMD's lanes run together: only the compiler has to keep the order.
+__device__ inline void sync_warp() {
+#if defined(__HIP__)
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+#else
+  __syncwarp();
+#endif
+}
+
 }  // namespace radix::gpu

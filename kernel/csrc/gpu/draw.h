@@ -95,13 +95,15 @@ struct Draw {
   int64_t vocabulary;  // ids in all shards
   uint32_t first_id;   // of this shard; a multiple of 4
 
-  // Normalised: a temperature that is no normal number is 0, filters that leave the first id alone are a top-k of 1.
+  // Normalised: a temperature that is no normal number is 0, a min-p that is no number too, filters that leave the
+  // first id alone are a top-k of 1.
   __device__ RowDraw of_row(int64_t b) const {
     const float t = temperature[b], p = top_p[b], m = min_p[b];
     const int32_t k = top_k[b];
+    const float least = fminf(fmaxf(m, 0.f), 1.f);  // NaN is 0
     return {t >= FLT_MIN ? t : 0.f,
             p,
-            m > 1 ? 1.f : m,
+            least,
             m > 1 || p <= 0 ? 1 : k,
             static_cast<uint64_t>(seed[b]),
             static_cast<uint32_t>(position[b])};

@@ -4,6 +4,8 @@
 // the maximum the lowest has the lowest expert id. The winner takes its key out and the next round begins.
 #include "api/moe.h"
 
+#include <climits>
+
 #include "gpu/element.h"
 #include "gpu/launch.h"
 #include "gpu/moe_align.h"
@@ -324,7 +326,8 @@ void moe_align_block_size(const rk_moe_align_block_size_args& args, rk_stream st
                        data_ptr<int32_t>(*args.sorted_token_ids),
                        data_ptr<int32_t>(*args.expert_ids),
                        data_ptr<int32_t>(*args.num_tokens_post_padded),
-                       nullptr};
+                       nullptr,
+                       INT_MAX};
   launch_dependent("moe_align_block_size", ids.device, stream, align_kernel, args.num_experts, kAlignThreads, task);
 }
 

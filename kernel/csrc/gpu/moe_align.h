@@ -22,6 +22,9 @@ struct AlignTask {
   int n, experts, block;
   int32_t *sorted, *block_experts, *total;  // the last two may be NULL
   int32_t* offsets;                         // [experts + 1], where each one's entries begin; may be NULL
+  int locals;                               // local numbers are below it
+
+  __device__ bool here(int local) const { return local >= 0 && local < locals; }
 };
 
 // A block an expert: it counts all entries (integers: in any order), so it knows where its own begin, and writes them
@@ -64,7 +67,7 @@ __device__ inline void align(const AlignTask& task) {
   const auto padded = [&](int count) { return (count + task.block - 1) / task.block * task.block; };
   if (counted) {
     for (int e = threadIdx.x; e < task.experts; e += kAlignThreads) {
-      if (task.map && task.map[e] < 0) continue;
+      if (task.map && !task.here(task.map[e])) continue;
       const int size = padded(counts[e]);
       if (e < expert) before += size;
       all += size;
@@ -78,7 +81,7 @@ __device__ inline void align(const AlignTask& task) {
     if (expert == 0 && task.offsets) task.offsets[task.experts] = all;
   }
   const int local = task.map ? task.map[expert] : expert;
-  if (local < 0) return;
+  if (!task.here(local)) return;
   int at = before, count = 0;
   for (int w = 0; w < kWarps; w++) {
     if (w == warp) at += count;

@@ -212,8 +212,9 @@ __device__ int32_t draw_by_proposals(Selection& s, const Finish& k, const Row<kE
     bool known = false, stays = false;
     if (from_scan) {
       const MassBounds mass = bounds_of_mass(stats, tops.groups, f.top, row.temperature, eligible);
-      known = mass.least >= limit || mass.most < limit;
-      stays = mass.most < limit && f.above_min_p(x);
+      const bool first = mass.most == 0;  // stays whatever the filters
+      known = first || mass.least >= limit || mass.most < limit;
+      stays = first || (mass.most < limit && f.above_min_p(x));
     }
     if (!known) {
       groups = groups_until(s, stats, tops.groups, eligible);

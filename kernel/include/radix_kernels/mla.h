@@ -32,7 +32,8 @@ typedef struct rk_mla_decode_args {
 } rk_mla_decode_args;
 RK_API rk_status rk_mla_decode(const rk_mla_decode_args* args, rk_stream stream);
 
-/* Bytes of workspace that a call of these sizes needs. */
+/* Bytes of workspace that a call of these sizes needs. kv_item_size: bytes of an element of kv_cache, 2, or 1 in the
+ * FP8 form; 0, of an older caller: enough for either. */
 typedef struct rk_mla_decode_sizes {
   uint32_t struct_size;
   int64_t tokens;
@@ -42,6 +43,7 @@ typedef struct rk_mla_decode_sizes {
   int64_t max_pages;
   int64_t max_seqlen_q;
   int64_t any_split;
+  int64_t kv_item_size;
 } rk_mla_decode_sizes;
 RK_API rk_status rk_mla_decode_workspace_size(const rk_mla_decode_sizes* sizes, int64_t* bytes);
 

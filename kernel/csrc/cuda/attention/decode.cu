@@ -9,7 +9,7 @@ namespace {
 using namespace decode;
 
 constexpr int kMostQueries = 16;
-constexpr int kChunkLog2 = 9;  // fewer joins than 256 tokens; a single short row splits less
+constexpr int kChunkLog2 = __builtin_ctz(kChunkTokens);
 
 int groups_of(const Shape& s) {
   return std::max(1, kMaxBlocks / s.kv_heads);

@@ -22,6 +22,7 @@ namespace radix::attention::decode {
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
+constexpr int kChunkTokens = 512;  // fewer joins than with 256; a single short row splits less
 constexpr int kMaxVecDim = 256;
 
 struct Args {

@@ -13,6 +13,7 @@
 
 #include "cuda/attention/decode.h"
 #include "cuda/attention/decode_combine.h"
+#include "cuda/attention/decode_loader.h"
 #include "cuda/attention/decode_mma.h"
 #include "cuda/attention/decode_softmax.h"
 
@@ -31,6 +32,8 @@ struct Config {
   static constexpr int kOut = kDim / 8;  // 16 x 8 tiles of O
   // Of a step: FP8 has instructions to spare nowhere, and a step's softmax costs the same for twice the tokens.
   static constexpr int kTokens = kFp8 && kTiles * kDim <= 128 ? 32 : 16, kGroups = kTokens / 8;
+  // Page ids of a whole chunk at once: slower in FP8, and with 256 dimensions registers are short.
+  static constexpr bool kPagesOfChunk = !kFp8 && kDim <= 128;
   static constexpr int kUnitBytes = kTokens * kRowBytes;
   static constexpr int kUnits = 163840 / (kWarps * kUnitBytes) < 10 ? 163840 / (kWarps * kUnitBytes) : 10;
   static constexpr int kRingBytes = kWarps * kUnits * kUnitBytes;
@@ -65,95 +68,6 @@ __device__ inline Lane this_lane() {
   const int lane = threadIdx.x % 32;
   return {lane / 4, lane % 4};
 }
-
-// Where a 16-byte piece of a token lies within its unit: the pieces of 8 neighbouring tokens are in different banks.
-template <class C>
-__device__ inline uint32_t place_of(int token, int piece) {
-  constexpr int kRowsOfLine = C::kRowBytes < 128 ? 128 / C::kRowBytes : 1;
-  constexpr int kMask = (C::kRowPieces < 8 ? C::kRowPieces : 8) - 1;
-  return token * C::kRowBytes + (piece ^ (token / kRowsOfLine & kMask)) * 16;
-}
-
-// The part of a warp that asks for memory: runs ahead of the arithmetic by kUnits units.
-template <class C>
-class Loader {
- public:
-  __device__ Loader(const Args& a, const Plan& plan, uint32_t ring, int warp, int kv_head, int x, int x_end)
-      : a_(a), plan_(plan), ring_(ring), warp_(warp), x_(x), x_end_(x_end), row_(plan.row_of(x)) {
-    k_ = static_cast<const char*>(a.p.k) + kv_head * a.p.k_head * sizeof(typename C::KV);
-    v_ = static_cast<const char*>(a.p.v) + kv_head * a.p.v_head * sizeof(typename C::KV);
-    enter_chunk();
-    settle();
-  }
-
-  // Asks for unit i of all this warp's, even ones K and odd ones V; an empty group when there is none.
-  template <bool kValues>
-  __device__ void next() {
-    if (x_ < x_end_) {
-      const uint32_t unit = ring_ + slot_ * C::kUnitBytes;
-      if constexpr (kValues) {
-        copy(unit, v_, a_.v_page, a_.v_token);
-        step_ += C::kWarps;
-        settle();
-      } else {
-        copy(unit, k_, a_.k_page, a_.k_token);
-      }
-    }
-    slot_ = slot_ + 1 == C::kUnits ? 0 : slot_ + 1;
-    copy_commit();
-  }
-
- private:
-  __device__ void enter_chunk() {
-    const Chunk c = locate(plan_, x_, row_);
-    begin_ = c.begin, end_ = c.end;
-    const int first = c.begin / C::kTokens;
-    step_ = first + (warp_ - first & C::kWarps - 1);
-  }
-  // Moves on to a chunk in which this warp has a step, and reads the page ids of that step.
-  __device__ void settle() {
-    while (step_ * C::kTokens >= end_) {
-      if (++x_ >= x_end_) return;
-      enter_chunk();
-    }
-    const int token = step_ * C::kTokens + threadIdx.x % C::kTokens;
-    const bool valid = token >= begin_ && token < end_;
-    valid_ = __ballot_sync(~0u, valid);
-    const int page = a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
-    in_page_ = token - page * a_.p.page_size;
-    page_ = 0;
-    if (valid) page_ = a_.p.page_table[(a_.first_row + row_) * a_.p.table_row + page];
-  }
-  // Each copy of the warp takes 512 bytes: some rows, each as a whole.
-  __device__ void copy(uint32_t unit, const char* from, uint32_t per_page, uint32_t per_token) {
-    constexpr int kRowsAtOnce = 32 / C::kRowPieces;
-    const int lane = threadIdx.x % 32, piece = lane % C::kRowPieces;
-    const uint32_t mine = page_ * per_page + in_page_ * per_token;
-    from += piece * 16;
-    const auto each = [&](const auto& copy_row) {
-#pragma unroll
-      for (int i = 0; i < C::kTokens / kRowsAtOnce; i++) {
-        const int token = i * kRowsAtOnce + lane / C::kRowPieces;
-        copy_row(unit + place_of<C>(token, piece), from + uint64_t{__shfl_sync(~0u, mine, token)} * 16, token);
-      }
-    };
-    if (valid_ == kAll && a_.p.head_dim == C::kDim) {
-      each([](uint32_t to, const char* row, int) { copy_async(to, row); });
-    } else {
-      const bool inside = piece * C::kVec < a_.p.head_dim;
-      each([&](uint32_t to, const char* row, int token) { copy_async(to, row, inside && (valid_ >> token & 1)); });
-    }
-  }
-
-  // Lanes beyond a step's tokens repeat them.
-  static constexpr uint32_t kAll = ~0u;
-  const Args& a_;
-  const Plan& plan_;
-  const char *k_, *v_;
-  uint32_t ring_, valid_ = 0;
-  int warp_, x_, x_end_, row_, step_ = 0, begin_ = 0, end_ = 0, slot_ = 0;
-  int page_ = 0, in_page_ = 0;
-};
 
 // Q of a block of rows as operands of the tensor core, and what is applied to its scores. Where the registers do not
 // hold it, it lies in shared memory, one copy for all warps.

@@ -56,7 +56,9 @@ void launch_config(Args a, rk_stream stream) {
   a.tokens_per_tile = C::kBlockM / p.group();
   a.tokens_per_step = a.tokens_per_tile * C::kCluster;
   a.box_tokens = C::kGather ? 0 : box_tokens<C>(p);
-  if (C::kGather && p.kv_pages * std::max(p.k_page, p.v_page) * int{sizeof(typename C::T)} > int64_t{16} << 32)
+  const auto last = [&](int64_t page, int64_t token) { return (p.kv_pages - 1) * page + (p.page_size - 1) * token; };
+  const int64_t reach = std::max(last(p.k_page, p.k_token), last(p.v_page, p.v_token)) * int{sizeof(typename C::T)};
+  if (C::kGather && reach >= int64_t{16} << 32)
     fail(RK_UNSUPPORTED, "flash_attn: prefill gathers from at most 64 GiB, got %lld pages", (long long)p.kv_pages);
   const int sms = gpu::multiprocessors(p.device);
   const int64_t steps = (p.tokens / a.tokens_per_step + p.batch) * p.kv_heads;
@@ -65,6 +67,7 @@ void launch_config(Args a, rk_stream stream) {
   shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(steps, sms / C::kCluster)) * C::kCluster);
   shape.cluster = C::kCluster;
   shape.threads = C::kThreads;
+  static_assert(sizeof(Shared<C>) <= 232448);
   shape.shared_bytes = sizeof(Shared<C>);
   const TensorMap none{};
   launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map<C>(a),

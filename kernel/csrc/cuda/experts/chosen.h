@@ -32,9 +32,8 @@ struct Chosen {
     const int i = threadIdx.x, pairs = r.tokens * r.topk;
     int mine = -1;
     if (i < pairs) {
-      const int id = r.ids[i];
       given[i] = r.weights[i];
-      if (id >= 0 && id < r.named) mine = r.map ? r.map[id] : id;
+      mine = r.local(r.ids[i]);
       local[i] = static_cast<int16_t>(mine);
       if (mine >= 0) atomicOr(&bits[mine / 32], 1u << mine % 32);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/experts/launch.h"
+#include "gpu/element.h"
 #include "gpu/float8.h"
 
 namespace radix::experts {
@@ -63,6 +64,28 @@ struct QuantScale {
       words[i / 4] = low | uint32_t{high} << 16;
     }
     return make_uint2(words[0], words[1]);
+  }
+};
+
+// Eight elements in FP8 and the scale of their group of 128, whose others 15 neighbouring lanes hold. All lanes of a
+// warp call.
+struct QuantizedEight {
+  uint2 codes;
+  float scale;
+
+  template <class T>
+  __device__ explicit QuantizedEight(const gpu::Pack<T, 8>& pack) {
+    float v[8], largest = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      v[j] = gpu::to_float(pack.at[j]);
+      largest = fmaxf(largest, fabsf(v[j]));
+    }
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    const QuantScale found(largest);
+    codes = found.quantized(v);
+    scale = found.value;
   }
 };
 

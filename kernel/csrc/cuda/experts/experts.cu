@@ -51,7 +51,8 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
                data_ptr<float>(*args.topk_weights),
                static_cast<int>(ids.shape[0]),
                static_cast<int>(ids.shape[1]),
-               static_cast<int>(args.expert_map ? args.expert_map->shape[0] : w2.shape[0])};
+               static_cast<int>(args.expert_map ? args.expert_map->shape[0] : w2.shape[0]),
+               static_cast<int>(w2.shape[0])};
   q.x = data_ptr<char>(x);
   q.w1 = data_ptr<char>(*args.w1);
   q.w2 = data_ptr<char>(w2);

@@ -1,9 +1,8 @@
 // Fused experts for up to 16 tokens, on mma.sync. Bound by bytes: each named expert is read once, in two launches.
 //
 //   up      act[pair] = silu(gate) * up. An item is 8 gate rows and their 8 up rows of one expert
-//   down    out[token] = sum over its experts of weight * W2[e] @ act[pair]. An item is 8 rows of every named expert,
-//   so
-//           the sum over experts stays in registers and nothing is added up between blocks
+//   down    out[token] = sum over its experts of weight * W2[e] @ act[pair]. An item is 8 rows of every named
+//           expert, so the sum over experts stays in registers and nothing is added up between blocks
 //
 // A block takes a run of items one after another; its 8 warps share k in units of 128 bytes a row. A unit comes by
 // cp.async into the warp's own ring of kDepth units; a lane reads back what it copied itself, so the way of a weight

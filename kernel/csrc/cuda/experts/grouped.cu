@@ -132,7 +132,7 @@ void m_grouped_gemm(const rk_m_grouped_gemm_args& args, rk_stream stream) {
   g.groups = static_cast<int>(weight.shape[0]);
   g.n = static_cast<int>(weight.shape[1]);
   g.k = static_cast<int>(weight.shape[2]);
-  g.expected = masked ? args.expected_m : static_cast<int>(g.rows / g.groups);
+  g.expected = masked ? std::min(args.expected_m, g.room) : static_cast<int>(g.rows / g.groups);
   g.out = data_ptr<char>(out);
   g.scale_step = static_cast<int>((g.rows + 3) / 4 * 4);
   const GroupedLayout at({sizeof(rk_m_grouped_gemm_sizes), fp8, g.rows, g.groups, g.k});

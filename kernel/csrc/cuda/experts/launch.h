@@ -17,7 +17,14 @@ constexpr const char* kOp = "fused_experts";
 struct Routing {
   const int32_t *ids, *map;  // [tokens, topk]; [named] local numbers, or null
   const float* weights;      // [tokens, topk]
-  int tokens, topk, named;
+  int tokens, topk, named, experts;
+
+  // The expert of a pair as the weights number it; -1: it adds nothing here.
+  __device__ int local(int id) const {
+    if (id < 0 || id >= named) return -1;
+    const int expert = map ? map[id] : id;
+    return expert < experts ? expert : -1;
+  }
 };
 
 struct Problem {

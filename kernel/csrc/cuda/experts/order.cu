@@ -45,19 +45,10 @@ struct QuantizeRows {
   int scale_step;
 
   __device__ void move(bool inside, int64_t token, int64_t place, int piece) const {
-    const auto pack = gpu::load_pack<8>(reinterpret_cast<const T*>(x + token * x_step) + piece * 8);
-    float v[8], largest = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      v[j] = gpu::to_float(pack.at[j]);
-      largest = fmaxf(largest, fabsf(v[j]));
-    }
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    const QuantScale scale(largest);
+    const QuantizedEight eight(gpu::load_pack<8>(reinterpret_cast<const T*>(x + token * x_step) + piece * 8));
     if (!inside) return;
-    rows[place * pieces + piece] = scale.quantized(v);
-    if (piece % 16 == 0) scales[int64_t{piece / 16} * scale_step + place] = scale.value;
+    rows[place * pieces + piece] = eight.codes;
+    if (piece % 16 == 0) scales[int64_t{piece / 16} * scale_step + place] = eight.scale;
   }
 };
 
@@ -86,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   hopper::pdl_trigger();
   for (int i = threadIdx.x; i < pairs; i += kThreads) {
     const int id = r.ids[i];
-    ids[i] = id < 0 || id >= r.named || (r.map && r.map[id] < 0) ? kNobody : id;
+    ids[i] = r.local(id) < 0 ? kNobody : id;
   }
   __syncthreads();
   const int lane = threadIdx.x % 32;
@@ -119,8 +110,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 4
     for (int k = 0; k < r.topk; k++) {
       const int64_t pair = token * r.topk + k;
-      const int id = r.ids[pair];
-      if (id < 0 || id >= r.named || (r.map && r.map[id] < 0)) continue;
+      if (r.local(r.ids[pair]) < 0) continue;
       const int64_t row = places ? places[pair] : pair;
       const auto v = gpu::load_pack<8>(reinterpret_cast<const T*>(part) + (row * pieces + piece) * 8);
       const float weight = r.weights[pair];
@@ -143,7 +133,7 @@ hopper::LaunchShape shape_of(const Problem& q, int64_t items) {
 
 void sort_pairs(const Problem& q, const Scratch& s) {
   const gpu::AlignTask task{q.routing.ids, q.routing.map, q.pairs(), q.routing.named, 1,
-                            s.sorted,      nullptr,       nullptr,   s.offsets};
+                            s.sorted,      nullptr,       nullptr,   s.offsets,       q.experts};
   hopper::LaunchShape shape;
   shape.grid = dim3(q.routing.named);
   shape.threads = gpu::kAlignThreads;

@@ -31,19 +31,11 @@ __global__ void __launch_bounds__(kThreads)
       const int column = first + lane * 8;
       const auto pack = next;
       if (first + 256 < inter) next = load(column + 256);
-      float v[8], largest = 0;
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        v[j] = gpu::to_float(pack.at[j]);
-        largest = fmaxf(largest, fabsf(v[j]));
-      }
-#pragma unroll
-      for (int mask = 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-      const QuantScale scale(largest);
+      const QuantizedEight eight(pack);
       __syncwarp();
       if (column >= inter) continue;
-      *reinterpret_cast<uint2*>(at + column) = scale.quantized(v);
-      if (lane % 16 == 0) scales[int64_t{column / 128} * scale_step + row] = scale.value;
+      *reinterpret_cast<uint2*>(at + column) = eight.codes;
+      if (lane % 16 == 0) scales[int64_t{column / 128} * scale_step + row] = eight.scale;
     }
   }
 }

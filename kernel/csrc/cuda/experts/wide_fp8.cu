@@ -34,8 +34,8 @@ void launch(const WideProduct& q, gemm::Problem& dense) {
   dense.batch = 1;
   if (kGated) dense.epilogue.gate = Gate::halves;
   hopper::launch_dependent(
-      q.op, q.device, q.stream, wide_grouped_kernel<hopper::Operand::e4m3, bf16, kColumns, Sums::blocks, kWeights>,
-      shape, token_map(dense, kWideTokens / kWideCluster), weight, result_map(dense, kWideBox), p, q.tiles);
+      q.op, q.device, q.stream, wide_grouped_kernel<hopper::Operand::e4m3, bf16, Tile, Sums::blocks, kWeights>, shape,
+      token_map(dense, kWideTokens / kWideCluster), weight, result_map(dense, kWideBox), p, q.tiles);
 }
 
 // Cycles in tiles of so many weight rows, as gemm::wide_cycles.

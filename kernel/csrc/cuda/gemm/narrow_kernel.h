@@ -2,12 +2,15 @@
 //
 // The weight is wgmma's 64-row operand and the tokens its columns, so that few tokens waste no rows.
 //
-//   cluster of S blocks: one tile of `rows` weight rows at a time, each block a share of k; persistent where S is 1.
-//   producer (a warp): TMA of [rows, 128 bytes] of the weight and [kTokens, 128 bytes] of x into a ring of stages,
-//   which runs on over the ends of tiles; scales of blocks by cp.async consumers (kGroups warpgroups, kBlocks times 64
-//   rows each): wgmma from the stage, sums in registers end of a tile: 64 rows of each warpgroup at a time through
-//   shared memory, so that 8 neighbouring results of a token leave as 16 bytes; with S > 1 the blocks of the cluster
-//   first add up, in the order of their ranks.
+// clang-format off
+//   cluster of S blocks   one tile of `rows` weight rows at a time, each block a share of k; persistent where S is 1
+//   producer, a warp      TMA of [rows, 128 bytes] of the weight and [kTokens, 128 bytes] of x into a ring of stages,
+//                         which runs on over the ends of tiles; scales of blocks by cp.async
+//   consumers             kGroups warpgroups, kBlocks times 64 rows each: wgmma from the stage, sums in registers
+//   end of a tile         64 rows of each warpgroup at a time through shared memory, so that 8 neighbouring results of
+//                         a token leave as 16 bytes; with S > 1 the blocks of the cluster first add up, in the order of
+//                         their ranks
+// clang-format on
 //
 // `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it hold leftovers
 // that only reach sums nobody reads. Where a block takes at most half of a multiprocessor, the next kernel's blocks
@@ -58,6 +61,7 @@ struct NarrowTile {
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kSharedBytes = kStages * (kStageBytes + kScales * 4) + kPartFloats * 4 + 1024;  // 1024: to align
   static_assert(kStages >= 2 && kStages * kStageBytes >= kBlocks * kPartFloats * 4);
+  static_assert(kSharedBytes + 2 * kStages * 8 <= (kHalf ? 113 : 227) * 1024);  // the barriers are static
 };
 
 template <class Tile>

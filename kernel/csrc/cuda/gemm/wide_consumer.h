@@ -1,65 +1,98 @@
-// A consumer warpgroup of the wide kernel: 64 tokens x kColumns weight rows.
+// A consumer warpgroup of the wide kernel: 64 tokens, or twice 64, x kColumns weight rows.
 //
 // While it adds sums to float32 registers or waits for anything, the tensor cores have only the other warpgroup to work
 // for. So that this is short, the next stage's place, and whether it is full, are known before the products of this one
-// have ended, and descriptors are numbers in uniform registers (`fixed`).
+// have ended, and descriptors are numbers in uniform registers (`fixed`). With kInTurn the
+// warpgroups also start their products in turn: where they come together, at a stage that both waited for, they would
+// stay together.
 #pragma once
 
 #include "cuda/gemm/wide_tile.h"
 #include "cuda/hopper/cluster.h"
+#include "cuda/hopper/matrices.h"
 #include "cuda/hopper/tma.h"
 #include "cuda/hopper/wgmma.h"
 
 namespace radix::gemm {
 
-template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare, Weights kWeights = Weights::dense>
+template <hopper::Operand kType, class Out, class Tile, Sums kSums, Share kShare, Weights kWeights = Weights::dense>
 class WideConsumer {
  public:
-  using Tile = WideTile<kColumns>;
+  static constexpr int kColumns = Tile::kColumns, kHalves = Tile::kHalves;
   static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == hopper::Operand::e4m3;
   static constexpr bool kGrouped = kWeights != Weights::dense, kPaired = kWeights == Weights::grouped_gated;
+  // Whether the warpgroups start their products in turn; then a tile begins before all of the last one has left.
+  static constexpr bool kInTurn = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
   static constexpr bool kColumnScaled = !kBlockScaled && !kGrouped;  // or with bias: what `columns` holds
 
-  __device__ WideConsumer(const WideParams& p, const WideShared<kColumns>& shared)
+  __device__ WideConsumer(const WideParams& p, const WideShared<Tile>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
     using hopper::shared_address;
     tokens_ = fixed(hopper::operand_low(shared.tokens(0) + group_ * 64 * 128));
     weight_ = fixed(hopper::operand_low(shared.weight(0)));
     full_ = fixed(shared_address(shared.full));
     scales_ = shared_address(shared.scales) + (group_ * 64 + row()) * 4;
-    empty_ = kShare == Share::k ? shared_address(shared.empty) : hopper::remote_address(shared.empty, lane() % 2);
+    empty_ =
+        kShare == Share::k ? shared_address(shared.empty) : hopper::remote_address(shared.empty, lane() % kWideCluster);
     ready_ = hopper::barrier_test_at(full_, 0);
+    if (kInTurn && group_ == 1) give_turn();
   }
 
-  // The sums of a tile over `chunks` stages.
+  // Starts on a stage, where it begins a tile before that tile's place need be known. In turn: where there is no tile,
+  // the products are of what the stage holds, and nobody reads them; under way on one path alone they would be waited
+  // for.
+  __device__ void start(bool more = true) {
+    if (more) wait_full();
+    products<0>(false);
+  }
+
+  // The sums of a tile over `chunks` stages, of which start() has begun the first where products are in turn; then the
+  // last products are still under way.
   __device__ void multiply(const WidePlace& at, int chunks) {
+    if constexpr (kSums == Sums::fast) start();
     begin(at);
-    if (kGrouped && at.row + group_ * 64 >= at.end) return pass(chunks);
-    for (int chunk = 0; chunk < chunks; chunk++) {
-      products(kSums == Sums::fast && chunk > 0);
-      if constexpr (kSums != Sums::fast) {
-        hopper::wgmma_wait<0>();
-        release();
-        add();
-      } else if (chunk > 0) {
+    if constexpr (kSums == Sums::fast) {
+      for (int chunk = 1; chunk < chunks; chunk++) {
+        wait_full();
+        products<0>(true);
         hopper::wgmma_wait<1>();
         release();
       }
+      complete();
+    } else if constexpr (kInTurn) {
+      for (int chunk = 1; chunk < chunks; chunk++) {
+        add_first_halves(std::make_integer_sequence<int, kHalves - 1>());
+        complete();
+        start();
+      }
+      add_first_halves(std::make_integer_sequence<int, kHalves - 1>());
+    } else {
+      for (int chunk = 0; chunk < chunks; chunk++) {
+        start();
+        complete();
+      }
     }
+  }
+  // The products under way: to the sums.
+  __device__ void complete() {
+    hopper::wgmma_wait<0>();
+    release();
     if constexpr (kSums == Sums::fast) {
-      hopper::wgmma_wait<0>();
-      hopper::wgmma_hold(sum_);
-      release();
+      hopper::wgmma_hold(sum_[0]);
+    } else {
+      add(sum_[kHalves - 1]);
     }
   }
 
-  // Stages in which this warpgroup has no tokens.
+  // Whether this warpgroup has no tokens of a tile; then it passes its stages.
+  __device__ bool idle(const WidePlace& at) const { return at.row + group_ * 64 >= at.end; }
   __device__ void pass(int chunks) {
     for (int chunk = 0; chunk < chunks; chunk++) {
       if (!ready_) hopper::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
       ring_.next();
       ready_ = hopper::barrier_test_at(full_ + ring_.index * 8, ring_.parity);
       release();
+      if constexpr (kInTurn) take_turn(), give_turn();
     }
   }
 
@@ -78,7 +111,7 @@ class WideConsumer {
     for (int i = 0; i < kKept; i += 4) {
       float v[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) v[j] = rank ? sum_[i + j] : sum_[kKept + i + j];
+      for (int j = 0; j < 4; j++) v[j] = rank ? sum_[0][i + j] : sum_[0][kKept + i + j];
       to[i / 4 * 256] = make_float4(v[0], v[1], v[2], v[3]);
     }
     cluster_sync();
@@ -87,19 +120,21 @@ class WideConsumer {
       const float4 other = load_remote(remote_address(to + i / 4 * 256, rank ^ 1));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
-      for (int j = 0; j < 4; j++) sum_[i + j] = (rank ? sum_[kKept + i + j] : sum_[i + j]) + v[j];
+      for (int j = 0; j < 4; j++) sum_[0][i + j] = (rank ? sum_[0][kKept + i + j] : sum_[0][i + j]) + v[j];
     }
   }
 
-  // Columns kept .. of the tile to the result, a round at a time.
+  // The last products' sums, and the first of two halves to the result.
+  __device__ void end(const hopper::TensorMap& map, const WidePlace& at) {
+    if constexpr (kHalves == 2) store_half<0>(map, at, 0);
+    if constexpr (kInTurn) complete();
+  }
+  // The last half of a tile, columns kept .. of it, to the result, a round at a time.
   __device__ void store(const hopper::TensorMap& map, const WidePlace& at, int kept) {
-    if (kPaired || (!kBlockScaled && p_.gated)) {
-      store_rounds<true>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
-    } else {
-      store_rounds<false>(map, at, kept, std::make_integer_sequence<int, kShare == Share::k ? 1 : Tile::kRounds>());
-    }
+    store_half<kHalves - 1>(map, at, kept);
   }
   __device__ void finish() const {
+    if constexpr (kInTurn) hopper::wgmma_wait<0>();
     if (leader()) hopper::tma_store_wait();
   }
 
@@ -108,7 +143,9 @@ class WideConsumer {
   __device__ bool leader() const { return threadIdx.x % 128 == 0; }
   // First of this lane's two rows (the other is 8 below).
   __device__ int row() const { return threadIdx.x % 128 / 32 * 16 + lane() / 4; }
-  __device__ int token(const WidePlace& at) const { return at.row + group_ * 64 + row(); }
+  __device__ int token(const WidePlace& at, int half) const { return first(at, half) + row(); }
+  // Of the 64 tokens that this warpgroup has of a half of the tile.
+  __device__ int first(const WidePlace& at, int half) const { return at.row + half * kWideTokens + group_ * 64; }
 
   // One number for the warp that the compiler neither takes apart nor computes again.
   __device__ static uint32_t fixed(uint32_t v) {
@@ -117,49 +154,81 @@ class WideConsumer {
   }
 
   __device__ void begin(const WidePlace& at) {
+    if constexpr (kSums != Sums::fast) {
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; i++) sum_[i] = 0;
+      for (int half = 0; half < kHalves; half++)
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; i++) sum_[half][i] = 0;
+    }
     if constexpr (kBlockScaled) {
       split_ = kPaired ? 2 * (128 - at.n_tile * (kColumns / 2) % 128) : 128 - at.n_tile * kColumns % 128;
     } else if constexpr (kColumnScaled) {
 #pragma unroll
-      for (int half = 0; half < 2; half++)
-        token_scale_[half] = kScaled ? token_scale(p_.epilogue, min(token(at) + half * 8, at.end - 1)) : 1.f;
+      for (int i = 0; i < kHalves * 2; i++)
+        token_scale_[i / 2][i % 2] =
+            kScaled ? token_scale(p_.epilogue, min(token(at, i / 2) + i % 2 * 8, at.end - 1)) : 1.f;
     }
   }
+
+  // The tensor cores do one warpgroup's products after the other's, not both at half the speed: else both would end,
+  // and be added, at the same time.
+  __device__ void take_turn() const { hopper::named_barrier(4 + group_, 256); }
+  __device__ void give_turn() const { hopper::named_arrive(5 - group_, 256); }
 
   // Where products go.
   __device__ auto& target() {
     if constexpr (kSums == Sums::fast) {
-      return sum_;
+      return sum_[0];
     } else {
       return part_;
     }
   }
 
-  // Starts on the next stage; `more`: on top of the one before.
+  __device__ void wait_full() {
+    if (!ready_) hopper::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+  }
+  // All halves of a stage but the last, each of which is followed by the products of the next.
+  template <int... kHalf>
+  __device__ void add_first_halves(std::integer_sequence<int, kHalf...>) {
+    (add_first_half<kHalf>(), ...);
+  }
+  template <int kHalf>
+  __device__ void add_first_half() {
+    hopper::wgmma_wait<0>();
+    add(sum_[kHalf]);
+    products<kHalf + 1>(false);
+  }
+
+  // Starts on a half of a stage; `more`: on top of the stage before. The last half goes on to the next stage.
+  template <int kHalf>
   __device__ void products(bool more) {
     using namespace hopper;
-    if (!ready_) barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
-    const uint32_t step = ring_.index * (Tile::kStageBytes >> 4);
+    const uint32_t step = ring_.index * (Tile::kStageBytes >> 4),
+                   tokens = tokens_ + step + kHalf * (kWideTokens * 128 >> 4);
+    if constexpr (kInTurn) take_turn();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      Wgmma<kType, kColumns>::run(target(), operand_at(tokens_ + step + 2 * i), operand_at(weight_ + step + 2 * i),
+      Wgmma<kType, kColumns>::run(target(), operand_at(tokens + 2 * i), operand_at(weight_ + step + 2 * i),
                                   i > 0 || more);
     wgmma_commit();
-    if constexpr (kBlockScaled) load_scales();
+    if constexpr (kInTurn) give_turn();
+    if constexpr (kBlockScaled) load_scales<kHalf>();
+    if constexpr (kHalf + 1 < kHalves) return;
     ring_.next();
     ready_ = barrier_test_at(full_ + ring_.index * 8, ring_.parity);
   }
   // The scales of a stage's blocks: of this lane's two tokens, and of the rows before and after a border of 128; gated
   // of gate rows, then of up rows.
+  template <int kHalf>
   __device__ void load_scales() {
     const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
-    x_[0] = hopper::load_shared(at);
-    x_[1] = hopper::load_shared(at + 32);
+    x_[0] = hopper::load_shared(at + kHalf * (kWideTokens * 4));
+    x_[1] = hopper::load_shared(at + kHalf * (kWideTokens * 4) + 32);
+    if constexpr (kHalf == 0) {
 #pragma unroll
-    for (int i = 0; i < kBorders; i++) w_[i] = hopper::load_shared(rows + kWideTokens * 4 + i * 4);
+      for (int i = 0; i < kBorders; i++) w_[i] = hopper::load_shared(rows + (Tile::kTokens + i) * 4);
+    }
   }
   // The oldest stage that this warp has not given back, to all that fill it.
   __device__ void release() {
@@ -172,8 +241,8 @@ class WideConsumer {
     behind_.next();
   }
 
-  // What the tensor cores have added up, which is complete, to the sums.
-  __device__ void add() {
+  // What the tensor cores have added up, which is complete, to a half's sums.
+  __device__ void add(float (&sum)[kColumns / 2]) {
     // Borders of 128 rows lie at multiples of this within a tile.
     constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
     hopper::wgmma_hold(part_);
@@ -189,33 +258,43 @@ class WideConsumer {
             scale[j] = x_[j % 2] * w;
           }
         }
-        sum_[i] += part_[i] * scale[(kPaired ? i / 4 % 2 * 2 : 0) + i % 4 / 2];
+        sum[i] += part_[i] * scale[(kPaired ? i / 4 % 2 * 2 : 0) + i % 4 / 2];
       } else {
-        sum_[i] += part_[i];
+        sum[i] += part_[i];
       }
     }
   }
 
-  template <bool kGated, int... r>
+  template <int kHalf>
+  __device__ void store_half(const hopper::TensorMap& map, const WidePlace& at, int kept) {
+    constexpr int kEach = kRounds / kHalves;
+    if (kPaired || (!kBlockScaled && p_.gated)) {
+      store_rounds<true, kHalf * kEach>(map, at, kept, std::make_integer_sequence<int, kEach>());
+    } else {
+      store_rounds<false, kHalf * kEach>(map, at, kept, std::make_integer_sequence<int, kEach>());
+    }
+  }
+  template <bool kGated, int kFirst, int... r>
   __device__ void store_rounds(const hopper::TensorMap& map, const WidePlace& at, int kept,
                                std::integer_sequence<int, r...>) {
-    (store_round<kGated, r>(map, at, kept), ...);
+    (store_round<kGated, kFirst + r>(map, at, kept), ...);
   }
   template <bool kGated, int r>
   __device__ void store_round(const hopper::TensorMap& map, const WidePlace& at, int kept) {
     using namespace hopper;
-    constexpr int kFrom = r * Tile::kRound, kColumnsNow = kShare == Share::k ? kColumns / 2 : Tile::kRound;
+    constexpr int kHalf = r / (kRounds / kHalves), kFrom = r % (kRounds / kHalves) * Tile::kRound,
+                  kColumnsNow = kShare == Share::k ? kColumns / 2 : Tile::kRound;
     constexpr int kGates = kGated ? 2 : 1;
     // Blocks that share k exchange sums where others put their results; the stages are free by then.
     char* result = kShare == Share::k ? shared_.stages + group_ * Tile::kOutBytes
                                       : shared_.results + (group_ * Tile::kBuffers + turn_) * Tile::kOutBytes;
-    turn_ = Tile::kBuffers - 1 - turn_;
+    turn_ = turn_ + 1 == Tile::kBuffers ? 0 : turn_ + 1;
     if (leader()) tma_store_wait_read<Tile::kBuffers - 1>();
     named_barrier(1 + group_, 128);
-    write<kGated, kFrom, kColumnsNow>(at, kept, result);
+    write<kGated, kHalf, kFrom, kColumnsNow>(at, kept, result);
     fence_async_shared();
     named_barrier(1 + group_, 128);
-    const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = at.row + group_ * 64;
+    const int x = (at.n_tile * kColumns + kept + kFrom) / kGates, y = first(at, kHalf);
     const bool whole = !kGrouped || y + 64 <= at.end;
     if (!whole) copy<kColumnsNow / kGates>(result, x, p_.n / kGates, y, at.end - y);
     if (!leader()) return;
@@ -240,13 +319,15 @@ class WideConsumer {
 
   // kCount columns of the sums from kFrom on to `shared` [columns / 32][64 rows][64 bytes], swizzled. What lies outside
   // of the matrix is not stored.
-  template <bool kGated, int kFrom, int kCount>
+  template <bool kGated, int kHalf, int kFrom, int kCount>
   __device__ void write(const WidePlace& at, int kept, char* shared) const {
-    const int y = row();
     uint32_t residual[kCount / 8 / (kGated ? 2 : 1)][2];
     if constexpr (!kScaled && !kGrouped)
-      load_residual(at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
-    char* to = shared + y * 64 + threadIdx.x % 4 * 4;
+      load_residual(token(at, kHalf), at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
+    // Lane 16 i + r gives the place of row r of the warp's 16, of the first or second of two pieces.
+    const int staged_row = threadIdx.x % 128 / 32 * 16 + lane() % 16, turned = staged_row / 2 % 4;
+    const uint32_t to = hopper::shared_address(shared) + staged_row * 64;
+    uint32_t words[2][2];
     // Scale and bias of columns 8 i + 2 t, + 1.
     float4 columns[kCount / 8];
     if constexpr (kColumnScaled) {
@@ -258,10 +339,10 @@ class WideConsumer {
     for (int i = 0; i < kCount / 8; i += kGated ? 2 : 1) {
       const int piece = i / (kGated ? 2 : 1);
       float v[4];
-      finish_four(v, kFrom / 8 + i, columns[i]);
+      finish_four<kHalf>(v, kFrom / 8 + i, columns[i]);
       if constexpr (kGated) {
         float up[4];
-        finish_four(up, kFrom / 8 + i + 1, columns[i + 1]);
+        finish_four<kHalf>(up, kFrom / 8 + i + 1, columns[i + 1]);
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
       }
@@ -273,21 +354,22 @@ class WideConsumer {
           v[2 * half + 1] += more.y;
         }
       }
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-        *reinterpret_cast<uint32_t*>(to + piece / 4 * 64 * 64 + half * 8 * 64 + (piece % 4 ^ y / 2 % 4) * 16) =
-            round_pair<Out>(v[2 * half], v[2 * half + 1]);
+      words[piece % 2][0] = round_pair<Out>(v[0], v[1]);
+      words[piece % 2][1] = round_pair<Out>(v[2], v[3]);
+      if (piece % 2 == 1)
+        hopper::store_matrices(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
+                               words[0][1], words[1][0], words[1][1]);
     }
   }
 
   // The residual at this lane's columns of both tokens, 8 of the result apart from `column` on; zeros without one.
   template <int kPieces>
-  __device__ void load_residual(const WidePlace& at, int column, uint32_t (&to)[kPieces][2]) const {
+  __device__ void load_residual(int first, const WidePlace& at, int column, uint32_t (&to)[kPieces][2]) const {
     const Epilogue& e = p_.epilogue;
     const int columns = p_.gated ? p_.n / 2 : p_.n;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int token = this->token(at) + half * 8;
+      const int token = first + half * 8;
       const char* from = e.residual + (token * e.residual_step + column + threadIdx.x % 4 * 2) * 2;
 #pragma unroll
       for (int i = 0; i < kPieces; i++) {
@@ -298,23 +380,25 @@ class WideConsumer {
   }
 
   // The four sums of columns 8 i + 2 t, + 1 of both tokens, times their scales, with bias.
+  template <int kHalf>
   __device__ void finish_four(float (&v)[4], int i, const float4& c) const {
 #pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = sum_[4 * i + j];
+    for (int j = 0; j < 4; j++) v[j] = sum_[kHalf][4 * i + j];
     if constexpr (kColumnScaled) {
-      v[0] = v[0] * (token_scale_[0] * c.x) + c.y;
-      v[1] = v[1] * (token_scale_[0] * c.z) + c.w;
-      v[2] = v[2] * (token_scale_[1] * c.x) + c.y;
-      v[3] = v[3] * (token_scale_[1] * c.z) + c.w;
+      v[0] = v[0] * (token_scale_[kHalf][0] * c.x) + c.y;
+      v[1] = v[1] * (token_scale_[kHalf][0] * c.z) + c.w;
+      v[2] = v[2] * (token_scale_[kHalf][1] * c.x) + c.y;
+      v[3] = v[3] * (token_scale_[kHalf][1] * c.z) + c.w;
     }
   }
 
   const WideParams& p_;
   const int group_;
-  const WideShared<kColumns> shared_;
-  float sum_[kColumns / 2], part_[kSums == Sums::fast ? 1 : kColumns / 2];
+  const WideShared<Tile> shared_;
+  static constexpr int kRounds = kShare == Share::k ? 1 : kHalves * Tile::kRounds;
+  float sum_[kHalves][kColumns / 2], part_[kSums == Sums::fast ? 1 : kColumns / 2];
   static constexpr int kBorders = kPaired ? 4 : 2;
-  float x_[2], w_[kBorders], token_scale_[2];
+  float x_[2], w_[kBorders], token_scale_[kHalves][2];
   int split_, turn_ = 0;
   hopper::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
   uint32_t tokens_, weight_;                   // low words of the first stage's descriptors

@@ -60,18 +60,17 @@ class WideTour {
   WideRows rows_;
 };
 
-template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Weights kWeights>
+template <hopper::Operand kType, class Out, class Tile, Sums kSums, Weights kWeights>
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_grouped_kernel(const __grid_constant__ hopper::TensorMap x_map,
                         const __grid_constant__ hopper::TensorMap weight_map,
                         const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p,
                         const __grid_constant__ WideGroups groups) {
   using namespace hopper;
-  using Tile = WideTile<kColumns>;
   constexpr Share kShare = Share::tokens;
   constexpr bool kBlockScaled = kSums == Sums::blocks;
   extern __shared__ __align__(1024) char begin[];
-  const WideShared<kColumns> shared(begin);
+  const WideShared<Tile> shared(begin);
   const int rank = cluster_rank();
   int chunks = p.chunks;
   asm volatile("" : "+r"(chunks));
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     give_registers<40>();
     if (threadIdx.x == 0) {
       pdl_wait();
-      WideProducer<kType, kColumns, kShare> self(p, shared, x_map, weight_map, 0);
+      WideProducer<kType, Tile, kShare> self(p, shared, x_map, weight_map, 0);
       int ahead = 0;
       for (WideTour tour(p, groups, rank); tour.here();) {
         const WidePlace at = tour.take();
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       for (WideTour tour(p, groups, rank); tour.here();) {
         const WidePlace at = tour.take();
         if (at.row >= at.end) continue;
-        WideScales<kColumns, kWeights> from(p, at, 0);
+        WideScales<Tile, kWeights> from(p, at, 0);
         for (int chunk = 0; chunk < chunks; chunk++, ring.next()) {
           barrier_wait(&shared.empty[ring.index], ring.parity ^ 1);
           from.copy(shared.block_scales(ring.index), &shared.full[ring.index]);
@@ -111,11 +110,18 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } else {
     take_registers<232>();
     pdl_wait();
-    WideConsumer<kType, Out, kColumns, kSums, kShare, kWeights> self(p, shared);
+    using Consumer = WideConsumer<kType, Out, Tile, kSums, kShare, kWeights>;
+    Consumer self(p, shared);
     for (WideTour tour(p, groups, rank); tour.here();) {
       const WidePlace at = tour.take();
       if (at.row >= at.end) continue;
+      if (self.idle(at)) {
+        self.pass(chunks);
+        continue;
+      }
+      if constexpr (Consumer::kInTurn) self.start();
       self.multiply(at, chunks);
+      self.end(out_map, at);
       self.store(out_map, at, 0);
     }
     self.finish();

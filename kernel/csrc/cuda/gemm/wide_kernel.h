@@ -1,7 +1,7 @@
 // out[m, n] = x[m, k] * weight[n, k]^T for many tokens, on wgmma. Bound by the tensor cores, and by power.
 //
-// Block: a producer warpgroup and two consumer warpgroups of 64 tokens each; persistent over tiles of 128 tokens x
-// kColumns weight rows. A stage of the ring holds [128, 128] of x and [kColumns, 128] of the weight.
+// Block: a producer warpgroup and two consumer warpgroups of 64 tokens each, or twice 64; persistent over tiles of 128
+// or 256 tokens x kColumns weight rows. A stage of the ring holds [tokens, 128] of x and [kColumns, 128] of the weight.
 //
 // Cluster: two blocks (Share). Neighbours share the tokens or the weight's rows; each loads half of them and multicasts
 // it to both. Or, for a weight of few rows, both have the same tile and half of k each, and exchange half of their sums
@@ -14,7 +14,8 @@
 // 128 elements of k, times the scales of blocks where there are any; or, where the caller allows, never (Sums).
 //
 // End of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
-// next tile is multiplied.
+// next tile is multiplied. Where warpgroups multiply in turn the next tile's first products run while this one's last
+// results are made.
 #pragma once
 
 #include "cuda/gemm/wide_consumer.h"
@@ -25,18 +26,18 @@ namespace radix::gemm {
 
 // The scales of the blocks of a tile's stages, by one warp. Tokens and rows past the end take the scale of one that
 // exists; nobody reads their sums.
-template <int kColumns, Weights kWeights = Weights::dense>
+template <class Tile, Weights kWeights = Weights::dense>
 class WideScales {
  public:
   __device__ WideScales(const WideParams& p, const WidePlace& at, int first_chunk) : unit_(p.block_x_unit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < kRuns; i++) {
       const int token = min(at.row + lane + 32 * i, at.end - 1);
       x_[i] = p.block_x + token * p.block_x_step + first_chunk * unit_;
     }
     const int half = kPaired ? p.n / 2 : p.n;  // gate rows, then as many up rows
-    const int first = at.n_tile * (kPaired ? kColumns / 2 : kColumns) / 128;
+    const int first = at.n_tile * (kPaired ? Tile::kColumns / 2 : Tile::kColumns) / 128;
     const int block = min(first + lane % 2, (half - 1) / 128) + (kPaired ? lane / 2 % 2 * (half / 128) : 0);
     w_ = p.block_w + at.matrix * p.block_w_matrix + block * p.block_w_step + first_chunk;
   }
@@ -44,18 +45,19 @@ class WideScales {
   __device__ void copy(float* to, uint64_t* full) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < kRuns; i++) {
       hopper::copy_async_4(to + lane + 32 * i, x_[i]);
       x_[i] += unit_;
     }
-    if (lane < (kPaired ? 4 : 2)) hopper::copy_async_4(to + kWideTokens + lane, w_);
+    if (lane < (kPaired ? 4 : 2)) hopper::copy_async_4(to + Tile::kTokens + lane, w_);
     w_++;
     hopper::copy_async_arrive(full);
   }
 
  private:
   static constexpr bool kPaired = kWeights == Weights::grouped_gated;
-  const float *x_[4], *w_;
+  static constexpr int kRuns = Tile::kTokens / 32;
+  const float *x_[kRuns], *w_;
   int64_t unit_;
 };
 
@@ -72,11 +74,10 @@ __device__ void wide_columns(const WideParams& p, const WidePlace& at, float2* c
 }
 
 // What the producer's thread loads: stages of tiles, in the order in which consumers read them.
-template <hopper::Operand kType, int kColumns, Share kShare>
+template <hopper::Operand kType, class Tile, Share kShare>
 class WideProducer {
  public:
-  using Tile = WideTile<kColumns>;
-  __device__ WideProducer(const WideParams& p, const WideShared<kColumns>& shared, const hopper::TensorMap& x_map,
+  __device__ WideProducer(const WideParams& p, const WideShared<Tile>& shared, const hopper::TensorMap& x_map,
                           const hopper::TensorMap& weight_map, int first_chunk)
       : p_(p), s_(shared), x_map_(x_map), weight_map_(weight_map), first_chunk_(first_chunk) {}
 
@@ -85,11 +86,12 @@ class WideProducer {
     // A static weight may fill the ring while the kernel ahead still runs.
     int ahead = 0;
     if (p_.static_weight) {
-      const WidePlace at = wide_place<kShare>(p_, first, rank);
+      const WidePlace at = wide_place<kShare, Tile>(p_, first, rank);
       for (; ahead < min(Tile::kStages, chunks); ahead++) load_weight(ahead, at, rank, ahead);
     }
     pdl_wait();
-    for (int tile = first; tile < p_.tiles; tile += step) load(wide_place<kShare>(p_, tile, rank), rank, chunks, ahead);
+    for (int tile = first; tile < p_.tiles; tile += step)
+      load(wide_place<kShare, Tile>(p_, tile, rank), rank, chunks, ahead);
   }
   // The stages of a tile, `ahead` of whose weights are on their way.
   __device__ void load(const WidePlace& at, int rank, int chunks, int& ahead) {
@@ -106,28 +108,29 @@ class WideProducer {
 
  private:
   static constexpr uint16_t kBoth = 3;
+  static constexpr int kAlongN = wide_along_n(kShare), kAlongM = wide_along_m(kShare);
   static constexpr int kChunk =
       kType == hopper::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
 
   __device__ void load_weight(int stage, const WidePlace& at, int rank, int chunk) const {
-    const int part = kShare == Share::weight ? rank * (kColumns / 2) : 0, row = at.n_tile * kColumns + part;
+    const int part = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + part;
     const int k = (first_chunk_ + chunk) * kChunk;
     const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.matrix,
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
     char* to = s_.weight(stage) + part * 128;
     uint64_t* full = &s_.full[stage];
     hopper::barrier_arrive_expect(full, Tile::kStageBytes);
-    if constexpr (kShare == Share::weight) {
+    if constexpr (kAlongM > 1) {
       hopper::tma_multicast_4d(to, &weight_map_, full, kBoth, k, y, z, w);
     } else {
       hopper::tma_load_4d(to, &weight_map_, full, k, y, z, w);
     }
   }
   __device__ void load_tokens(int stage, const WidePlace& at, int rank, int chunk) const {
-    const int part = kShare == Share::tokens ? rank * (kWideTokens / 2) : 0, y = at.row + part;
+    const int part = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + part;
     const int k = (first_chunk_ + chunk) * kChunk;
     char* to = s_.tokens(stage) + part * 128;
-    if constexpr (kShare == Share::tokens) {
+    if constexpr (kAlongN > 1) {
       hopper::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
     } else {
       hopper::tma_load_3d(to, &x_map_, &s_.full[stage], k, y, at.batch);
@@ -135,21 +138,20 @@ class WideProducer {
   }
 
   const WideParams& p_;
-  const WideShared<kColumns> s_;
+  const WideShared<Tile> s_;
   const hopper::TensorMap &x_map_, &weight_map_;
   const int first_chunk_;
   hopper::Ring<Tile::kStages> ring_;
 };
 
-template <hopper::Operand kType, class Out, int kColumns, Sums kSums, Share kShare>
+template <hopper::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_kernel(const __grid_constant__ hopper::TensorMap x_map, const __grid_constant__ hopper::TensorMap weight_map,
                 const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p) {
   using namespace hopper;
-  using Tile = WideTile<kColumns>;
   constexpr bool kBlockScaled = kSums == Sums::blocks, kShareK = kShare == Share::k;
   extern __shared__ __align__(1024) char begin[];  // without static shared memory it begins at a multiple of 1024
-  const WideShared<kColumns> shared(begin);
+  const WideShared<Tile> shared(begin);
   const int rank = cluster_rank();
   const int half = (p.chunks + 1) / 2, first_chunk = kShareK ? rank * half : 0;
   int chunks = !kShareK ? p.chunks : rank == 0 ? half : p.chunks - half;
@@ -171,22 +173,22 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      WideProducer<kType, kColumns, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
+      WideProducer<kType, Tile, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
       pdl_wait();
       Ring<Tile::kStages> ring;
       uint32_t parity = 1;
       for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
-        const WidePlace at = wide_place<kShare>(p, tile, rank);
+        const WidePlace at = wide_place<kShare, Tile>(p, tile, rank);
         if constexpr (kBlockScaled) {
-          WideScales<kColumns> from(p, at, first_chunk);
+          WideScales<Tile> from(p, at, first_chunk);
           for (int chunk = 0; chunk < chunks; chunk++, ring.next()) {
             barrier_wait(&shared.empty[ring.index], ring.parity ^ 1);
             from.copy(shared.block_scales(ring.index), &shared.full[ring.index]);
           }
         } else {
           barrier_wait(shared.columns_empty, parity);
-          wide_columns<Out, kColumns, kType == Operand::e4m3>(p, at, shared.columns());
+          wide_columns<Out, Tile::kColumns, kType == Operand::e4m3>(p, at, shared.columns());
           barrier_arrive(shared.columns_full);
         }
       }
@@ -198,14 +200,18 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } else {
     take_registers<232>();
     pdl_wait();
-    WideConsumer<kType, Out, kColumns, kSums, kShare> self(p, shared);
+    using Consumer = WideConsumer<kType, Out, Tile, kSums, kShare>;
+    Consumer self(p, shared);
+    if constexpr (Consumer::kInTurn) self.start();
     uint32_t parity = 0;
     for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
-      const WidePlace at = wide_place<kShare>(p, tile, rank);
+      const WidePlace at = wide_place<kShare, Tile>(p, tile, rank);
       self.multiply(at, chunks);
       if constexpr (kShareK) self.exchange(rank);
       if constexpr (!kBlockScaled) barrier_wait(shared.columns_full, parity);
-      self.store(out_map, at, kShareK ? rank * (kColumns / 2) : 0);
+      self.end(out_map, at);
+      if constexpr (Consumer::kInTurn) self.start(tile + step < p.tiles);
+      self.store(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
       if constexpr (!kBlockScaled) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(shared.columns_empty);

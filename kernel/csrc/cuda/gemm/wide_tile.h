@@ -35,6 +35,14 @@ constexpr int kWideBox = 32;              // columns of the result that one TMA 
 constexpr int kWideBand = 16;             // tiles along m that share the weight in L2, and whose x stays there
 constexpr int kWideSharedBytes = 232448;  // what a block may have
 
+// Tiles of a cluster side by side.
+__host__ __device__ constexpr int wide_along_m(Share share) {
+  return share == Share::weight ? kWideCluster : 1;
+}
+__host__ __device__ constexpr int wide_along_n(Share share) {
+  return share == Share::tokens ? kWideCluster : 1;
+}
+
 struct WideParams {
   int m, n, m_tiles, n_tiles, chunks;  // n: weight rows; m_tiles, n_tiles: multiples of the cluster along it
   int tiles;                           // of the clusters, of all matrices of the batch
@@ -47,33 +55,31 @@ struct WideParams {
   Epilogue epilogue;
 };
 
-// kColumns: weight rows of a tile.
-template <int kColumns>
+// A tile of kHalves times kWideTokens tokens (each warpgroup has 64 of either half) x kColumns weight rows. kStaged:
+// all of its results have room, so that none waits until others have left; that costs a stage.
+template <int kColumns_, int kHalves_ = 1, bool kStaged = false>
 struct WideTile {
-  static constexpr int kTokenBytes = kWideTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
-  static constexpr int kStages = kColumns <= 64    ? 8
-                                 : kColumns <= 96  ? 7
-                                 : kColumns <= 128 ? 6
-                                 : kColumns <= 192 ? 5
-                                                   : 4;
+  static constexpr int kColumns = kColumns_, kHalves = kHalves_, kTokens = kHalves * kWideTokens;
+  static constexpr int kTokenBytes = kTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
+  static constexpr int kStages = std::min(8, (200 << 10) / kStageBytes) - kStaged;
   // Results leave so many columns at a time, where stages leave room through two buffers in turn.
   static constexpr int kRound = kColumns % 64 == 0 ? 64 : kColumns % 96 == 0 ? 96 : 32;
   static constexpr int kRounds = kColumns / kRound;
   static constexpr int kOutBytes = 64 * kRound * 2;  // of a warpgroup: 64 rows
-  // Per stage with scales of blocks: 128 tokens' and those of up to two blocks of rows; else scale and bias of columns.
-  static constexpr int kScales = kWideTokens + 4, kScaleBytes = std::max(kStages * kScales * 4, kColumns * 8);
+  // Per stage with scales of blocks: the tokens' and those of up to four blocks of rows (of gated groups); else scale
+  // and bias of columns.
+  static constexpr int kScales = kTokens + 4, kScaleBytes = std::max(kStages * kScales * 4, kColumns * 8);
   static constexpr int kBarrierBytes = (2 * kStages + 2) * 8;
   static constexpr int kFixedBytes = kStages * kStageBytes + kScaleBytes + kBarrierBytes;
-  static constexpr int kBuffers = kFixedBytes + 4 * kOutBytes <= kWideSharedBytes ? 2 : 1;
+  static constexpr int kBuffers = kStaged ? kHalves * kRounds : kFixedBytes + 4 * kOutBytes <= kWideSharedBytes ? 2 : 1;
   static constexpr int kSharedBytes = kFixedBytes + 2 * kBuffers * kOutBytes;
   static_assert(kSharedBytes <= kWideSharedBytes);
 };
 
 // Where a block's parts of shared memory are.
-template <int kColumns>
+template <class Tile>
 struct WideShared {
-  using Tile = WideTile<kColumns>;
-  char* stages;   // [kStages][128 tokens, kColumns weight rows][128 bytes]
+  char* stages;   // [kStages][kTokens tokens, kColumns weight rows][128 bytes]
   char* results;  // [2 warpgroups][kBuffers][kOutBytes]
   char* scales;   // [kStages][kScales] of blocks, or [kColumns] scale and bias
   uint64_t *full, *empty, *columns_full, *columns_empty;
@@ -98,16 +104,16 @@ struct WidePlace {
   int batch, matrix;  // of x and the result; of the weight
 };
 // Bands of kWideBand tiles along m; within a band m first.
-template <Share kShare>
+template <Share kShare, class Tile>
 __device__ inline WidePlace wide_place(const WideParams& p, int tile, int rank) {
-  constexpr int kAlongN = kShare == Share::tokens ? kWideCluster : 1, kAlongM = kShare == Share::weight ? 2 : 1;
-  const int wide = p.n_tiles / kAlongN, high = p.m_tiles / kAlongM, band = kWideBand / kAlongM;
+  constexpr int kAlongN = wide_along_n(kShare), kAlongM = wide_along_m(kShare);
+  const int wide = p.n_tiles / kAlongN, high = p.m_tiles / kAlongM, band = kWideBand / Tile::kHalves / kAlongM;
   const int matrix = wide * high, batch = tile / matrix;
   tile -= batch * matrix;
   const int first = tile / (band * wide) * band, rows = min(band, high - first);
   tile -= first * wide;
-  return {((first + tile % rows) * kAlongM + (kShare == Share::weight ? rank : 0)) * kWideTokens, p.m,
-          tile / rows * kAlongN + (kShare == Share::tokens ? rank : 0), batch, batch};
+  return {((first + tile % rows) * kAlongM + rank / kAlongN % kAlongM) * Tile::kTokens, p.m,
+          tile / rows * kAlongN + rank % kAlongN, batch, batch};
 }
 
 }  // namespace radix::gemm

@@ -23,8 +23,11 @@ __device__ inline void cluster_sync() {
 }
 
 // Only the meeting: orders no memory, and so does not wait for stores on their way.
-__device__ inline void cluster_sync_relaxed() {
+__device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_sync_relaxed() {
+  cluster_arrive_relaxed();
   cluster_wait();
 }
 
@@ -50,17 +53,14 @@ __device__ inline float4 load_remote(uint32_t address) {
   return v;
 }
 
-__device__ inline void store_remote(uint32_t address, const float4& v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
-               "f"(v.w)
-               : "memory");
+// 16 bytes to `address` in another block's shared memory; they count at `barrier` there, which says when they are seen.
+__device__ inline void store_async(uint32_t address, const uint4& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+      : "memory");
 }
-// Arrives at the barrier of block `rank` after this thread's writes to that block's shared memory, and the wait that
-// sees them.
-__device__ inline void barrier_arrive_cluster(const uint64_t* barrier, int rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
-               : "memory");
-}
+// The wait that sees what another block's threads wrote to this block's shared memory.
 __device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done)

@@ -15,6 +15,13 @@ __device__ inline void load_matrices(uint32_t (&r)[4], uint32_t from) {
                : "memory");
 }
 
+// The way back, places as above.
+__device__ inline void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
 // Transposed. A lane 4 g + t holds row g, columns 2 t, + 1 of each matrix; lane 8 i + r gives the 16 bytes for column r
 // of matrix i (of two matrices: lanes 0 to 15).
 __device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b) {

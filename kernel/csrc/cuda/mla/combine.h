@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/attention/decode_state.h"
+#include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/pdl.h"
 #include "cuda/mla/run.h"
 
@@ -45,9 +46,9 @@ __device__ inline Begun& begun_of(const WideArgs& a, int run) {
   return reinterpret_cast<Begun*>(a.nodes)[run];
 }
 
-__device__ inline Begun begin(const WideArgs& a, const Segment& s, const Place& place, int run, int block_rows) {
+__device__ inline Begun begin(const WideArgs& a, const Segment& s, const Place& place, int block_rows) {
   const int rows = min(block_rows, s.queries * a.group - s.packed);
-  return {s.q_begin, s.packed, rows, place.run_of(s.from + s.count - 1) - run + 1};
+  return {s.q_begin, s.packed, rows, place.run_of(s.from + s.count - 1) - place.run + 1};
 }
 
 // Natural log of the sum of exponentials; -inf where nothing was seen.
@@ -84,37 +85,52 @@ __device__ inline attention::decode::Piece sum_parts(const WideArgs& a, const Be
 
 // Joins the parts of query blocks that several runs worked on, after all blocks of the grid have left theirs. The
 // blocks take turns at units: a row for each group of 128 threads, or, where there are many parts, one row for all
-// groups. All kThreads threads; `raw`: the block's shared memory.
+// groups. All kThreads threads; `raw`: the block's shared memory; `meeting`: a barrier of all threads behind it.
 template <class T, int kRows, int kThreads>
-__device__ void combine(const WideArgs& a, int runs, char* raw) {
+__device__ void combine(const WideArgs& a, const Place& place, char* raw, uint64_t* meeting) {
   using attention::decode::Piece;
   constexpr int kGroups = kThreads / 128, kManyParts = 8;
-  static_assert(kThreads >= kMaxRuns);
   struct Shared {
     Begun begun[kMaxRuns];
     int last[kMaxRuns];  // of a run's units, plus 1, counted from the first run on
-    int warps[kThreads / 32];
     Piece slices[kGroups][128];
   };
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  // Not __syncthreads(), which racecheck does not follow behind the roles' partial barriers.
+  auto meet = [meeting, parity = 0u]() mutable {
+    hopper::barrier_arrive(meeting);
+    hopper::barrier_wait(meeting, parity);
+    parity ^= 1;
+  };
   cooperative_groups::this_grid().sync();
-  const int i = threadIdx.x;
-  int units = 0;
-  if (i < runs) {
-    const Begun b = begun_of(a, i);
-    shared.begun[i] = b;
-    if (b.parts > 0) units = b.parts > kManyParts ? b.rows : (b.rows + kGroups - 1) / kGroups;
+  const int runs = gridDim.x / (a.cluster * place.halves);
+  if (threadIdx.x < 32) {
+    constexpr int kEach = (kMaxRuns + 31) / 32;
+    const int first = threadIdx.x * kEach;
+    Begun mine[kEach];
+    int units[kEach], sum = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; e++) mine[e] = first + e < runs ? begun_of(a, first + e) : Begun{};
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      const Begun& b = mine[e];
+      units[e] = b.parts == 0 ? 0 : b.parts > kManyParts ? b.rows : (b.rows + kGroups - 1) / kGroups;
+      sum += units[e];
+    }
+    int last = sum;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, last, step);
+      if (threadIdx.x >= step) last += before;
+    }
+    last -= sum;
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      last += units[e];
+      if (first + e < runs) shared.begun[first + e] = mine[e], shared.last[first + e] = last;
+    }
   }
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(~0u, units, step);
-    if (i % 32 >= step) units += before;
-  }
-  if (i % 32 == 31) shared.warps[i / 32] = units;
-  __syncthreads();
-  for (int w = 0; w < i / 32; w++) units += shared.warps[w];
-  if (i < runs) shared.last[i] = units;
-  __syncthreads();
-  const int group = i / 128, lane = i % 128;
+  meet();
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 128;
   int run = 0;
   for (int unit = blockIdx.x; unit < shared.last[runs - 1]; unit += gridDim.x) {
     while (unit >= shared.last[run]) run++;
@@ -125,9 +141,9 @@ __device__ void combine(const WideArgs& a, int runs, char* raw) {
     if (r < b.rows) sum = sum_parts<kRows>(a, b, run, r, many ? group : 0, many ? kGroups : 1);
     if (many) {
       shared.slices[group][lane] = sum;
-      __syncthreads();
+      meet();
       for (int g = 1; g < kGroups; g++) sum = attention::decode::join(sum, shared.slices[g][lane]);
-      __syncthreads();
+      meet();
     }
     if (r >= b.rows || (many && group > 0)) continue;
     const attention::Params& p = a.p;
@@ -141,7 +157,7 @@ __device__ void combine(const WideArgs& a, int runs, char* raw) {
 
 // Blocks of a launch: one an SM, so that all of them run at once.
 inline unsigned blocks_of(const WideArgs& a) {
-  return std::min(kMaxRuns, gpu::multiprocessors(a.p.device)) / a.cluster * a.cluster;
+  return std::min(kMaxRuns, gpu::multiprocessors(a.p.device)) / (a.cluster * a.halves) * (a.cluster * a.halves);
 }
 
 }  // namespace radix::mla

@@ -43,23 +43,41 @@ bool few_rows(const Shape& s) {
   return s.heads * s.max_seqlen_q <= 16;
 }
 
-void run_any_split(const Args& args, rk_stream stream) {
+enum class Kernel { kSlim, kWide, kNarrow };
+
+// What serves a call: the size of the workspace and the launch follow from it.
+Kernel kernel_for(const Shape& s, bool any_split, bool fp8) {
+  if (!any_split) return Kernel::kNarrow;
+  if (!few_rows(s)) return Kernel::kWide;
+  return fp8 ? Kernel::kNarrow : Kernel::kSlim;  // few rows of the FP8 form are quicker where all warps copy
+}
+
+int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
+  switch (kernel_for(s, any_split, fp8)) {
+    case Kernel::kSlim: return slim_workspace_size();
+    case Kernel::kWide: return wide_workspace_size();
+    case Kernel::kNarrow: break;
+  }
+  return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s));
+}
+
+void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
   WideArgs a;
   static_cast<Args&>(a) = args;
   const attention::Params& p = a.p;
   const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
   if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
-  if (few_rows(p)) {
+  const bool slim = kernel == Kernel::kSlim;
+  if (slim) {
     // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.
-    if (p.batch < gpu::multiprocessors(p.device)) a.cluster = a.halves = 2;
+    if (p.batch < gpu::multiprocessors(p.device)) a.halves = 2;
   } else if (p.heads * p.max_seqlen_q > 64 && (a.box_tokens > 0 || fp8)) {
-    // Two blocks of rows that read the same tokens share the copies; of FP8 one finds in L2 what the other has read.
-    a.cluster = 2;
-    if (!fp8) a.sharing = 2;
+    // Two blocks of rows that read the same tokens share the copies, or the widening of FP8.
+    a.cluster = a.sharing = 2;
   }
   a.box_tokens = std::min(a.box_tokens, 64 / a.sharing);
-  if (few_rows(p)) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
+  if (slim) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
   fp8 ? launch_wide_fp8(a, stream) : bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);
 }
 
@@ -70,9 +88,8 @@ namespace backend {
 int64_t mla_decode_workspace_size(const rk_mla_decode_sizes& sizes) {
   const Shape s = shape_of(sizes);
   if (s.tokens < 1 || s.batch < 1) return 0;
-  const int64_t wide = sizes.any_split ? wide_workspace_size() : 0;
-  return std::max(wide,
-                  int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s)));
+  const auto size = [&](bool fp8) { return workspace_size(s, sizes.any_split != 0, fp8); };
+  return sizes.kv_item_size == 0 ? std::max(size(false), size(true)) : size(sizes.kv_item_size == 1);
 }
 
 void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
@@ -80,7 +97,7 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
     fail(RK_UNSUPPORTED, "mla_decode: the FP8 cache is served for bf16 queries");
   const rk_mla_decode_sizes sizes = {sizeof sizes,       a.q_nope->shape[0],   a.page_table->shape[0],
                                      a.q_nope->shape[1], a.kv_cache->shape[1], a.page_table->shape[1],
-                                     a.max_seqlen_q,     a.any_split};
+                                     a.max_seqlen_q,     a.any_split,          element_size(*a.kv_cache)};
   Args args;
   attention::Params& p = args.p;
   static_cast<Shape&>(p) = shape_of(sizes);
@@ -109,8 +126,8 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
   args.levels = levels_of(p, kChunkLog2);
   if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
   if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
-  // Few rows of the FP8 form are quicker there, where all warps copy.
-  if (a.any_split && !(few_rows(p) && p.kv_dtype == DType::u8)) return run_any_split(args, stream);
+  const Kernel kernel = kernel_for(p, a.any_split != 0, p.kv_dtype == DType::u8);
+  if (kernel != Kernel::kNarrow) return run_any_split(args, kernel, stream);
   for (int64_t row = 0; row < p.batch; row += kMaxRows) {
     args.first_row = static_cast<int>(row);
     args.rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.batch - row));

@@ -21,9 +21,9 @@ struct Args : attention::decode::Args {
 
 // Of the kernel for many query rows.
 struct WideArgs : Args {
-  int cluster = 1;     // blocks that work on a run together
-  int halves = 1;      // 2: each of them has half of a segment's tiles; else they have 64 query rows each
+  int cluster = 1;     // blocks of a run, each with 64 of the query rows
   int sharing = 1;     // of them that copy for each other
+  int halves = 1;      // 2: two blocks may have half of a run's tiles each (run.h); cluster is 1
   int box_tokens = 0;  // of a box of the tensor map; 0: no map, tokens are copied one by one
 };
 
@@ -32,6 +32,7 @@ int64_t narrow_node_bytes(int tile_rows);
 void launch_narrow(const Args& args, int tile_rows, rk_stream stream);
 
 // Up to 16 query rows as the columns of wgmma's products: bound by bytes.
+int64_t slim_workspace_size();
 void launch_slim_bf16(const WideArgs& args, rk_stream stream);
 void launch_slim_f16(const WideArgs& args, rk_stream stream);
 

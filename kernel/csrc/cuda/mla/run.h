@@ -6,6 +6,10 @@
 //
 // What a run has of a query block is a segment. A segment that is not all of it becomes a part in the workspace, of
 // which a run leaves two at most: of the block that it enters in the middle, and of the one that it begins last.
+//
+// Where all rows are of one length, two blocks of a cluster may share a run: each has half of every segment's tiles,
+// and they join through shared memory. So there are fewer cuts, often none. Other rows make more segments, and
+// meetings.
 #pragma once
 
 #include "cuda/mla/mla.h"
@@ -30,10 +34,12 @@ struct Row {
 
 // Where the line is cut, and one place in it.
 struct Place {
-  int total;        // tiles of the line
-  int runs;         // in use
-  int row, before;  // the row at the place, tiles before that row
-  bool whole;       // no cut lies within a query block, so nothing is left to join
+  int total;         // tiles of the line
+  int runs;          // in use
+  int run;           // that begins here
+  int halves, half;  // 2 where blocks share a run, and which half this one has
+  int row, before;   // the row at the place, tiles before that row
+  bool whole;        // no cut lies within a query block, so nothing is left to join
 
   // The first tile of a run: floor(total * run / runs).
   __device__ int start(int run) const {
@@ -54,10 +60,9 @@ __device__ inline int runs_for(const WideArgs& a, int total, int tiles, bool ali
   return even * 16 >= runs * 15 ? even : runs;
 }
 
-// Where run `run` of at most `most` begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of
-// shared memory.
+// Where this block's run begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of shared memory.
 template <int kThreads>
-__device__ Place find_start(const WideArgs& a, int block_rows, int run, int most, int* scratch) {
+__device__ Place find_start(const WideArgs& a, int block_rows, int* scratch) {
   const int thread = threadIdx.x, lane = thread % 32, batch = static_cast<int>(a.p.batch);
   const int per_thread = (batch + kThreads - 1) / kThreads;
   const int first = min(thread * per_thread, batch), last = min(first + per_thread, batch);
@@ -82,9 +87,12 @@ __device__ Place find_start(const WideArgs& a, int block_rows, int run, int most
     if (w < thread / 32) before += scratch[w];
     place.total += scratch[w];
   }
-  place.runs = runs_for(a, place.total, one.tiles, alike, most);
+  place.halves = alike ? a.halves : 1;
+  place.half = blockIdx.x % place.halves;
+  place.run = blockIdx.x / (a.cluster * place.halves);
+  place.runs = runs_for(a, place.total, one.tiles, alike, gridDim.x / (a.cluster * place.halves));
   place.whole = alike && place.total / one.tiles % place.runs == 0;
-  const int x = place.start(min(run, place.runs));
+  const int x = place.start(min(place.run, place.runs));
   if (before <= x && x < before + sum) {
     int row = first;
     for (;; row++) {
@@ -99,7 +107,7 @@ __device__ Place find_start(const WideArgs& a, int block_rows, int run, int most
   return place;
 }
 
-// What a run has of one query block, of `count` tiles in all; where a cluster's blocks have halves, what this one has.
+// What a run has of one query block, of `count` tiles in all; where two blocks share the run, what this one has.
 struct Segment {
   int row, q_begin, queries, kv_len;
   int packed;        // first query row of the block; packed row r is token r / group, head r % group
@@ -112,16 +120,17 @@ struct Segment {
   __device__ bool complete() const { return begun && ended; }
 };
 
-// The segments of a run, in order. half: of the cluster's blocks that have halves; a single tile is the first one's.
+// The segments of a block's run, in order. Of a single tile the first half has it.
 class Walk {
  public:
   // A run that is not in use has none.
-  __device__ Walk(const WideArgs& a, int block_rows, const Place& at, int run, int half)
+  __device__ Walk(const WideArgs& a, int block_rows, const Place& at)
       : a_(a),
         block_rows_(block_rows),
-        half_(half),
-        x_(at.start(min(run, at.runs))),
-        x_end_(at.start(min(run + 1, at.runs))),
+        halves_(at.halves),
+        half_(at.half),
+        x_(at.start(min(at.run, at.runs))),
+        x_end_(at.start(min(at.run + 1, at.runs))),
         row_(at.row),
         before_(at.before) {}
 
@@ -134,7 +143,7 @@ class Walk {
         row = Row(a_, ++row_, block_rows_);
       }
       const int within = x_ - before_, block = within / row.tiles, first = within - block * row.tiles;
-      const int tiles = min(x_end_ - x_, row.tiles - first), left = a_.halves > 1 ? (tiles + 1) / 2 : tiles;
+      const int tiles = min(x_end_ - x_, row.tiles - first), left = halves_ > 1 ? (tiles + 1) / 2 : tiles;
       s = {row_, row.q_begin, row.queries, row.kv_len, block * block_rows_, x_ - first, first, left, row.tiles};
       s.begun = first == 0, s.ended = first + tiles == row.tiles, s.halved = left < tiles;
       if (half_ > 0) s.first += left, s.tiles = tiles - left;
@@ -145,7 +154,7 @@ class Walk {
 
  private:
   const WideArgs& a_;
-  int block_rows_, half_, x_, x_end_, row_, before_;
+  int block_rows_, halves_, half_, x_, x_end_, row_, before_;
 };
 
 }  // namespace radix::mla

@@ -24,8 +24,8 @@ struct Shared {
   float4 part[2][2][2][128];  // halves of S; two, used in turn
   float top[2][2][4][kRows];  // of a warp; two, used in turn
   float total[2][4][kRows];   // l of a warp
-  float4 other[2][10][128];   // of the other half of the cluster: O, m, l; two, used in turn
-  uint64_t full[2][kParts], empty[2][kParts], told[2];
+  float4 other[2][10][128];   // of a run's other half: O, m, l; two, used in turn
+  uint64_t full[2][kParts], empty[2][kParts], told[2], meeting;
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && offsetof(Shared, p) % 1024 == 0);
@@ -37,16 +37,16 @@ enum Barrier { kBoth = 1, kOwn };
 template <class T, int kSide>
 class Consumer {
  public:
-  __device__ Consumer(const WideArgs& a, Shared& shared)
+  __device__ Consumer(const WideArgs& a, Shared& shared, const Place& place)
       : a_(a),
         shared_(shared),
         thread_(threadIdx.x % 128),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x % 128 / 32),
-        rank_(a.cluster > 1 ? hopper::cluster_rank() : 0),
+        place_(place),
         scale_(a.p.scale * 1.4426950408889634f) {}
 
-  __device__ void run(Walk walk, const Place& place, int run) {
+  __device__ void run(Walk walk) {
     Segment s;
     Begun begun{};
     while (walk.next(s)) {
@@ -68,12 +68,12 @@ class Consumer {
       for (int t = 0; t < s.tiles; t++) tile(t & 1, (s.first + t) * kTile, s.kv_len);
       sum_up();
       if (s.halved) meet();
-      if (!s.halved || kSide == rank_) {
-        s.complete() ? store(s, rows) : store_part(s, part_of<kRows>(a_, run * a_.cluster, s.begun), rows);
+      if (!s.halved || kSide == place_.half) {
+        s.complete() ? store(s, rows) : store_part(part_of<kRows>(a_, place_.run, s.begun), rows);
       }
-      if (s.begun && !s.ended) begun = begin(a_, s, place, run, kRows);
+      if (s.begun && !s.ended) begun = begin(a_, s, place_, kRows);
     }
-    if (threadIdx.x == 0 && rank_ == 0) begun_of(a_, run) = begun;
+    if (threadIdx.x == 0 && place_.half == 0) begun_of(a_, place_.run) = begun;
   }
 
  private:
@@ -86,7 +86,8 @@ class Consumer {
     float s[8];
     scores(s, at);
     // Barriers of the softmax stand before the product that reads the zeros.
-    if (token + kTile > kv_len) clear_tokens(shared_.tile[at], kSide, max(0, kv_len - token), thread_);
+    if (a_.box_tokens > 0 && token + kTile > kv_len)
+      clear_tokens(shared_.tile[at], kSide, max(0, kv_len - token), thread_);
     shape(s, token);
     soften(s);
     hand_over(s);
@@ -237,21 +238,20 @@ class Consumer {
     }
   }
 
-  // The two halves of a cluster join: the left dimensions in the first block, the right ones in the second.
+  // The two halves of a run join: the left dimensions in the first block, the right ones in the second.
   __device__ void meet() {
     const int at = meetings_ & 1;
-    if (kSide != rank_) {
+    if (kSide != place_.half) {
       const uint32_t to = hopper::remote_address(&shared_.other[at][0][thread_], kSide);
+      const uint32_t told = hopper::remote_address(&shared_.told[at], kSide);
 #pragma unroll
       for (int b = 0; b < 4; b++)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-          hopper::store_remote(to + (2 * b + i) * 2048,
-                               make_float4(o_[b][4 * i], o_[b][4 * i + 1], o_[b][4 * i + 2], o_[b][4 * i + 3]));
-      hopper::store_remote(to + 8 * 2048, make_float4(m_[0], m_[1], m_[2], m_[3]));
-      hopper::store_remote(to + 9 * 2048, make_float4(l_[0], l_[1], l_[2], l_[3]));
-      hopper::barrier_arrive_cluster(&shared_.told[at], kSide);
+        for (int i = 0; i < 2; i++) send(to + (2 * b + i) * 2048, o_[b] + 4 * i, told);
+      send(to + 8 * 2048, m_, told);
+      send(to + 9 * 2048, l_, told);
     } else {
+      if (thread_ == 0) hopper::barrier_arrive_expect(&shared_.told[at], sizeof shared_.other[at]);
       hopper::barrier_wait_cluster(&shared_.told[at], meetings_ >> 1 & 1);
       const float4(&other)[10][128] = shared_.other[at];
       const float4 m4 = other[8][thread_], l4 = other[9][thread_];
@@ -279,11 +279,13 @@ class Consumer {
     meetings_++;
   }
 
+  __device__ static void send(uint32_t to, const float* v, uint32_t told) {
+    hopper::store_async(
+        to, {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])}, told);
+  }
+
   // Dimension of element e of o_[b].
   __device__ int dim(int b, int e) const { return kSide * 256 + b * 64 + warp_ * 16 + lane_ / 4 + e % 4 / 2 * 8; }
-
-  // Of the sides that store, one leaves m and l.
-  __device__ bool tells(const Segment& s) const { return kSide == (s.halved ? rank_ : 0) && rank_ == 0; }
 
   __device__ void store(const Segment& s, int rows) {
     const attention::Params& p = a_.p;
@@ -301,11 +303,11 @@ class Consumer {
           const int e = i / 2 * 4 + half * 2 + i % 2;
           out[dim(b, e)] = static_cast<uint16_t>(pack2<T>(o_[b][e] * by, 0.f));
         }
-      if (p.lse && tells(s) && warp_ == 0 && lane_ < 4)
+      if (p.lse && kSide == 0 && warp_ == 0 && lane_ < 4)
         p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[i], l_[i]);
     }
   }
-  __device__ void store_part(const Segment& s, char* part, int rows) {
+  __device__ void store_part(char* part, int rows) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       if (column(i) >= rows) continue;
@@ -316,13 +318,14 @@ class Consumer {
           const int e = i / 2 * 4 + half * 2 + i % 2;
           part_row(part, column(i))[dim(b, e)] = o_[b][e];
         }
-      if (tells(s) && warp_ == 0 && lane_ < 4) part_sums<kRows>(part, column(i)) = make_float2(m_[i], l_[i]);
+      if (kSide == 0 && warp_ == 0 && lane_ < 4) part_sums<kRows>(part, column(i)) = make_float2(m_[i], l_[i]);
     }
   }
 
   const WideArgs& a_;
   Shared& shared_;
-  int thread_, lane_, warp_, rank_;
+  int thread_, lane_, warp_;
+  const Place& place_;
   float scale_;
   uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
   int turn_ = 0, meetings_ = 0;
@@ -342,35 +345,37 @@ __global__ void __launch_bounds__(kThreads, 1)
         hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
         hopper::barrier_init(&shared.empty[at][part], 4);
       }
-    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.told[at], 128);
+    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.told[at], 1);
+    hopper::barrier_init(&shared.meeting, kThreads);
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
   __syncwarp();
-  if (a.cluster > 1) hopper::cluster_arrive();  // with the barriers; the wait is where the other block's are needed
-  const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster;
+  if (a.halves > 1)
+    hopper::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
   hopper::pdl_wait();
-  const Place place = find_start<kThreads>(a, kRows, run, runs, shared.scratch);
-  if (a.cluster > 1) hopper::cluster_wait();
+  const Place place = find_start<kThreads>(a, kRows, shared.scratch);
+  if (a.halves > 1) hopper::cluster_wait();
   hopper::pdl_trigger();
-  const Walk walk(a, kRows, place, run, blockIdx.x % a.halves);
+  const Walk walk(a, kRows, place);
   if (threadIdx.x >= kConsumers) {
     Producer(a, map, shared).run(walk);
   } else if (threadIdx.x < 128) {
-    Consumer<T, 0>(a, shared).run(walk, place, run);
+    Consumer<T, 0>(a, shared, place).run(walk);
   } else {
-    Consumer<T, 1>(a, shared).run(walk, place, run);
+    Consumer<T, 1>(a, shared, place).run(walk);
   }
-  if (place.whole) return;
   __syncwarp();
-  combine<T, kRows, kThreads>(a, runs, raw);
+  if (a.halves > 1) hopper::cluster_sync_relaxed();  // the other block's shared memory is there until it was written
+  if (place.whole) return;
+  combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
 }
 
 template <class T>
 void launch(const WideArgs& a, rk_stream stream) {
   const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
   hopper::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
-                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
+                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.halves, true}, a, map);
 }
 
 }  // namespace radix::mla::slim

@@ -42,18 +42,21 @@ struct Shared {
   float2 by[2][128];    // what a thread's rows of O are multiplied by before the tile
   float2 last[2][128];  // and at the end of the segment, if the tile is its last
   uint64_t full[2][kParts], empty[2][kParts];
+  uint64_t meeting;
+  uint64_t ready[2], taken[2];  // P and the factors of a buffer: written, and the factors read by both sides
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448);
 
-// Named barriers. kGiven + 2 at + side: the scorer arrives once P of buffer `at` is there, the side waits.
-enum Barrier { kSides = 1, kScorer = 3, kTaken, kGiven };
+// Named barriers: each side's, the scorer's, and at kTaken the sides have the registers that others gave.
+enum Barrier { kSides = 1, kScorer = 3, kTaken };
 
 // What the computing warpgroups have in common. Of its block's 64 rows a thread has row(0) and row(1).
 struct Role {
   const WideArgs& a;
   Shared& shared;
-  int thread, lane, rank;
+  int thread, lane;
+  int rank;          // in the cluster: which 64 of its query rows
   uint32_t use = 0;  // bit `at`: parity of a buffer's present use
 
   __device__ Role(const WideArgs& args, Shared& memory)
@@ -82,7 +85,7 @@ class Scorer : Role {
   __device__ Scorer(const WideArgs& args, Shared& memory)
       : Role(args, memory), scale_(args.p.scale * 1.4426950408889634f) {}
 
-  __device__ void run(Walk walk, const Place& place, int run) {
+  __device__ void run(Walk walk, const Place& place) {
     Segment s;
     Begun begun{};
     while (walk.next(s)) {
@@ -104,6 +107,7 @@ class Scorer : Role {
         hopper::wgmma_wait<0>();
         hopper::wgmma_hold(s_);
         const float2 by = soften((s.first + t) * kTile);
+        hopper::barrier_wait(&shared.taken[t & 1], (use >> (t & 1) & 1) ^ 1);
         const bool last = t + 1 == s.tiles;
         if (last) sum_up(t & 1);
         give(t & 1, by);
@@ -111,10 +115,10 @@ class Scorer : Role {
         if (last) break;
         start((t + 1) & 1);
       }
-      leave_sums(s, packed, rows, run);
-      if (s.begun && !s.ended) begun = begin(a, s, place, run, kRows * a.cluster);
+      leave_sums(s, packed, rows, place.run);
+      if (s.begun && !s.ended) begun = begin(a, s, place, kRows * a.cluster);
     }
-    if (thread == 0 && rank == 0) begun_of(a, run) = begun;
+    if (thread == 0 && rank == 0) begun_of(a, place.run) = begun;
     __syncwarp();
   }
 
@@ -199,8 +203,7 @@ class Scorer : Role {
                    : "memory");
     shared.by[at][thread] = by;
     hopper::fence_async_shared();
-    hopper::named_arrive(kGiven + 2 * at, 256);
-    hopper::named_arrive(kGiven + 2 * at + 1, 256);
+    hopper::barrier_arrive(&shared.ready[at]);
   }
 
   // The factors of O at the end of a segment, whose last tile is in buffer `at`.
@@ -242,14 +245,14 @@ class Side : Role {
  public:
   __device__ Side(const WideArgs& args, Shared& memory) : Role(args, memory) {}
 
-  __device__ void run(Walk walk, int run) {
+  __device__ void run(Walk walk, const Place& place) {
     Segment s;
     while (walk.next(s)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] = 0;
       float2 by{};
       for (int t = 0; t < s.tiles; t++) by = add(t & 1, (s.first + t) * kTile, s.kv_len);
-      s.complete() ? store(s, by) : store_part(part(s, run), rows_of(s));
+      s.complete() ? store(s, by) : store_part(part(s, place.run), rows_of(s));
     }
     // A warpgroup meets before it exchanges registers once more.
     __syncwarp();
@@ -259,7 +262,7 @@ class Side : Role {
  private:
   // O += P V for the tile in buffer `at`, whose first token is `token`; returns the factors for the end of a segment.
   __device__ float2 add(int at, int token, int kv_len) {
-    named_barrier(kGiven + 2 * at + kSide, 256);
+    hopper::barrier_wait(&shared.ready[at], use >> at & 1);
     const float2 by = shared.by[at][thread], last = shared.last[at][thread];
     if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
 #pragma unroll
@@ -267,7 +270,7 @@ class Side : Role {
     }
     wait_full(at, kSide);
     wait_full(at, kSide + 2);
-    if (token + kTile > kv_len) {
+    if (a.box_tokens > 0 && token + kTile > kv_len) {
       clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
       named_barrier(kSides + kSide, 128);
     }
@@ -284,6 +287,7 @@ class Side : Role {
             o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
       hopper::wgmma_commit();
     }
+    hopper::barrier_arrive(&shared.taken[at]);
     hopper::wgmma_wait<1>();
     hopper::wgmma_hold(o_[0]);
     release(at, kSide);
@@ -359,28 +363,39 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
       for (int part = 0; part < kParts; part++) {
-        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
+        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
         // Both sides read P, which lies in the last part.
         hopper::barrier_init(&shared.empty[at][part], (part == kParts - 1 ? 8 : 4) * a.sharing);
       }
+    for (int at = 0; at < 2; at++) {
+      hopper::barrier_init(&shared.ready[at], 128);
+      hopper::barrier_init(&shared.taken[at], 256);
+    }
+    hopper::barrier_init(&shared.meeting, kThreads);
     hopper::barrier_init_fence();
     if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
   }
   __syncwarp();
-  if (a.cluster > 1) hopper::cluster_arrive();  // with the barriers; the wait is where the other block's are needed
+  if (a.cluster > 1)
+    hopper::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
   using R = Share<kFp8>;
-  constexpr int kTakers = R::kScorer < 128 ? 512 : 384;  // who meets before registers are taken back
+  // At the barrier behind which registers that were given are taken back.
+  constexpr int kTakers = R::kScorer < 128 ? 512 : 384;
   static_assert(2 * R::kSide + R::kScorer + R::kCopier <= 512);
-  const int run = blockIdx.x / a.cluster, runs = gridDim.x / a.cluster, block_rows = kRows * a.cluster;
+  const int block_rows = kRows * a.cluster;
   hopper::pdl_wait();
-  const Place place = find_start<kThreads>(a, block_rows, run, runs, shared.scratch);
+  const Place place = find_start<kThreads>(a, block_rows, shared.scratch);
   if (a.cluster > 1) hopper::cluster_wait();
   hopper::pdl_trigger();
-  const Walk walk(a, block_rows, place, run, 0);
+  const Walk walk(a, block_rows, place);
   if (threadIdx.x >= 384) {
     hopper::give_registers<R::kCopier>();
     if constexpr (kFp8) {
-      WideningProducer(a, shared).run(walk);
+      if (a.sharing > 1) {
+        WideningProducer<1, Shared>(a, shared).run(walk);
+      } else {
+        WideningProducer<2, Shared>(a, shared).run(walk);
+      }
     } else {
       Producer(a, map, shared).run(walk);
     }
@@ -390,23 +405,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (threadIdx.x >= 256) {
     if constexpr (R::kScorer < 128) {
       hopper::give_registers<R::kScorer>();
-      Scorer<T, R::kHeld>(a, shared).run(walk, place, run);
+      Scorer<T, R::kHeld>(a, shared).run(walk, place);
       named_barrier(kTaken, kTakers);
     }
     hopper::take_registers<128>();
-    if constexpr (R::kScorer == 128) Scorer<T, R::kHeld>(a, shared).run(walk, place, run);
+    if constexpr (R::kScorer == 128) Scorer<T, R::kHeld>(a, shared).run(walk, place);
   } else {
     hopper::take_registers<R::kSide>();
     hopper::named_arrive(kTaken, kTakers);
     if (threadIdx.x < 128) {
-      Side<T, 0>(a, shared).run(walk, run);
+      Side<T, 0>(a, shared).run(walk, place);
     } else {
-      Side<T, 1>(a, shared).run(walk, run);
+      Side<T, 1>(a, shared).run(walk, place);
     }
     hopper::give_registers<128>();
   }
+  // A block's shared memory is there until the other one's last signal and write have come.
+  __syncwarp();
+  if (kFp8 && a.sharing > 1) hopper::cluster_sync_relaxed();
   if (place.whole) return;
-  combine<T, kRows, kThreads>(a, runs, raw);
+  combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
 }
 
 template <class T, bool kFp8 = false>

@@ -1,5 +1,5 @@
 // Joining two partial attentions of one query by their log-sum-exps: a warp a row. Bound by bytes.
-#include "api/attention.h"
+#include "api/merge_state.h"
 #include "common/tensor.h"
 #include "gpu/element.h"
 #include "gpu/launch.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kWarps = 8;
+constexpr int kThreads = 256, kWarps = kThreads / RK_WARP;
 
 // A [tokens, heads, ..] tensor.
 template <class T>
@@ -28,18 +28,19 @@ struct HeadRows {
 
 // out and lse may be side a's: a lane reads what it will write.
 template <int N, class T>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(kThreads)
     merge_state_kernel(HeadRows<T> out_a, HeadRows<float> lse_a, HeadRows<T> out_b, HeadRows<float> lse_b,
                        HeadRows<T> out, HeadRows<float> lse, int64_t rows, int64_t heads, int64_t dim) {
   wait_for_previous();
-  const int lane = threadIdx.x % 32;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * kWarps) {
+  const int lane = threadIdx.x % RK_WARP;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / RK_WARP; row < rows;
+       row += int64_t{gridDim.x} * kWarps) {
     const int64_t t = row / heads, h = row % heads;
     const float la = *lse_a.at(t, h), lb = *lse_b.at(t, h);
     const float top = la > lb || la != la ? la : lb;  // NaN where either is
     const bool none = top == -INFINITY;
     const float wa = none ? 0.f : expf(la - top), wb = none ? 0.f : expf(lb - top), sum = none ? 1.f : wa + wb;
-    for (int64_t i = lane * N; i < dim; i += 32 * N) {
+    for (int64_t i = lane * N; i < dim; i += RK_WARP * N) {
       const auto a = load_pack<N>(out_a.at(t, h) + i), b = load_pack<N>(out_b.at(t, h) + i);
       Pack<T, N> result;
 #pragma unroll
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
       store_pack<N>(out.at(t, h) + i, result);
     }
-    __syncwarp();  // all lanes have read the sums
+    sync_warp();  // all lanes have read the sums
     if (lane == 0) *lse.at(t, h) = none ? top : top + logf(sum);
   }
 }
@@ -68,7 +69,7 @@ void merge_state(const rk_merge_state_args& args, rk_stream stream) {
     const bool packs = a.packable(dim) && b.packable(dim) && out.packable(dim);
     launch_dependent("merge_state", args.out_a->device, stream,
                      packs ? merge_state_kernel<kPackSize<T>, T> : merge_state_kernel<1, T>, blocks_for(rows, kWarps),
-                     32 * kWarps, a, lse_a, b, lse_b, out, lse, rows, heads, dim);
+                     kThreads, a, lse_a, b, lse_b, out, lse, rows, heads, dim);
   });
 }
 
