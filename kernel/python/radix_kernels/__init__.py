@@ -16,6 +16,7 @@ from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .capabilities import capabilities
 from .decoder import DecoderLayer, DenseDecoder
+from .formats import unpack_awq, unpack_gguf, unpack_gptq
 from .fused_rope import fused_qk_norm_rope_store
 from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
@@ -122,5 +123,8 @@ __all__ = [
     "top_k_top_p_sampling_with_logprobs",
     "topk_sigmoid",
     "topk_softmax",
+    "unpack_awq",
+    "unpack_gguf",
+    "unpack_gptq",
     "unpack_weight",
 ]

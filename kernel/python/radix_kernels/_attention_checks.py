@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from . import _checks
+
+# A window of as many tokens is none: no row is as long, and the kernels' 32-bit positions do not overflow.
+_ENDLESS = 2**30
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
+
+
+def read_window(op: str, window_size: tuple[int, int]) -> tuple[int, int]:
+    """(left, right) as integers, -1 for a left of 2**30 or more. TypeError, ValueError unless it is a valid pair."""
+    try:
+        left, right = (operator.index(side) for side in window_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"{op}: window_size is {window_size!r}, expected two integers") from None
+    fits = left >= -1 and right in (-1, 0)
+    _checks.require(op, fits, f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0")
+    return (left if left < _ENDLESS else -1), right
+
+
+def read_max_seqlen_q(op: str, max_seqlen_q: int | None) -> int:
+    """The hint, 0 for None. TypeError unless it is an integer, ValueError when it is below 0."""
+    if max_seqlen_q is None:
+        return 0
+    try:
+        hint = operator.index(max_seqlen_q)
+    except TypeError:
+        raise TypeError(f"{op}: max_seqlen_q is {max_seqlen_q!r}, expected an integer or None") from None
+    _checks.require(op, hint >= 0, f"max_seqlen_q is {hint}, expected 0 or more")
+    return hint
+
+
+def check_tensors(op: str, **tensors: Any) -> None:
+    """TypeError where one is no tensor: what is read of them before the library checks them."""
+    for name, x in tensors.items():
+        if not hasattr(x, "dtype"):
+            raise TypeError(f"{op}: {name} is {type(x).__name__}, expected a tensor")
+
+
+def check_rows(op: str, q: Any, rows: int) -> None:
+    """ValueError where there are queries but no row that they could belong to."""
+    _checks.require(op, rows > 0 or q.shape[0] == 0, f"q has {q.shape[0]} tokens, but there are no rows")
 
 
 def check_paged(
@@ -30,7 +70,39 @@ def check_paged(
     rows = page_table.shape[0]
     _checks.shape(op, "kv_lens", kv_lens, (rows,), "rows of page_table")
     _checks.shape(op, "cu_seqlens_q", cu_seqlens_q, (rows + 1,), "rows of page_table, plus 1")
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), *tables):
+    _same_device(op, q, ("k_cache", k_cache), ("v_cache", v_cache), *tables)
+    check_rows(op, q, rows)
+
+
+def check_varlen(
+    op: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+) -> None:
+    """TypeError or ValueError unless the tensors of a ragged call fit together."""
+    check_qkv(op, q, k, v, 3, ("k", "v"))
+    if is_int8(k):
+        raise TypeError(f"{op}: k is int8: INT8 keys and values need a paged cache")
+    check_scales(op, q, k, q_scale, k_scale, v_scale)
+    lengths = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
+    for name, x in lengths:
+        _checks.dtype(op, name, x, ("int32",))
+        _checks.rank(op, name, x, 1)
+        _checks.contiguous_last(op, name, x)
+    _checks.require(op, cu_seqlens_q.shape[0] > 0, "cu_seqlens_q is empty, expected [batch + 1]")
+    _checks.shape(op, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "as cu_seqlens_q")
+    _same_device(op, q, ("k", k), ("v", v), *lengths)
+    check_rows(op, q, cu_seqlens_q.shape[0] - 1)
+
+
+def _same_device(op: str, q: Any, *others: tuple[str, Any]) -> None:
+    for name, x in others:
         _checks.require(op, x.device == q.device, f"{name} is on {x.device}, q on {q.device}")
 
 
@@ -44,10 +116,12 @@ def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: A
         _checks.require(op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it")
         if scale is not None:
             _checks.dtype(op, name, scale, ("float32",))
+            _same_device(op, q, (name, scale))
             if int8:
                 _checks.shape(op, name, scale, k.shape[:3], "pages, page_size and heads of k_cache")
                 continue
             _checks.rank(op, name, scale, 1)
+            _checks.contiguous_last(op, name, scale)
             size = scale.shape[0]
             _checks.require(op, size in (1, k.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
             same = k_scale is None or size == k_scale.shape[0]
@@ -55,8 +129,8 @@ def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: A
 
 
 def is_fp8(x: Any) -> bool:
-    """True for a float8_e4m3fn tensor."""
-    return str(x.dtype) == "torch.float8_e4m3fn"
+    """True for a tensor of e4m3 numbers, OCP's or AMD's (fnuz)."""
+    return str(x.dtype).removeprefix("torch.") in FP8
 
 
 def is_int8(x: Any) -> bool:
@@ -64,14 +138,19 @@ def is_int8(x: Any) -> bool:
     return str(x.dtype) == "torch.int8"
 
 
+def is_scaled(x: Any) -> bool:
+    """True for keys that have scales."""
+    return is_fp8(x) or is_int8(x)
+
+
 def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
     """TypeError or ValueError unless queries, keys and values fit together."""
-    _checks.dtype(op, "q", q, (*_checks.FLOATS, "float8_e4m3fn"))
+    _checks.dtype(op, "q", q, (*_checks.FLOATS, *FP8))
     _checks.rank(op, "q", q, 3)
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, *((names[0], k) if is_fp8(k) or is_int8(k) else ("q", q)))
+        _checks.same_dtype(op, name, x, *((names[0], k) if is_scaled(k) and not is_fp8(q) else ("q", q)))
         _checks.contiguous_last(op, name, x)
         _checks.shape(op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension")
     heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]
@@ -87,18 +166,23 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
         )
 
 
-def check_options(op: str, q: Any, v: Any, left: int, right: int, softcap: float, sinks: Any, out: Any) -> None:
-    """TypeError or ValueError unless window, softcap, sinks and out are valid."""
-    _checks.require(
-        op, left >= -1 and right in (-1, 0), f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0"
-    )
-    _checks.require(op, softcap >= 0, f"softcap is {softcap}, expected at least 0")
+def check_options(op: str, q: Any, v: Any, sinks: Any, out: Any) -> None:
+    """TypeError or ValueError unless sinks and out are valid."""
     if sinks is not None:
         _checks.dtype(op, "sinks", sinks, ("float32",))
         _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
+        _checks.contiguous_last(op, "sinks", sinks)
+        _same_device(op, q, ("sinks", sinks))
     _checks.shape(op, "out", out, (*q.shape[:2], v.shape[-1]), "tokens and heads of q, last dimension of v")
     if is_fp8(q):
         _checks.dtype(op, "out", out, ("bfloat16", "float16"))
     else:
         _checks.same_dtype(op, "out", out, "q", q)
     _checks.contiguous_last(op, "out", out)
+    _same_device(op, q, ("out", out))
+
+
+def check_softcap(op: str, softcap: float) -> None:
+    """ValueError unless it is 0 (off) or a positive number that is finite in float32."""
+    fits = 0 <= softcap < 2.0**128
+    _checks.require(op, fits, f"softcap is {softcap}, expected 0 (off) or a positive finite number")

@@ -82,8 +82,7 @@ def flash_attn_workspace_size(
 ) -> int: ...
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
-# A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The library
-# checks that data is uint8 [nbytes]. gate as below.
+# Packed weights come as (description, data, bias or None).
 class Decoder:
     def __init__(self, norm: Any, cos_sin_cache: Any, eps: float, softmax_scale: float, activation: int) -> None: ...
     def add_layer(
@@ -121,6 +120,8 @@ class PackedExperts:
         self, hidden_states: Any, topk_weights: Any, topk_ids: Any, expert_map: Any, out: Any, workspace: Any
     ) -> None: ...
 
+# A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The library
+# checks that data is uint8 [nbytes].
 class PackedDesc:
     nbytes: int
     layout: str
@@ -266,5 +267,12 @@ def mla_decode(
     any_split: bool,
 ) -> None: ...
 def mla_decode_workspace_size(
-    tokens: int, batch: int, heads: int, page_size: int, max_pages: int, max_seqlen_q: int, any_split: bool
+    tokens: int,
+    batch: int,
+    heads: int,
+    page_size: int,
+    max_pages: int,
+    max_seqlen_q: int,
+    any_split: bool,
+    kv_item_size: int,
 ) -> int: ...

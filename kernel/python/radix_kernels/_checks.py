@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 FLOATS = ("bfloat16", "float16", "float32")
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 INTS = ("int32", "int64")
 
 
@@ -39,6 +40,14 @@ def contiguous_last(op: str, name: str, x: Any) -> None:
     """ValueError unless the last dimension has stride 1 (or at most one element)."""
     if x.ndim and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(f"{op}: {name} has last stride {x.stride(-1)}, expected 1")
+
+
+def aligned(op: str, name: str, x: Any, size: int = 16) -> None:
+    """ValueError unless x (torch) and all its rows begin at multiples of `size` bytes."""
+    require(op, x.data_ptr() % size == 0, f"{name} is not aligned to {size} bytes")
+    for dim in range(x.ndim - 1):
+        text = f"{name} has a stride of {x.stride(dim)} elements, expected a multiple of {size} bytes"
+        require(op, x.shape[dim] <= 1 or x.stride(dim) * x.element_size() % size == 0, text)
 
 
 def same_dtype(op: str, name: str, x: Any, other: str, y: Any) -> None:

@@ -22,10 +22,15 @@ _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
 _GPUS = ("cuda", "rocm")
 _TRITON_OPS = frozenset(
     {
+        "bmm_fp8",
+        "flash_attn_varlen",
         "flash_attn_with_kvcache",
+        "fp8_blockwise_scaled_mm",
+        "fp8_scaled_mm",
         "fused_experts",
         "m_grouped_gemm_contiguous",
         "m_grouped_gemm_masked",
+        "mla_decode",
         "top_k_top_p_sampling",
     }
 )
@@ -34,7 +39,6 @@ _HOPPER_OPS = frozenset(
     {
         "flash_attn_with_kvcache",
         "flash_attn_varlen",
-        "merge_state",
         "mla_decode",
         "fused_experts",
         "m_grouped_gemm_contiguous",
@@ -43,6 +47,17 @@ _HOPPER_OPS = frozenset(
         "fp8_scaled_mm",
         "fp8_blockwise_scaled_mm",
         "bmm_fp8",
+    }
+)
+# And these refuse float32 there.
+_HOPPER_HALVES = frozenset(
+    {
+        "flash_attn_with_kvcache",
+        "flash_attn_varlen",
+        "fused_experts",
+        "m_grouped_gemm_contiguous",
+        "m_grouped_gemm_masked",
+        "linear_dense",
     }
 )
 # Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
@@ -115,16 +130,15 @@ def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
     return False
 
 
-def describe(op: str, device: str) -> tuple[str, str]:
-    """(implementation, why) for op on a device type, in the words of `capabilities()`."""
-    found = _native(op, device)
-    if found is not None:
+def describe(op: str, device: str, dtype: str = "bfloat16") -> tuple[str, str]:
+    """(implementation, why) for op on a device type and dtype, in the words of `capabilities()`."""
+    if _native(op, device) is not None and not _refuses(op, dtype):
         return f"{_loader.backend}:{isa()}" if isa() else str(_loader.backend), "native kernel"
     if _has_triton(op, device):
-        return "triton", f"{_why_not_native(op, device)}; Triton is installed"
+        return "triton", f"{_why_not_native(op, device, dtype)}; Triton is installed"
     if op in _TORCH_OPS and device in _GPUS:
         return "torch", "dense products on a GPU are the vendor's BLAS"
-    return "reference", _why_not_native(op, device)
+    return "reference", _why_not_native(op, device, dtype)
 
 
 def isa() -> str:
@@ -151,15 +165,22 @@ def _hopper_only(op: str) -> bool:
     return op in _HOPPER_OPS and _loader.backend == "cuda"
 
 
+def _refuses(op: str, dtype: str) -> bool:
+    """True where the library has the op, but not for this dtype."""
+    return dtype == "float32" and op in _HOPPER_HALVES and _hopper_only(op)
+
+
 def _has_triton(op: str, device: str) -> bool:
     return op in _TRITON_OPS and device in _GPUS and triton_installed()
 
 
-def _why_not_native(op: str, device: str) -> str:
+def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
     if _loader.bind is None:
         return _loader.reason
     if device not in _SERVES.get(str(_loader.backend), ()):
         return f"the {_loader.backend} kernels do not serve {device} tensors"
+    if _native(op, device) is not None and _refuses(op, dtype):
+        return f"the {_loader.backend} library has no {dtype} {op}"
     if _hopper_only(op) and hasattr(_loader.bind, op):
         return f"the {_loader.backend} library has {op} for sm_90 only"
     return f"the {_loader.backend} library has no {op}"

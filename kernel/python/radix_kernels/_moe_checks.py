@@ -95,10 +95,10 @@ def check_quantized(op: str, w1: Any, w2: Any, scale: Any) -> None:
 def _check_weights(op: str, x: Any, w1: Any, w2: Any, s1: Any, s2: Any) -> None:
     _checks.same_dtype(op, "w2", w2, "w1", w1)
     if w1.dtype == x.dtype:
-        _checks.require(op, s1 is None and s2 is None, "w1_scale and w2_scale go with float8_e4m3fn weights")
+        _checks.require(op, s1 is None and s2 is None, "w1_scale and w2_scale go with FP8 weights")
         return
-    _checks.dtype(op, "w1", w1, ("float8_e4m3fn", str(x.dtype).rpartition(".")[2]))
-    _checks.require(op, s1 is not None and s2 is not None, "float8_e4m3fn weights need w1_scale and w2_scale")
+    _checks.dtype(op, "w1", w1, (*_checks.FP8, str(x.dtype).rpartition(".")[2]))
+    _checks.require(op, s1 is not None and s2 is not None, "FP8 weights need w1_scale and w2_scale")
     _checks.require(op, s1.ndim == s2.ndim, "w1_scale and w2_scale are of two kinds")
     for name, scale, w in (("w1_scale", s1, w1), ("w2_scale", s2, w2)):
         _checks.dtype(op, name, scale, ("float32",))

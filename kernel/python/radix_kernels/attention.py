@@ -8,28 +8,33 @@ Common to both attention ops
     causal          the q tokens of a row are the last of its k tokens: q token i (of n) sees k
                     tokens 0 .. kv_len - n + i
     window_size     (left, right): at most `left` earlier tokens are seen besides the token at the
-                    query's own position (-1: all); right is -1, or 0, which is the same as causal
-    softcap         scores become `softcap * tanh(score / softcap)` where it is above 0
+                    query's own position (-1, or 2**30 and more: all); right is -1, or 0, which is the
+                    same as causal
+    softcap         scores become `softcap * tanh(score / softcap)` where it is above 0; finite
     sinks           float32 [Hq]: a logit for each head that joins the softmax with no value
     lse             float32 [T, Hq]: natural log of the sum of exp(scores), sinks included
     empty rows      a query that sees nothing gets out 0 and lse -inf (lse is the sink's logit
                     with sinks)
     max_seqlen_q    the most q tokens that a row has, where the caller knows it on the host. It
-                    chooses the kernel, never the result's meaning; without it a batch with as
-                    many tokens as rows is taken for decode, any other for prefill
+                    chooses the kernel, so the last bits, never the result's meaning; without it a
+                    batch with as many tokens as rows is taken for decode, any other for rows of up
+                    to T tokens
 
     FP8             k and v may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
-                    v_scale, float32 [1] or [Hkv], are then required. So may q with them, with a
-                    q_scale of the same size: the query heads of a KV head share a scale. out is
-                    then bfloat16, or float16 where the caller gives such an out
+                    v_scale, float32 [1] or [Hkv] and above 0, are then required. So may q with them,
+                    with a q_scale of the same size: the query heads of a KV head share a scale. out
+                    is then bfloat16, or float16 where the caller gives such an out. On ROCm all of
+                    them may be float8_e4m3fnuz instead. Scales lie on the device and are not read
+                    by the checks: one of 0 may give NaN
 
 On a Hopper GPU the native kernels serve bfloat16 and float16 tensors whose rows start at multiples
 of 16 bytes, an FP8 cache under a few query tokens a row of these, and FP8 alone up to D = 128.
-Another call, as any call on another GPU, runs the Triton kernel where it can, and the reference
-otherwise (see `set_fallback`).
+Another call, as any call on another GPU, runs the Triton kernel; without Triton, and on a CPU for
+FP8, the reference (see `set_fallback`).
 
 Scores and the softmax are float32; probabilities may be rounded to the value dtype before they
-meet the values; the output is rounded once. A row's result depends on no other row of the batch.
+meet the values; the output is rounded once. A row's result depends on no other row of the batch; on
+a GPU its bits do not either for one max_seqlen_q (without it the numbers of tokens and rows decide).
 """
 
 from __future__ import annotations
@@ -38,7 +43,16 @@ from collections.abc import Callable
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._attention_checks import check_options, check_paged, check_qkv, check_scales
+from ._attention_checks import (
+    check_options,
+    check_paged,
+    check_rows,
+    check_softcap,
+    check_tensors,
+    check_varlen,
+    read_max_seqlen_q,
+    read_window,
+)
 
 
 def flash_attn_with_kvcache(
@@ -75,14 +89,18 @@ def flash_attn_with_kvcache(
 
     Returns out [T, Hq, Dv] of q's dtype, or (out, lse float32 [T, Hq]). See the module for FP8, the
     keywords and rows that see nothing. Tolerances: docs/numerics.md.
-    Errors: TypeError (dtype), ValueError (shape, stride, head counts, window).
+    Errors: TypeError (dtype, no tensor, no integer), ValueError (shape, stride, device, head counts,
+    window, soft cap, queries without a row).
     """
     op = "flash_attn_with_kvcache"
-    left, right = window_size
+    check_tensors(op, q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table)
+    check_rows(op, q, page_table.shape[0])
+    check_softcap(op, softcap)
+    left, right = read_window(op, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, v_cache, out, return_softmax_lse)
     result = (out, lse) if return_softmax_lse else out
-    hint = _hint(op, max_seqlen_q)
+    hint = read_max_seqlen_q(op, max_seqlen_q)
 
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
@@ -98,10 +116,10 @@ def flash_attn_with_kvcache(
     inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, q_scale, k_scale, v_scale)
     tq, tk, tv, table, lens, cu, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
     check_paged(op, tq, tk, tv, table, lens, cu, qs, ks, vs)
-    check_options(op, tq, tv, left, right, softcap, sink, o)
+    check_options(op, tq, tv, sink, o)
     _, result_lse = reference.flash_attn_with_kvcache(
         tq, tk, tv, table, lens, cu,
-        softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
+        softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
         sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
         compute_dtype=reference.float32(),
     )  # fmt: skip
@@ -135,11 +153,14 @@ def flash_attn_varlen(
     as `flash_attn_with_kvcache`.
     """
     op = "flash_attn_varlen"
-    left, right = window_size
+    check_tensors(op, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
+    check_rows(op, q, cu_seqlens_q.shape[0] - 1)
+    check_softcap(op, softcap)
+    left, right = read_window(op, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, v, out, return_softmax_lse)
     result = (out, lse) if return_softmax_lse else out
-    hint = _hint(op, max_seqlen_q)
+    hint = read_max_seqlen_q(op, max_seqlen_q)
 
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
@@ -153,15 +174,11 @@ def flash_attn_varlen(
 
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, q_scale, k_scale, v_scale)
     tq, tk, tv, cu_q, cu_k, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
-    check_qkv(op, tq, tk, tv, 3, ("k", "v"))
-    check_scales(op, tq, tk, qs, ks, vs)
-    check_options(op, tq, tv, left, right, softcap, sink, o)
-    _checks.dtype(op, "cu_seqlens_q", cu_q, ("int32",))
-    _checks.dtype(op, "cu_seqlens_k", cu_k, ("int32",))
-    _checks.shape(op, "cu_seqlens_k", cu_k, cu_q.shape, "as cu_seqlens_q")
+    check_varlen(op, tq, tk, tv, cu_q, cu_k, qs, ks, vs)
+    check_options(op, tq, tv, sink, o)
     _, result_lse = reference.flash_attn_varlen(
         tq, tk, tv, cu_q, cu_k,
-        softmax_scale=scale, causal=causal, window_size=window_size, softcap=softcap,
+        softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
         sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
         compute_dtype=reference.float32(),
     )  # fmt: skip
@@ -210,13 +227,6 @@ def _outputs(q: Array, v: Array, out: Array | None, with_lse: bool) -> tuple[Arr
         same = q.shape[-1] == v.shape[-1] and not fp8
         out = _arrays.empty_like(q) if same else _arrays.empty(q, (*lead, v.shape[-1]), "bfloat16" if fp8 else None)
     return out, lse
-
-
-def _hint(op: str, max_seqlen_q: int | None) -> int:
-    _checks.require(
-        op, max_seqlen_q is None or max_seqlen_q >= 0, f"max_seqlen_q is {max_seqlen_q}, expected 0 or more"
-    )
-    return max_seqlen_q or 0
 
 
 def _run(

@@ -44,6 +44,7 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "moe_align_block_size": ("int32",),
     "moe_sum": _FLOATS,
     "fused_experts": _FLOATS,
+    "fused_experts_packed": _FLOATS,
     "m_grouped_gemm_contiguous": _FLOATS + _FP8,
     "m_grouped_gemm_masked": _FLOATS + _FP8,
     "apply_penalties_inplace": ("float32",),
@@ -54,17 +55,29 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "sample_candidates": ("int64",),
     "token_logprobs": ("float32",),
 }
+# What an op takes on some devices besides, where it is not the reference: keys and values with scales, AMD's FP8.
+_SCALED_DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {"flash_attn_with_kvcache": ("int8",)},
+    "cuda": {"flash_attn_with_kvcache": _FP8, "flash_attn_varlen": _FP8},
+    "rocm": {
+        **dict.fromkeys(("flash_attn_with_kvcache", "flash_attn_varlen"), (*_FP8, "float8_e4m3fnuz")),
+        **dict.fromkeys((op for op, dtypes in OP_DTYPES.items() if _FP8[0] in dtypes), ("float8_e4m3fnuz",)),
+    },
+}
 # Public ops whose binding function has another name.
 _NATIVE_NAMES = {
-    "linear": "linear_packed",
+    "linear": "linear_dense",
     "linear_silu_and_mul": "linear_dense",
     "per_token_group_quant": "per_token_quant_fp8",
     "silu_and_mul_quant_fp8": "per_token_quant_fp8",
     "embedding": "embedding_packed",
+    "fused_experts_packed": "PackedExperts",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
 }
 # And where the CPU has one of its own for it.
-_CPU_NAMES = {"linear_silu_and_mul": "linear_packed"}
+_CPU_NAMES = {"linear": "linear_packed", "linear_silu_and_mul": "linear_packed"}
+# A native kernel that is not for every call: what the others get.
+_PARTLY = {"linear": "native kernel up to 64 rows and with a residual, else the vendor's BLAS"}
 
 
 def capabilities() -> dict[str, Any]:
@@ -73,14 +86,21 @@ def capabilities() -> dict[str, Any]:
     Keys: `backend` (cpu, cuda, rocm, or None without a native library), `version`, `abi_version`,
     `isa`, `devices` (device types the backend serves here), `python`, and `ops`: op -> dtype ->
     {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the
-    backend's device; without a backend, for the CPU.
+    backend's device; without a backend, for the CPU. The dtype of attention is that of keys and
+    values (its queries then have it too, or are 16-bit for FP8, any float for INT8).
     """
     device = {"cuda": "cuda", "rocm": "rocm"}.get(str(_loader.backend), "cpu")
     ops: dict[str, dict[str, dict[str, str]]] = {}
     for op, dtypes in OP_DTYPES.items():
         name = _NATIVE_NAMES.get(op, op)
-        impl, why = _dispatch.describe(_CPU_NAMES.get(op, name) if device == "cpu" else name, device)
-        ops[op] = {name: {"impl": impl, "why": why} for name in dtypes}
+        native = _CPU_NAMES.get(op, name) if device == "cpu" else name
+        found = {
+            dtype: _dispatch.describe(native, device, dtype) for dtype in dtypes + _SCALED_DTYPES[device].get(op, ())
+        }
+        ops[op] = {dtype: {"impl": impl, "why": why} for dtype, (impl, why) in found.items()}
+        if device != "cpu" and op in _PARTLY:
+            for entry in ops[op].values():
+                entry["why"] = _PARTLY[op] if entry["why"] == "native kernel" else entry["why"]
     return {
         "backend": _loader.backend,
         "version": _loader.version,

@@ -2,8 +2,9 @@
 
 Common to both
     weight          [E, N, K], contiguous, of x's dtype: bfloat16, float16 or float32; rows are of K elements
-    FP8             x and weight float8_e4m3fn with float32 scales: x_scale, one a row and 128 of K, contiguous;
-                    weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous; out is bfloat16 then
+    FP8             x and weight float8_e4m3fn, or both float8_e4m3fnuz (Triton), with float32 scales: x_scale, one a
+                    row and 128 of K, contiguous; weight_scale [E, ceil(N / 128), ceil(K / 128)], contiguous; out is
+                    bfloat16 then
     rows            may be strided, the last dimension is contiguous; those of no group have no influence and stay
     result          sums are float32, rounded once; a row's depends on no other row
 On a GPU: Triton, on Hopper a native kernel (16 bits and FP8; sizes in multiples of 8, K of FP8 of 16; groups of x that
@@ -19,7 +20,6 @@ from ._arrays import Array
 
 ALIGNMENT = 128
 SCALE_BLOCK = 128
-_FP8 = "float8_e4m3fn"
 
 
 def m_grouped_gemm_contiguous(
@@ -33,9 +33,9 @@ def m_grouped_gemm_contiguous(
 ) -> Array:
     """`out[i] = weight[m_indices[i]] @ x[i]`, the rows of a group behind each other.
 
-    x: [M, K]. m_indices: int32 [M], contiguous, a row's group; -1: padding. Each group begins at a multiple of 128, so
-    that 128 rows from there on are of one group or padding behind it. out: [M, N]. Returns out. x_scale: [M,
-    ceil(K / 128)]. See the module for the rest.
+    x: [M, K]. m_indices: int32 [M], contiguous, a row's group; -1, or a number past the last group: padding. Each group
+    begins at a multiple of 128, so that 128 rows from there on are of one group or padding behind it. out: [M, N].
+    Returns out. x_scale: [M, ceil(K / 128)]. See the module for the rest.
     Tolerance to the float64 reference: norm 4e-3 (bfloat16, FP8), 5e-4 (float16), 2e-6 (float32).
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
@@ -85,6 +85,7 @@ def m_grouped_gemm_masked(
     _checks.shape(op, "masked_m", args[2], x.shape[:1], "groups of x")
     expected = x.shape[1] if expected_m is None else expected_m
     _checks.require(op, expected >= 0, f"expected_m is {expected_m}, expected 0 or more")
+    expected = min(expected, x.shape[1])
     out = _output(op, args[0], args[1], out, x)
     o = _arrays.as_torch(out)
     a, w, counts, s, ws = args
@@ -101,7 +102,7 @@ def m_grouped_gemm_masked(
 
 
 def _check(op: str, rank: int, name: str, x: Any, weight: Any, groups: Any, x_scale: Any, weight_scale: Any) -> None:
-    _checks.dtype(op, "x", x, (*_checks.FLOATS, _FP8))
+    _checks.dtype(op, "x", x, (*_checks.FLOATS, *_checks.FP8))
     _checks.rank(op, "x", x, rank)
     _checks.contiguous_last(op, "x", x)
     _checks.rank(op, "weight", weight, 3)
@@ -109,9 +110,9 @@ def _check(op: str, rank: int, name: str, x: Any, weight: Any, groups: Any, x_sc
     _checks.dtype(op, name, groups, ("int32",))
     experts, n, k = weight.shape
     _checks.require(op, x.shape[-1] == k, f"x has rows of {x.shape[-1]}, expected {k} as weight")
-    fp8 = _arrays.dtype_name(x) == _FP8
-    _checks.require(op, (x_scale is not None) == fp8, "x_scale goes with float8_e4m3fn")
-    _checks.require(op, (weight_scale is not None) == fp8, "weight_scale goes with float8_e4m3fn")
+    fp8 = _arrays.dtype_name(x) in _checks.FP8
+    _checks.require(op, (x_scale is not None) == fp8, "x_scale goes with FP8")
+    _checks.require(op, (weight_scale is not None) == fp8, "weight_scale goes with FP8")
     checked = [("weight", weight), (name, groups)]
     if fp8:
         blocks = -(-k // SCALE_BLOCK)
@@ -128,13 +129,13 @@ def _check(op: str, rank: int, name: str, x: Any, weight: Any, groups: Any, x_sc
 
 def _workspace(x: Any, weight: Any) -> Any:
     assert _loader.bind is not None
-    fp8 = _arrays.dtype_name(x) == _FP8
+    fp8 = _arrays.dtype_name(x) in _checks.FP8
     size = _loader.bind.m_grouped_gemm_workspace_size(fp8, x.shape[:-1].numel(), *weight.shape[::2])
     return _arrays.empty(x, (size,), "uint8")
 
 
 def _output(op: str, x: Any, weight: Any, out: Array | None, given: Array) -> Array:
-    fp8 = _arrays.dtype_name(x) == _FP8
+    fp8 = _arrays.dtype_name(x) in _checks.FP8
     shape = (*x.shape[:-1], weight.shape[1])
     if out is None:
         return _arrays.empty(given, shape, "bfloat16" if fp8 else None)

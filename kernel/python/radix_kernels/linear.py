@@ -76,8 +76,8 @@ def pack_weight(
     scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows. group: 32, 64,
     128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for 8 bits and 64 for 4.
     dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
-    So GPTQ's and AWQ's weights are `int4` with zeros, Q8_0 is `int8` and Q4_0 `int4` in groups of 32, once their
-    codes stand in this order.
+    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF's Q8_0
+    and Q4_0).
     A quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here, to the
     nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4 bits); float32 for whole rows,
     bfloat16 otherwise; dtype is w's.

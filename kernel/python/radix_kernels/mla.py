@@ -6,10 +6,14 @@ the values into the output afterwards, so that all query heads attend to one lat
 
 from __future__ import annotations
 
+import itertools
+import math
+import numbers
 from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
+from ._attention_checks import read_max_seqlen_q
 
 LATENT, ROPE = 512, 64
 FP8_BYTES = 656  # of a token: 512 e4m3, 4 float32 scales of 128 values each, 64 bfloat16
@@ -39,27 +43,29 @@ def mla_decode(
     last of its kv tokens, and with `causal` each sees the tokens up to its own. softmax_scale has no default: it is
     that of the model's full head dimension. max_seqlen_q: the most q tokens of a row; a hint about speed.
     batch_invariant: a row's bits depend on its own length alone. Without it a long row may be split wherever the work
-    of the batch divides evenly, which is faster, and its last bits can move with the other rows' lengths.
+    of the batch divides evenly, which is faster, and its last bits can move with the other rows.
+
+    Hopper's kernels serve rows at multiples of 16 bytes, the FP8 form for bfloat16 queries; other calls and other GPUs
+    run the Triton kernel. Scratch is allocated by the call: docs/kernels/mla.md says how much.
 
     Returns out [T, H, 512] of q's dtype, or (out, lse float32 [T, H], natural log). A query that sees nothing gets 0
     and -inf. Entries of page_table past ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
     Tolerances: docs/numerics.md.
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    Errors: TypeError (dtype, softmax_scale that is no number), ValueError (shape, stride, device; where the reference
+    runs, which reads them on the host, also kv_lens, cu_seqlens_q and pages out of range).
     """
     op = "mla_decode"
-    _checks.require(
-        op, max_seqlen_q is None or max_seqlen_q >= 0, f"max_seqlen_q is {max_seqlen_q}, expected 0 or more"
-    )
+    scale = _read_scale(op, softmax_scale)
+    hint = read_max_seqlen_q(op, max_seqlen_q)
     lse = _arrays.empty(q_nope, tuple(q_nope.shape)[:-1], "float32") if return_softmax_lse else None
     out = _arrays.empty_like(q_nope) if out is None else out
     result = (out, lse) if return_softmax_lse else out
-    hint = max_seqlen_q or 0
 
     def call(run: _dispatch.Native, bound: bool) -> None:
         workspace = _workspace(q_nope, kv_cache, page_table, hint, not batch_invariant) if bound else None
         run(
             q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q,
-            softmax_scale, causal, out, lse, workspace, hint, not batch_invariant,
+            scale, causal, out, lse, workspace, hint, not batch_invariant,
         )  # fmt: skip
 
     if _dispatch.attempt(op, q_nope, call):
@@ -68,9 +74,10 @@ def mla_decode(
 
     arrays = (q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out)
     tensors = [_arrays.as_torch(x) for x in arrays]
-    _check(op, *tensors)
+    check_decode(op, *tensors)
+    _check_rows(op, tensors[0].shape[0], *tensors[2:6])
     _, result_lse = reference.mla_decode(
-        *tensors[:6], softmax_scale=softmax_scale, causal=causal, return_softmax_lse=True, out=tensors[6],
+        *tensors[:6], softmax_scale=scale, causal=causal, return_softmax_lse=True, out=tensors[6],
         compute_dtype=reference.float32(),
     )  # fmt: skip
     if lse is not None:
@@ -140,7 +147,8 @@ def concat_mla_k(k: Array, k_nope: Array, k_rope: Array) -> None:
     reference.concat_mla_k(tk, tn, tr)
 
 
-def _check(op: str, q: Any, rope: Any, cache: Any, table: Any, lens: Any, cu: Any, out: Any) -> None:
+def check_decode(op: str, q: Any, rope: Any, cache: Any, table: Any, lens: Any, cu: Any, out: Any) -> None:
+    """TypeError or ValueError unless the tensors of a call of `mla_decode` fit together."""
     _checks.dtype(op, "q_nope", q, ("bfloat16", "float16"))
     _checks.rank(op, "q_nope", q, 3)
     _checks.shape(op, "q_nope", q, (*q.shape[:2], LATENT))
@@ -153,7 +161,8 @@ def _check(op: str, q: Any, rope: Any, cache: Any, table: Any, lens: Any, cu: An
         _checks.same_dtype(op, "kv_cache", cache, "q_nope", q)
         _checks.shape(op, "kv_cache", cache, (*cache.shape[:2], LATENT + ROPE), "latent and rotary values")
     _checks.require(op, cache.shape[1] > 0, "kv_cache has page size 0")
-    for name, x in (("page_table", table), ("kv_lens", lens), ("cu_seqlens_q", cu)):
+    indices = (("page_table", table), ("kv_lens", lens), ("cu_seqlens_q", cu))
+    for name, x in indices:
         _checks.dtype(op, name, x, ("int32",))
     _checks.rank(op, "page_table", table, 2)
     _checks.require(op, table.shape[0] > 0 or 0 in q.shape, "page_table has no rows, but q_nope has tokens")
@@ -161,8 +170,33 @@ def _check(op: str, q: Any, rope: Any, cache: Any, table: Any, lens: Any, cu: An
     _checks.shape(op, "cu_seqlens_q", cu, (table.shape[0] + 1,), "rows of page_table, plus 1")
     _checks.shape(op, "out", out, q.shape, "as q_nope")
     _checks.same_dtype(op, "out", out, "q_nope", q)
-    for name, x in (("q_nope", q), ("q_rope", rope), ("kv_cache", cache), ("out", out)):
+    for name, x in (("q_nope", q), ("q_rope", rope), ("kv_cache", cache), ("out", out), *indices):
         _checks.contiguous_last(op, name, x)
+        _checks.require(op, x.device == q.device, f"{name} is on {x.device}, q_nope on {q.device}")
+
+
+def _check_rows(op: str, tokens: int, cache: Any, table: Any, lens: Any, cu: Any) -> None:
+    """ValueError for offsets, lengths and pages that are not there, read on the host."""
+    starts, (pages, page_size, _) = cu.tolist(), cache.shape
+    _checks.require(op, starts[0] == 0, f"cu_seqlens_q[0] is {starts[0]}, expected 0")
+    for row, (begin, end) in enumerate(itertools.pairwise(starts)):
+        text = f"cu_seqlens_q[{row + 1}] is {end}, less than the one before ({begin})"
+        _checks.require(op, begin <= end, text)
+    _checks.require(op, starts[-1] == tokens, f"cu_seqlens_q ends at {starts[-1]}, expected {tokens}")
+    capacity = table.shape[1] * page_size
+    for row, kv_len in enumerate(lens.tolist()):
+        text = f"kv_lens[{row}] is {kv_len}, expected 0 to {capacity} (columns of page_table x page size)"
+        _checks.require(op, 0 <= kv_len <= capacity, text)
+        for column, page in enumerate(table[row, : -(-kv_len // page_size)].tolist()):
+            text = f"page_table[{row}, {column}] is {page}, expected 0 to {pages - 1} (pages of kv_cache)"
+            _checks.require(op, 0 <= page < pages, text)
+
+
+def _read_scale(op: str, scale: float) -> float:
+    if not isinstance(scale, numbers.Real):
+        raise TypeError(f"{op}: softmax_scale is {scale!r}, expected a number: it has no default")
+    _checks.require(op, math.isfinite(scale), f"softmax_scale is {scale}, expected a finite number")
+    return float(scale)
 
 
 def _workspace(q: Array, cache: Array, table: Array, hint: int, any_split: bool) -> Array | None:
@@ -170,7 +204,8 @@ def _workspace(q: Array, cache: Array, table: Array, hint: int, any_split: bool)
     if len(q.shape) != 3 or len(cache.shape) != 3 or len(table.shape) != 2 or cache.shape[1] == 0:
         return None
     assert _loader.bind is not None
+    item_size = 1 if _arrays.dtype_name(cache) == "uint8" else 2
     size = _loader.bind.mla_decode_workspace_size(
-        q.shape[0], table.shape[0], q.shape[1], cache.shape[1], table.shape[1], hint, any_split
+        q.shape[0], table.shape[0], q.shape[1], cache.shape[1], table.shape[1], hint, any_split, item_size
     )
     return _arrays.empty(q, (size,), "uint8") if size else None

@@ -197,11 +197,12 @@ def fused_experts(
 
     gate and up are the first and second half of `W1[e] @ hidden_states[t]`.
     hidden_states: [T, H] bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H],
-    w2: [E, H, I], contiguous, of hidden_states' dtype; or float8_e4m3fn with float32 scales: one an expert
-    (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E, ceil(2 I / 128), ceil(H / 128)], w2_scale alike).
+    w2: [E, H, I], contiguous, of hidden_states' dtype; or float8_e4m3fn (in Triton float8_e4m3fnuz too) with float32
+    scales: one an expert (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E, ceil(2 I / 128),
+    ceil(H / 128)], w2_scale alike).
     topk_weights: float32 [T, topk]; topk_ids: int32 [T, topk], contiguous; a pair whose id is outside of the experts
-    adds nothing. expert_map: int32 [num_experts], an expert's local number, -1: another rank's (it adds nothing here).
-    out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns out.
+    adds nothing. expert_map: int32 [num_experts], an expert's local number; -1, or what is none of w1's: another rank's
+    (it adds nothing here). out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns out.
 
     Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way. FP8 weights are
     widened exactly and meet the activations in hidden_states' dtype. use_fp8_w8a8: with block scales (H and I multiples
@@ -220,16 +221,12 @@ def fused_experts(
     check_experts(op, x, a, b, weights, ids, s1, s2, mapped, o)
     if use_fp8_w8a8:
         check_quantized(op, a, b, s1)
-    run = _dispatch.native(op, hidden_states)
-    bound = run is getattr(_loader.bind, op, None)
-    if run is not None and bound:
-        try:
-            _run_native(op, run, x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8)
-            return out
-        except NotImplementedError as refusal:
-            run = _dispatch.fallback(op, hidden_states, run, str(refusal))
-    if run is not None:
-        run(x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8)
+    given = x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8
+
+    def call(run: _dispatch.Native, bound: bool) -> None:
+        _run_native(op, run, *given) if bound else run(*given)
+
+    if _dispatch.attempt(op, hidden_states, call):
         return out
     from . import reference
 
@@ -264,6 +261,7 @@ def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:
         weights, ids = out
         _checks.require(op, weights.shape[-1] == topk, f"out has {weights.shape[-1]} columns, expected {topk}")
         return weights, ids
+    _checks.require(op, topk >= 1, f"topk is {topk}, expected at least 1")
     tokens = x.shape[0] if x.shape else 0
     return _arrays.empty(x, (tokens, topk), "float32"), _arrays.empty(x, (tokens, topk), "int32")
 

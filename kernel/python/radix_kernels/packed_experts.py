@@ -7,8 +7,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
-from .gemm import linear_silu_and_mul
-from .linear import REFERENCE_LAYOUT, PackedWeight, linear, pack_weight
+from .linear import REFERENCE_LAYOUT, PackedWeight, pack_weight
 
 
 @dataclass(frozen=True)
@@ -93,31 +92,7 @@ def fused_experts_packed(
         space = _arrays.empty(hidden_states, (size,), "uint8")
         experts.native.run(x, weights.contiguous(), ids, mapped, result, space)
         return result
-    result = _one_by_one(x, experts, weights, ids, mapped)
-    if to is None:
-        return result
-    to.copy_(result)
-    return out
+    from . import reference
 
-
-def _one_by_one(x: Any, experts: PackedExperts, weights: Any, ids: Any, mapped: Any) -> Any:
-    import torch
-
-    local = ids.reshape(-1).long()
-    if mapped is not None:
-        named = (local >= 0) & (local < mapped.shape[0])
-        local = torch.where(named, mapped.long()[local.clamp(0, max(mapped.shape[0] - 1, 0))], -1)
-    local = torch.where((local >= 0) & (local < len(experts.w1)), local, -1)
-    order = local.argsort(stable=True)
-    values = x.new_zeros(local.shape[0], x.shape[1])
-    begin = int((local < 0).sum())
-    found, counts = local[order[begin:]].unique_consecutive(return_counts=True)
-    for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
-        pairs = order[begin : begin + count]
-        begin += count
-        act = linear_silu_and_mul(x[pairs // ids.shape[1]], experts.w1[expert])
-        values[pairs] = linear(act, experts.w2[expert])
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for column in range(ids.shape[1]):
-        total += weights[:, column, None] * values[column :: ids.shape[1]]
-    return total.to(x.dtype)
+    result = reference.fused_experts_packed(x, experts, weights, ids, expert_map=mapped, out=to)
+    return result if out is None else out

@@ -60,7 +60,7 @@ def per_token_group_quant(
 
     input: [..., H] bfloat16, float16 or float32, H a multiple of group_size, rows at multiples of 16 bytes. out: as
     input, FP8. scales: float32, any strides; column_major_scales: those made here step by 1 from row to row (input of
-    two dimensions).
+    two dimensions, scales not given).
     Errors: TypeError (dtype), ValueError (shape, stride, alignment).
     """
     return _grouped("per_token_group_quant", input, _size(group_size), False, column_major_scales, out, scales)
@@ -111,9 +111,14 @@ def rmsnorm_quant_fp8(
     x, r, w, to, ts = (_arrays.as_torch(t) for t in (input, residual, weight, out, scales))
     _check(op, x, to, x.shape)
     _checks.shape(op, "weight", w, x.shape[-1:], "last dimension of input")
+    _checks.dtype(op, "weight", w, (_arrays.dtype_name(x), "float32"))
+    _checks.contiguous_last(op, "weight", w)
+    _checks.aligned(op, "weight", w)
     if r is not None:
         _checks.shape(op, "residual", r, x.shape, "as input")
         _checks.same_dtype(op, "residual", r, "input", x)
+        _checks.contiguous_last(op, "residual", r)
+        _checks.aligned(op, "residual", r)
     result, made = reference.rmsnorm_quant_fp8(
         x, w, eps, size, residual=r, dtype=to.dtype, compute_dtype=reference.float32()
     )
@@ -168,6 +173,7 @@ def _scales(op: str, out: Array, size: int | None, column_major: bool, scales: A
     rows, width = tuple(int(n) for n in out.shape[:-1]), int(out.shape[-1])
     _checks.require(op, width % (size or 16) == 0, f"out has {width} columns, not in groups of {size}")
     if scales is not None:
+        _checks.require(op, not column_major, "column_major_scales lays out scales made here, scales are given")
         return scales
     groups = width // size if size else 1
     if not column_major:
@@ -178,7 +184,10 @@ def _scales(op: str, out: Array, size: int | None, column_major: bool, scales: A
 
 def _check(op: str, x: Any, out: Any, shape: tuple[int, ...]) -> None:
     _checks.contiguous_last(op, "input", x)
+    _checks.aligned(op, "input", x)
     _checks.shape(op, "out", out, shape, "as the values")
+    _checks.contiguous_last(op, "out", out)
+    _checks.aligned(op, "out", out, 8 if x.element_size() == 2 else 4)  # what a lane of the GPU's kernels writes
 
 
 def _keep(op: str, result: Any, made: Any, out: Any, scales: Any) -> None:

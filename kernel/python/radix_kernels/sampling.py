@@ -9,9 +9,9 @@ w = `id % 4` of Philox4x32-10 with key = the row's 64-bit seed (low word first) 
 Kept ids, each step on what the one before left, in the order (x descending, id ascending):
     top-k   the first top_k; off for top_k <= 0 or >= V
     top-p   those whose probability mass before them is below top_p, the first always; off for
-            top_p >= 1
+            top_p >= 1 and NaN
     min-p   those with probability at least min_p times the largest, the first always; off for
-            min_p <= 0
+            min_p <= 0 and NaN
 """
 
 from __future__ import annotations

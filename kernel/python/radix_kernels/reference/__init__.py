@@ -13,13 +13,14 @@ from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
-from .gemm import BLOCK, bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
+from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import dequantize_weight, embedding, linear, linear_argmax, quantize_rows, quantize_weight, row_argmax
 from .mla import concat_mla_k, mla_decode, pack_mla_tokens, store_mla_kv, unpack_mla_cache
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, layernorm, rmsnorm
+from .packed_experts import fused_experts_packed
 from .philox import philox4x32, uniform
 from .quantize import (
     per_tensor_quant_fp8,
@@ -46,7 +47,6 @@ def float32() -> torch.dtype:
 
 
 __all__ = [
-    "BLOCK",
     "all_reduce",
     "all_reduce_add_rmsnorm",
     "apply_penalties_inplace",
@@ -64,6 +64,7 @@ __all__ = [
     "fp8_scaled_mm",
     "fused_add_rmsnorm",
     "fused_experts",
+    "fused_experts_packed",
     "fused_qk_norm_rope_store",
     "gelu_and_mul",
     "gelu_tanh_and_mul",

@@ -36,7 +36,7 @@ def m_grouped_gemm_masked(
     """See `radix_kernels.m_grouped_gemm_masked`. Without `out`, of compute_dtype, and 0 past a group's rows."""
     result = _result(x, weight, out, compute_dtype)
     for group, count in enumerate(masked_m.tolist()):
-        rows = torch.arange(min(count, x.shape[1]), device=x.device)
+        rows = torch.arange(min(max(count, 0), x.shape[1]), device=x.device)
         places = torch.full_like(rows, group), rows
         _multiply(result, places, x, weight[group], x_scale, None if weight_scale is None else weight_scale[group])
     return result

@@ -58,7 +58,8 @@ def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) ->
 def pack_mla_tokens(latent: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """The FP8 form, uint8 [.., 656], of bfloat16 latent [.., 512] and rope [.., 64]."""
     groups = latent.float().unflatten(-1, (_LATENT // _GROUP, _GROUP))
-    scales = groups.abs().amax(-1).clamp_min(1e-10) / 448
+    largest = groups.abs().amax(-1).clamp_min(1e-10)
+    scales = largest / torch.full_like(largest, 448)  # by a plain number, torch on a GPU multiplies by its inverse
     values = (groups / scales[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(-2)
     return torch.cat([x.contiguous().view(torch.uint8) for x in (values, scales, rope)], -1)
 

@@ -110,18 +110,18 @@ def fused_experts(
     """See `radix_kernels.fused_experts`. Reads topk_ids on the host."""
     x = hidden_states.to(compute_dtype)
     if use_fp8_w8a8:
-        x = quantized_activations(x)
+        x = quantized_activations(x, w1.dtype)
     result = torch.zeros_like(x)
     ids = topk_ids.long()
     named = torch.arange(w1.shape[0]) if expert_map is None else expert_map.cpu().long()
     for expert, local in enumerate(named.tolist()):
         token, place = (ids == expert).nonzero(as_tuple=True)
-        if local < 0 or not token.numel():
+        if not 0 <= local < w1.shape[0] or not token.numel():
             continue
         gate, up = (x[token] @ _weight(w1, w1_scale, local, compute_dtype).T).chunk(2, dim=1)
         act = torch.nn.functional.silu(gate) * up
         if use_fp8_w8a8:
-            act = quantized_activations(act.to(hidden_states.dtype).to(compute_dtype))
+            act = quantized_activations(act.to(hidden_states.dtype).to(compute_dtype), w1.dtype)
         value = act @ _weight(w2, w2_scale, local, compute_dtype).T
         result.index_add_(0, token, value * topk_weights[token, place, None].to(compute_dtype))
     return finish(result, out, hidden_states.dtype)
@@ -138,9 +138,9 @@ def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: tor
     return one * factor
 
 
-def quantized_activations(x: torch.Tensor) -> torch.Tensor:
-    """What rows quantised in groups of 128 columns stand for, in x's dtype."""
-    codes, scales = per_token_group_quant(x, 128, compute_dtype=x.dtype)
+def quantized_activations(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
+    """What rows quantised to fp8 in groups of 128 columns stand for, in x's dtype."""
+    codes, scales = per_token_group_quant(x, 128, dtype=fp8, compute_dtype=x.dtype)
     return (codes.to(x.dtype).unflatten(-1, (-1, 128)) * scales.to(x.dtype)[..., None]).flatten(-2)
 
 

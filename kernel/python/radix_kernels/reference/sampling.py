@@ -93,9 +93,9 @@ def kept_ids(
     values = order.values.to(compute_dtype).masked_fill(~keep, -torch.inf)
     mass = torch.softmax(values, -1)
     before = mass.cumsum(-1) - mass
-    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1) | (ranks == 0)
+    keep &= (before < top_p[:, None]) | ~(top_p[:, None] < 1) | (ranks == 0)
     ratio = torch.exp(values - values[:, :1])
-    keep &= (ratio >= min_p[:, None]) | (min_p[:, None] <= 0) | (ranks == 0)
+    keep &= (ratio >= min_p[:, None]) | ~(min_p[:, None] > 0) | (ranks == 0)
     keep &= order.values > -torch.inf
     return torch.zeros_like(keep).scatter_(1, order.indices, keep)
 

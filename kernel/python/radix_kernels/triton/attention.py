@@ -1,4 +1,4 @@
-"""Paged attention in Triton: checks, tile choice and launch."""
+"""Attention over a paged or a contiguous KV in Triton: checks, tile choice and launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import _arrays
-from .._attention_checks import check_options, check_paged
+from .._attention_checks import check_options, check_paged, check_softcap, check_varlen, is_fp8, is_int8, read_window
 from .attention_kernel import attend, combine
 
 # A program walks at least this many keys, and a row is cut into at most this many splits. Both
@@ -28,8 +28,19 @@ class Tiles:
     num_stages: int
 
 
+@dataclass(frozen=True)
+class Options:
+    """The numbers of a call."""
+
+    softmax_scale: float
+    causal: bool
+    window_left: int
+    window_right: int
+    softcap: float
+
+
 def choose_tiles(dim: int, group: int, itemsize: int, decode: bool) -> Tiles:
-    """Tiles that keep K and V within half of the 64 KiB of shared memory that a CDNA3 CU has."""
+    """Tiles for an `out` of that itemsize: K and V take at most half of the 64 KiB of shared memory of a CDNA3 CU."""
     dim_pad = _power_of_two(dim)
     block_n = max(16, min(64, _KV_TILE_BYTES // (dim_pad * itemsize)))
     least_m = max(16, _power_of_two(group))
@@ -64,33 +75,83 @@ def flash_attn_with_kvcache(
     max_seqlen_q: int = 0,
     q_scale: Any = None,
 ) -> None:
-    """See `radix_kernels.flash_attn_with_kvcache`. FP8 is refused; workspace is not used.
+    """See `radix_kernels.flash_attn_with_kvcache`. INT8 is refused; workspace is not used.
 
-    Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row is
-    split over the keys; any other is not. Within each of the two a row's bits do not depend on
-    the batch; between them the last bits may differ.
+    Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row (by
+    max_seqlen_q, or as many tokens as rows without it) is split over the keys; any other is not.
+    Within each of the two a row's bits do not depend on the batch; between them the last bits may
+    differ.
     """
-    arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse)
-    q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
     op = "flash_attn_with_kvcache"
-    if any(scale is not None for scale in (q_scale, k_scale, v_scale)):
-        raise NotImplementedError(f"{op}: the Triton kernel has no FP8")
-    check_paged(op, q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
-    check_options(op, q, v_cache, window_left, window_right, softcap, sinks, out)
-    tokens, heads, dim = q.shape
-    v_dim = v_cache.shape[3]
-    rows, page_size, kv_heads = page_table.shape[0], k_cache.shape[1], k_cache.shape[2]
+    arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, q_scale, k_scale, v_scale, sinks, out, lse)
+    q, k, v, table, lens, cu, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
+    if is_int8(k):
+        raise NotImplementedError(f"{op}: the Triton kernel has no INT8")
+    check_paged(op, q, k, v, table, lens, cu, qs, ks, vs)
+    if q.shape[0] > 0 and 0 in (k.shape[1], table.shape[1]):
+        raise ValueError(f"{op}: q has {q.shape[0]} rows, but the page table or cache is empty")
+    decode = _is_decode(q.shape[0], table.shape[0], max_seqlen_q)
+    split = choose_split(table.shape[1] * k.shape[1]) if decode else (0, 1)
+    options = Options(softmax_scale, causal, window_left, window_right, softcap)
+    _attend(op, (q, k, v), (table, lens, cu), (qs, ks, vs), options, sinks, out, lse, decode, split)
+
+
+def flash_attn_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    sinks: Any,
+    out: Any,
+    lse: Any,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    workspace: Any = None,
+    max_seqlen_q: int = 0,
+    q_scale: Any = None,
+) -> None:
+    """See `radix_kernels.flash_attn_varlen`. As `flash_attn_with_kvcache` here, but never split over the keys."""
+    op = "flash_attn_varlen"
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, q_scale, k_scale, v_scale, sinks, out, lse)
+    q, k, v, cu, cu_k, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
+    check_varlen(op, q, k, v, cu, cu_k, qs, ks, vs)
+    decode = _is_decode(q.shape[0], cu.shape[0] - 1, max_seqlen_q)
+    options = Options(softmax_scale, causal, window_left, window_right, softcap)
+    _attend(op, (q, k, v), (None, cu_k, cu), (qs, ks, vs), options, sinks, out, lse, decode, (0, 1))
+
+
+def _attend(
+    op: str,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    lengths: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    options: Options,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    decode: bool,
+    split: tuple[int, int],
+) -> None:
+    """Checks the rest and launches. lengths: page table (None: contiguous KV), KV lengths or starts, query starts."""
+    q, k, v = qkv
+    table, kv_lens, cu_seqlens_q = lengths
+    window_left, window_right = read_window(op, (options.window_left, options.window_right))
+    check_softcap(op, options.softcap)
+    check_options(op, q, v, sinks, out)
+    (tokens, heads, dim), v_dim, rows = q.shape, v.shape[-1], cu_seqlens_q.shape[0] - 1
     if tokens == 0:
         return
-    if rows == 0 or page_size == 0 or page_table.shape[1] == 0:
-        raise ValueError(f"{op}: q has {tokens} rows, but the page table or cache is empty")
-    decode = tokens == rows
-    group = heads // kv_heads
-    tiles = choose_tiles(max(dim, v_dim), group, q.element_size(), decode)
-    split, splits = choose_split(page_table.shape[1] * page_size) if decode else (0, 1)
-    if splits == 1:
-        split = 0
+    group = heads // k.shape[-2]
+    tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode)
+    keys, splits = split
     part_out, part_lse = _partials(q, splits, v_dim)
+    pages = [(0, *x.stride()[:2]) if table is None else x.stride()[:3] for x in (k, v)]
     common = {
         "HEADS": heads,
         "V_DIM": v_dim,
@@ -100,21 +161,33 @@ def flash_attn_with_kvcache(
         "WITH_LSE": lse is not None,
     }
     per_block = tiles.block_m // group
-    attend[(tokens // per_block + rows, kv_heads, splits)](
-        q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, lse,
-        part_out, part_lse, rows, softmax_scale, softcap, window_left,
-        q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
-        out.stride(0), out.stride(1), page_table.stride(0),
-        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=page_size,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split,
-        CAUSAL=causal or window_right == 0, WINDOW=window_left >= 0,
-        SOFTCAP=softcap > 0, **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    attend[(tokens // per_block + rows, k.shape[-2], splits)](
+        _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
+        part_out, part_lse, rows, float(options.softmax_scale), float(options.softcap), window_left,
+        q.stride(0), q.stride(1), *pages[0], *pages[1],
+        out.stride(0), out.stride(1), 0 if table is None else table.stride(0),
+        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=0 if table is None else k.shape[1],
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=keys if splits > 1 else 0,
+        CAUSAL=bool(options.causal) or window_right == 0, WINDOW=window_left >= 0, SOFTCAP=options.softcap > 0,
+        Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k), FNUZ=k.dtype == torch.float8_e4m3fnuz,
+        PER_HEAD=scales[1] is not None and scales[1].shape[0] > 1,
+        **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:
         combine[(tokens, heads)](
             part_out, part_lse, sinks, out, lse, out.stride(0), out.stride(1),
             SPLITS_PAD=_power_of_two(splits), **common, num_warps=1,
         )  # fmt: skip
+
+
+def _is_decode(tokens: int, rows: int, max_seqlen_q: int) -> bool:
+    """One query a row: as the hint says or, without one, as the shapes do."""
+    return max_seqlen_q == 1 if max_seqlen_q else tokens == rows
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """FP8 as its bytes: not every chip has a type for them."""
+    return x.view(torch.uint8) if is_fp8(x) else x
 
 
 def _partials(q: torch.Tensor, splits: int, dim: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -1,4 +1,4 @@
-"""Paged attention in Triton, the device code.
+"""Attention over a paged or a contiguous KV in Triton, the device code.
 
 Bound by bytes in decode (each K and V element is read once for a group of query heads) and by math
 in prefill. A program owns one KV head and BLOCK_M packed queries: the GROUP query heads that share
@@ -10,6 +10,10 @@ that begin at multiples of BLOCK_N, so that what it sums depends on positions al
                     needs no host copy of cu; a block past its sequence's end returns at once
     splits          split s owns keys [s * SPLIT, (s + 1) * SPLIT); its partial result is already
                     normalised, and `combine` joins the splits in index order
+    contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and one past the last's end
+    FP8             tensors come as their bytes and become the dtype of `out`, which holds every e4m3 number: products
+                    are exact on chips without that format too. The scales of q and k join the scores' factor, that of v
+                    the result's
 
 Nothing here is specific to a vendor. Products of float32 inputs are IEEE, not TF32.
 """
@@ -18,6 +22,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .float8 import widened
 
 
 @triton.jit
@@ -37,12 +43,55 @@ def _find_row(cu_seqlens, target, rows, TOKENS: tl.constexpr):
 
 @triton.jit
 def _softcapped(x, softcap):
-    """softcap * tanh(x / softcap), by the sigmoid that every backend has."""
-    return softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+    """softcap * tanh(x / softcap), by the sigmoid that every backend has; near 0, where that cancels, by a series."""
+    y = x / softcap
+    square = y * y
+    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0))))
+    return tl.where(tl.abs(y) < 0.25, x * series, softcap * (2.0 * tl.sigmoid(2.0 * y) - 1.0))
 
 
-# A compilation for each kind of `rows` (1, a multiple of 16) would hold up a server under load.
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _load(base, at, mask, BYTES: tl.constexpr, FNUZ: tl.constexpr, dtype: tl.constexpr):
+    """Elements of a tensor, 0 where not in the mask; bytes of e4m3 as the numbers that they are."""
+    found = tl.load(base + at, mask=mask, other=0)
+    if BYTES:
+        found = widened(found, FNUZ).to(dtype)
+    return found
+
+
+@triton.jit
+def _factor(scale, kv_head, PER_HEAD: tl.constexpr):
+    """What the FP8 numbers of a KV head stand for; 1 without a scale."""
+    if scale is None:
+        return 1.0
+    else:
+        return tl.load(scale + (kv_head if PER_HEAD else 0))
+
+
+@triton.jit
+def _masked(scores, key, position, in_keys, high, window_left, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """-inf where a query does not see a key.
+
+    One comparison where it is enough: a causal limit also ends the keys, and packed rows past the last token are not
+    stored, so what they see does not matter.
+    """
+    if CAUSAL and WINDOW:
+        age = (position[:, None] - key[None, :]).to(tl.uint32)  # a later key wraps to the top
+        seen = age <= window_left.to(tl.uint32)
+    elif CAUSAL:
+        seen = key[None, :] <= position[:, None]
+    elif WINDOW:
+        earliest = position - window_left
+        width = tl.maximum(high - earliest, 0).to(tl.uint32)
+        seen = (key[None, :] - earliest[:, None]).to(tl.uint32) < width[:, None]
+    else:
+        seen = in_keys[None, :]
+    return tl.where(seen, scores, float("-inf"))
+
+
+# A compilation for each kind of `rows` and `window_left` (1, a multiple of 16) would hold up a server under load. A
+# stride of 1 is a constant in here, without the methods of a tensor: what it multiplies is widened, not the stride.
+@triton.jit(do_not_specialize=["rows", "window_left"])
 def attend(
     q,
     k_cache,
@@ -51,6 +100,9 @@ def attend(
     kv_lens,
     cu_seqlens,
     sinks,
+    q_scale,
+    k_scale,
+    v_scale,
     out,
     lse,
     part_out,
@@ -84,13 +136,17 @@ def attend(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    Q_BYTES: tl.constexpr,
+    KV_BYTES: tl.constexpr,
+    FNUZ: tl.constexpr,
+    PER_HEAD: tl.constexpr,
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
 ):
     """One (query block, KV head, split); SPLIT 0 means that one program sees every key."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     block = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     row = _find_row(cu_seqlens, block, rows, TOKENS)
     begin = tl.load(cu_seqlens + row)
@@ -98,7 +154,14 @@ def attend(
     first = (block - (begin // TOKENS + row)) * TOKENS
     if first >= q_len:
         return
-    kv_len = tl.load(kv_lens + row)
+    if PAGE_SIZE > 0:
+        kv_len = tl.load(kv_lens + row)
+        table = page_table + row.to(tl.int64) * table_row
+    else:
+        first_key = tl.load(kv_lens + row)
+        kv_len = tl.load(kv_lens + row + 1) - first_key
+    dtype: tl.constexpr = out.dtype.element_ty
+    scale *= _factor(q_scale, kv_head, PER_HEAD) * _factor(k_scale, kv_head, PER_HEAD)
 
     packed = tl.arange(0, BLOCK_M)
     token = first + packed // GROUP
@@ -110,11 +173,8 @@ def attend(
     v_dim = tl.arange(0, V_PAD)
     in_v = v_dim < V_DIM
     at = (begin + token).to(tl.int64)
-    queries = tl.load(
-        q + at[:, None] * q_token + head[:, None] * q_head + dim[None, :],
-        mask=valid[:, None] & in_dim[None, :],
-        other=0.0,
-    )
+    q_at = at[:, None] * q_token + head[:, None] * q_head + dim[None, :]
+    queries = _load(q, q_at, valid[:, None] & in_dim[None, :], Q_BYTES, FNUZ, dtype)
 
     low = 0
     high = kv_len
@@ -132,41 +192,28 @@ def attend(
     for start in range(low, high, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         in_keys = key < high
-        page = tl.load(page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=in_keys, other=0)
-        page = page.to(tl.int64)
-        slot = key % PAGE_SIZE
-        k = tl.load(
-            k_cache + (page * k_page + slot * k_slot)[None, :] + kv_head * k_head + dim[:, None],
-            mask=in_keys[None, :] & in_dim[:, None],
-            other=0.0,
-        )
+        if PAGE_SIZE > 0:
+            page = tl.load(table + key // PAGE_SIZE, mask=in_keys, other=0).to(tl.int64)
+            slot = (key % PAGE_SIZE).to(tl.int64)
+            k_at = page * k_page + slot * k_slot + kv_head * k_head
+            v_at = page * v_page + slot * v_slot + kv_head * v_head
+        else:
+            slot = first_key.to(tl.int64) + key
+            k_at = slot * k_slot + kv_head * k_head
+            v_at = slot * v_slot + kv_head * v_head
+        k_mask = in_keys[None, :] & in_dim[:, None]
+        k = _load(k_cache, k_at[None, :] + dim[:, None], k_mask, KV_BYTES, FNUZ, dtype)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if SOFTCAP:
             scores = _softcapped(scores, softcap)
-        # One comparison where it is enough: a causal limit also ends the keys, and packed rows
-        # past the last token are not stored, so what they see does not matter.
-        if CAUSAL and WINDOW:
-            age = (position[:, None] - key[None, :]).to(tl.uint32)  # a later key wraps to the top
-            scores = tl.where(age <= window_left.to(tl.uint32), scores, float("-inf"))
-        elif CAUSAL:
-            scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-        elif WINDOW:
-            earliest = position - window_left
-            width = tl.maximum(high - earliest, 0).to(tl.uint32)
-            ahead = (key[None, :] - earliest[:, None]).to(tl.uint32)
-            scores = tl.where(ahead < width[:, None], scores, float("-inf"))
-        else:
-            scores = tl.where(in_keys[None, :], scores, float("-inf"))
+        scores = _masked(scores, key, position, in_keys, high, window_left, CAUSAL, WINDOW)
         new_top = tl.maximum(top, tl.max(scores, 1))
         # A query that has seen nothing yet keeps -inf; exp(-inf - 0) is its weight.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(top - base)
-        v = tl.load(
-            v_cache + (page * v_page + slot * v_slot)[:, None] + kv_head * v_head + v_dim[None, :],
-            mask=in_keys[:, None] & in_v[None, :],
-            other=0.0,
-        )
+        v_mask = in_keys[:, None] & in_v[None, :]
+        v = _load(v_cache, v_at[:, None] + v_dim[None, :], v_mask, KV_BYTES, FNUZ, dtype)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
@@ -181,6 +228,7 @@ def attend(
         top = new_top
     some = total != 0  # NaN counts: it is there to be seen
     result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    result *= _factor(v_scale, kv_head, PER_HEAD)
     log_sum = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     if SPLIT > 0:
         index = (at * HEADS + head) * SPLITS + split
@@ -217,7 +265,7 @@ def combine(
 ):
     """Join the splits of one (token, head), in index order."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     first = (token * HEADS + head) * SPLITS
     splits = tl.arange(0, SPLITS_PAD)
     sums = tl.load(part_lse + first + splits, mask=splits < SPLITS, other=float("-inf"))

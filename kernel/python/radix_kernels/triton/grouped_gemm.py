@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .float8_formats import multiplies
 from .grouped_gemm_kernel import grouped_product
 from .moe import HOPPER_SHARED, Tiles, fitted, shared_memory
 
@@ -35,12 +36,16 @@ def m_grouped_gemm_masked(
     _launch(x, weight, x_scale, weight_scale, masked_m, out, x.shape[1], expected_m)
 
 
-def choose_tiles(rows: int, itemsize: int, shared: int = HOPPER_SHARED) -> Tiles:
-    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K and the whole."""
+def choose_tiles(rows: int, itemsize: int, shared: int = HOPPER_SHARED, widen: bool = False) -> Tiles:
+    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K and the whole.
+
+    widen: of FP8 that the chip does not multiply.
+    """
     if itemsize == 4:
         return Tiles(16 if rows <= 16 else 32, 32, 32, group=8, num_stages=2)
     block_m = next((m for m in (16, 32, 64) if rows <= m), ALIGNMENT)
-    tiles = Tiles(block_m, 128, 128 // itemsize, group=8, num_warps=8 if block_m == ALIGNMENT else 4, num_stages=4)
+    block_k, warps = 64 if widen else 128 // itemsize, 8 if block_m == ALIGNMENT else 4
+    tiles = Tiles(block_m, 128, block_k, group=8, num_warps=warps, num_stages=4)
     return fitted(tiles, 1, itemsize, itemsize, shared)
 
 
@@ -58,11 +63,16 @@ def _launch(
     masked = x.ndim == 3
     if rows == 0 or n == 0 or experts == 0:
         return
-    tiles = choose_tiles(expected, x.element_size(), shared_memory(x.device))
+    widen = x_scale is not None and not multiplies(x.device, x.dtype)
+    fnuz = x.dtype == torch.float8_e4m3fnuz
+    if widen:
+        x, weight = x.view(torch.uint8), weight.view(torch.uint8)
+    tiles = choose_tiles(expected, x.element_size(), shared_memory(x.device), widen)
     grid = (-(-rows // tiles.block_m) * -(-n // tiles.block_n), experts if masked else 1)
     grouped_product[grid](
         x, weight, x_scale, weight_scale, groups, out, rows,
         x.stride(-2), x.stride(0) if masked else 0, out.stride(-2), out.stride(0) if masked else 0,
-        K=k, N=n, MASKED=masked, SCALED=x_scale is not None, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k, GROUP=tiles.group, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        EXPERTS=experts, K=k, N=n, MASKED=masked, SCALED=x_scale is not None, WIDEN=widen, FNUZ=fnuz,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

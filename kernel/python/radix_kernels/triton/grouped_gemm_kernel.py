@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .float8 import widened
+
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
 @triton.jit(do_not_specialize=["rows"])
@@ -25,16 +27,22 @@ def grouped_product(
     x_group,
     out_row,
     out_group,
+    EXPERTS: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
     MASKED: tl.constexpr,
     SCALED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    FNUZ: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """MASKED: groups [E] counts the rows, the second program id is the group. Else: groups [rows] names each row's."""
+    """MASKED: groups [E] counts the rows, the second program id is the group. Else: groups [rows] names each row's.
+
+    WIDEN: x and w are bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not multiply, as in `fp8_gemm_kernel`.
+    """
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     blocks = tl.cdiv(rows, BLOCK_M)
@@ -56,7 +64,7 @@ def grouped_product(
             x_scale += group * rows * K_BLOCKS
     else:
         group = tl.load(groups + block * BLOCK_M).to(tl.int64)
-        if group < 0:
+        if (group < 0) | (group >= EXPERTS):
             return
         mine = tl.load(groups + row, mask=row < rows, other=-1) == group
 
@@ -78,6 +86,9 @@ def grouped_product(
             in_k = k < K - start
             a = tl.load(x_at + start, mask=mine[:, None] & in_k[None, :], other=0.0)
             b = tl.load(w_at + start, mask=in_n[:, None] & in_k[None, :], other=0.0)
+        if WIDEN:
+            a = widened(a, FNUZ)
+            b = widened(b, FNUZ)
         if SCALED:
             part = tl.dot(a, tl.trans(b))
             of_x = tl.load(x_scale + start // 128, mask=mine, other=0.0)

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from ..reference.moe import quantized_activations
+from .float8_formats import multiplies
 from .moe_kernel import combine, product
 
 # Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
@@ -115,6 +116,10 @@ def run(
     tokens, topk = topk_ids.shape
     pairs, hidden, inter = tokens * topk, x.shape[1], w2.shape[2]
     named = w1.shape[0] if expert_map is None else expert_map.shape[0]
+    widen = w1.element_size() == 1 and not multiplies(w1.device, w1.dtype)
+    fnuz, fp8 = w1.dtype == torch.float8_e4m3fnuz, w1.dtype
+    if widen:
+        w1, w2 = w1.view(torch.uint8), w2.view(torch.uint8)
     few = pairs <= up.block_m and pairs <= FEW_PAIRS
     order: tuple[Any, Any, Any] = (None, None, None)
     blocks = pairs
@@ -128,25 +133,25 @@ def run(
         n, gated = to.shape[1], to is act
         product[(blocks * -(-n // tiles.block_n),)](
             source, w, scale, topk_ids, expert_map, *order, to, pairs, source.stride(0), to.stride(0),
-            K=k, N=n, NUM_EXPERTS=named, TOPK=topk if gated else 1, GATED=gated, FEW=few,
+            K=k, N=n, NUM_EXPERTS=named, LOCALS=w1.shape[0], TOPK=topk if gated else 1, GATED=gated, FEW=few,
             MAPPED=expert_map is not None, SCALE=0 if scale is None else 1 if scale.ndim == 1 else 2,
-            BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group, SWAP=tiles.swap,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            WIDEN=widen, FNUZ=fnuz, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+            GROUP=tiles.group, SWAP=tiles.swap, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
 
-    launch(_quantized(x) if use_fp8_w8a8 else x, w1, w1_scale, act, hidden, up)
+    launch(_quantized(x, fp8) if use_fp8_w8a8 else x, w1, w1_scale, act, hidden, up)
     if use_fp8_w8a8:
-        act = _quantized(act)
+        act = _quantized(act, fp8)
     launch(act, w2, w2_scale, part, inter, down)
     block = min(1024, 1 << (hidden - 1).bit_length())
     combine[(tokens, -(-hidden // block))](
-        part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named, TOPK=topk,
-        MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
+        part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named,
+        LOCALS=w1.shape[0], TOPK=topk, MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
-def _quantized(x: torch.Tensor) -> torch.Tensor:
-    return quantized_activations(x.float()).to(x.dtype)
+def _quantized(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
+    return quantized_activations(x.float(), fp8).to(x.dtype)
 
 
 @cache

@@ -22,15 +22,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .float8 import widened
+
 
 @triton.jit
-def _local_expert(ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, MAPPED: tl.constexpr):
-    """The expert of a pair as the weights number it; -1: it adds nothing here."""
+def _local_expert(ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, LOCALS: tl.constexpr, MAPPED: tl.constexpr):
+    """The expert of a pair as the weights, of LOCALS experts, number it; -1: it adds nothing here."""
     expert = tl.load(ids + at, mask=mask, other=-1)
     inside = (expert >= 0) & (expert < NUM_EXPERTS)
     if MAPPED:
-        return tl.load(expert_map + expert, mask=inside, other=-1)
-    return tl.where(inside, expert, -1)
+        expert = tl.load(expert_map + expert, mask=inside, other=-1)
+    return tl.where(inside & (expert < LOCALS), expert, -1)
 
 
 @triton.jit
@@ -68,11 +70,14 @@ def product(
     K: tl.constexpr,
     N: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
+    LOCALS: tl.constexpr,
     TOPK: tl.constexpr,
     GATED: tl.constexpr,
     FEW: tl.constexpr,
     MAPPED: tl.constexpr,
     SCALE: tl.constexpr,
+    WIDEN: tl.constexpr,
+    FNUZ: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -81,18 +86,19 @@ def product(
 ):
     """N columns of results from rows of K. GATED: w has 2 N rows, the halves become silu(first) * second.
 
-    TOPK: pairs a row of x (1: x has a row for each pair). SCALE: 0 none, 1 an expert, 2 a block of 128 x 128.
+    TOPK: pairs a row of x (1: x has a row for each pair). SCALE: 0 none, 1 an expert, 2 a block of 128 x 128. WIDEN:
+    w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
     """
     program = tl.program_id(0)
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if FEW:
         pair = program // columns
         column = program % columns
-        expert = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, MAPPED)
+        expert = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED)
         if expert < 0:
             return
         row = tl.arange(0, BLOCK_M)
-        mine = _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, MAPPED) == expert
+        mine = _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
         if tl.min(tl.where(mine, row, BLOCK_M), 0) < pair:
             return
     else:
@@ -106,6 +112,8 @@ def product(
         block = first + inside % height
         column = inside // height
         expert = tl.load(block_experts + block)
+        if expert >= LOCALS:
+            return
         row = tl.load(sorted_ids + block * BLOCK_M + tl.arange(0, BLOCK_M))
         mine = row < pairs
 
@@ -132,6 +140,8 @@ def product(
         else:
             mask = in_n[:, None] & (k < K - start)[None, :]
             b = tl.load(w_at + start, mask=mask, other=0.0)
+        if WIDEN:
+            b = widened(b, FNUZ)
         if SCALE == 2:
             factor = tl.load(scale + n // 128 * K_BLOCKS + start // 128, mask=in_n, other=0.0)
             acc = _scaled_dot(a, b, acc, factor, SWAP, BLOCK_M, BLOCK_N)
@@ -143,6 +153,8 @@ def product(
             else:
                 mask = in_n[:, None] & (k < K - start)[None, :]
                 c = tl.load(w_at + N * K + start, mask=mask, other=0.0)
+            if WIDEN:
+                c = widened(c, FNUZ)
             if SCALE == 2:
                 factor = tl.load(scale + (n + N) // 128 * K_BLOCKS + start // 128, mask=in_n, other=0.0)
                 up = _scaled_dot(a, c, up, factor, SWAP, BLOCK_M, BLOCK_N)
@@ -173,6 +185,7 @@ def combine(
     out_row,
     HIDDEN: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
+    LOCALS: tl.constexpr,
     TOPK: tl.constexpr,
     MAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -184,7 +197,7 @@ def combine(
     acc = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(TOPK):
         pair = token * TOPK + place
-        here = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, MAPPED) >= 0
+        here = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED) >= 0
         value = tl.load(part + pair * HIDDEN + column, mask=inside & here, other=0.0)
         acc += tl.where(here, tl.load(weights + pair), 0.0) * value.to(tl.float32)
     tl.store(out + token * out_row + column, acc.to(out.dtype.element_ty), mask=inside)

@@ -117,10 +117,11 @@ def _draw(row, vocab, temperature, largest, min_p, seed, position, stream, borde
     logarithm, computed for the blocks in which a bound says that it may win."""
     best = tl.full([], -float("inf"), tl.float32)
     best_id = tl.full([], LAST_ID, tl.int32)
+    least = tl.where(min_p > 0, tl.minimum(min_p, 1.0), 0.0)  # the largest always stays; NaN is off
     for start in range(0, vocab, BLOCK):
         ids, x = _load(row, start, vocab, temperature, BLOCK)
         stays = _stays(x, ids, border, last_id) & (x > -float("inf"))
-        stays &= tl.exp(x - largest) >= tl.minimum(min_p, 1.0)  # the largest always stays
+        stays &= tl.exp(x - largest) >= least
         words = _words(seed, position, stream, start, BLOCK)
         # -log(E) <= -log(u), which a rough logarithm gives; the word 0 counts as 1 half.
         rough = 22.1807098 - tl.log(tl.maximum(words.to(tl.float32), 0.5))

@@ -1,0 +1,113 @@
+"""Multi-head latent attention in Triton: tile and split choice, launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _arrays
+from ..mla import LATENT, check_decode
+from .attention import Tiles
+from .mla_kernel import attend_latent, join_splits
+
+# A split has at least this many keys, and a row at most this many splits.
+_SPLIT_KEYS = 512
+MAX_SPLITS = 64
+# Of a batch whose bits may follow from its shape: about two programs for each multiprocessor of a large chip.
+_PROGRAMS = 512
+_INVARIANT_SPLITS = 16
+
+
+def choose_tiles(heads: int, amd: bool) -> Tiles:
+    """Tiles without spills, within 64 KiB of shared memory on AMD and 99 KiB on NVIDIA, for both forms of the cache.
+
+    By the heads alone, so that a row's bits do not depend on how many of its tokens, or rows, a batch has.
+    """
+    if heads <= 16:
+        return Tiles(16, 32, num_warps=4 if amd else 8, num_stages=2)
+    return Tiles(32, 16, num_warps=4, num_stages=2) if amd else Tiles(32, 32, num_warps=8, num_stages=2)
+
+
+def choose_splits(capacity: int, blocks: int, any_split: bool) -> int:
+    """Into how many pieces rows of up to `capacity` keys are cut, in a batch of `blocks` query blocks.
+
+    Without any_split the pieces of a row follow from its own length, whatever the capacity: below 16 of them a piece
+    has 512 keys. Either way the choice is of shapes alone, so a captured graph serves other lengths.
+    """
+    most = min(MAX_SPLITS, max(1, _PROGRAMS // max(blocks, 1))) if any_split else _INVARIANT_SPLITS
+    return max(1, min(most, -(-capacity // _SPLIT_KEYS)))
+
+
+def mla_decode(
+    q_nope: Any,
+    q_rope: Any,
+    kv_cache: Any,
+    page_table: Any,
+    kv_lens: Any,
+    cu_seqlens_q: Any,
+    scale: float,
+    causal: bool,
+    out: Any,
+    lse: Any,
+    workspace: Any = None,
+    max_seqlen_q: int = 0,
+    any_split: bool = True,
+) -> None:
+    """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on the host.
+
+    An FP8 cache whose tokens do not begin at multiples of 4 bytes is refused.
+    """
+    op = "mla_decode"
+    arrays = (q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse)
+    q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse = (_arrays.as_torch(x) for x in arrays)
+    check_decode(op, q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out)
+    if q_nope.numel() == 0:
+        return
+    tokens, heads, _ = q_nope.shape
+    rows, page_size = page_table.shape[0], kv_cache.shape[1]
+    fp8 = kv_cache.dtype == torch.uint8
+    q_piece, kv_piece = _piece(q_nope, q_rope, out), _piece(kv_cache)
+    if fp8 and kv_piece < 4:
+        raise NotImplementedError(f"{op}: kv_cache has tokens that are not aligned to 4 bytes")
+    tiles = choose_tiles(heads, torch.version.hip is not None)
+    blocks = tokens * heads // tiles.block_m + rows
+    splits = choose_splits(page_table.shape[1] * page_size, max(rows, tokens * heads // tiles.block_m), any_split)
+    part_out, part_lse = _partials(q_nope, splits)
+    common = {"HEADS": heads, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
+    strides = [x.stride(i) // q_piece for x in (q_nope, q_rope) for i in (0, 1)]
+    strides += [kv_cache.stride(i) // kv_piece for i in (0, 1)]
+    out_strides = [out.stride(i) // q_piece for i in (0, 1)]
+    attend_latent[(blocks, splits)](
+        q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse, part_out, part_lse,
+        scale, rows, splits, *strides, *out_strides, page_table.stride(0),
+        PAGE_SIZE=page_size, KV_PIECE=kv_piece, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+        SPLIT_KEYS=_SPLIT_KEYS if splits > 1 else 0, FP8=fp8, CAUSAL=causal, **common,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        join_splits[(tokens, heads)](
+            part_out, part_lse, out, lse, splits, *out_strides, MAX_SPLITS=MAX_SPLITS, **common, num_warps=4
+        )
+
+
+def _piece(*tensors: torch.Tensor) -> int:
+    """The most elements, up to 16 bytes, in whose multiples every row of the tensors begins."""
+    piece = 16 // tensors[0].element_size()
+    while piece > 1 and not all(_begins_at(x, piece) for x in tensors):
+        piece //= 2
+    return piece
+
+
+def _begins_at(x: torch.Tensor, piece: int) -> bool:
+    steps = (x.stride(i) for i in range(x.ndim - 1) if x.shape[i] > 1)
+    return x.data_ptr() % (piece * x.element_size()) == 0 and all(step % piece == 0 for step in steps)
+
+
+def _partials(q: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """float32 space for the result and log-sum of each split; none without splits."""
+    if splits == 1:
+        return None, None
+    tokens, heads, _ = q.shape
+    part_out = q.new_empty((tokens, heads, splits, LATENT), dtype=torch.float32)
+    return part_out, q.new_empty((tokens, heads, splits), dtype=torch.float32)
