@@ -96,8 +96,8 @@ class ServerArgs:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError("--mem-fraction-static must be between 0 and 1")
-        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 1:
-            raise ConfigError("--chunked-prefill-size must be -1 or at least 1")
+        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3:  # less could not cut three tokens
+            raise ConfigError("--chunked-prefill-size must be -1 or at least 3")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")
         if not _ORIGINS.fullmatch(self.allowed_origins or "*"):

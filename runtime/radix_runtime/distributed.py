@@ -8,8 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,8 +18,10 @@ from .device import Device
 
 logger = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT = 60.0
+_TIMEOUT = 60.0
 _SEGMENT_BYTES, _PEER_BYTES = 4 << 20, 8 << 20  # what one launch of a collective moves: of hosts, of GPUs
+# The CPUs of this process, or fewer under a cgroup's limit: asked before the runtime sets a number.
+_DEFAULT_THREADS = ops.get_num_threads()
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
 _NCCL_FROM = {2: 256 << 20, 4: 128 << 20, 8: 64 << 20}
 
@@ -67,7 +68,7 @@ class SharedMemory(Communicator):
 
     def __init__(self, path: str, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self._shm = ops.ShmCommunicator(path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=COLLECTIVE_TIMEOUT)
+        self._shm = ops.ShmCommunicator(path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=_TIMEOUT)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._shm.all_reduce(tensor)
@@ -111,9 +112,7 @@ class Gpus(SharedMemory):
         if self._nccl_only:
             return
         try:
-            self._peers = ops.GpuCommunicator(
-                self._shm, device.torch_device.index, max_bytes=_PEER_BYTES, timeout=COLLECTIVE_TIMEOUT
-            )
+            self._peers = ops.GpuCommunicator(self._shm, self._device.index, max_bytes=_PEER_BYTES, timeout=_TIMEOUT)
         except NotImplementedError as error:
             logger.warning("%s: NCCL carries all tensors", error)
 
@@ -182,23 +181,12 @@ def connect(args: ServerArgs, path: str, rank: int, device: Device) -> Communica
     return Gpus(path, rank, args.tp_size, nccl_only=args.disable_custom_all_reduce)
 
 
-class CoreShare(NamedTuple):
-    """The CPU threads of a rank; `cores` is the set it is pinned to, None where it is not."""
-
-    threads: int
-    cores: frozenset[int] | None
-
-
-def core_share(
-    rank: int, world_size: int, num_threads: int | None = None, cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")
-) -> CoreShare:
-    """Splits the cores of this process between the ranks: disjoint cores; with too few of them fewer threads; with
-    fewer cores than ranks one thread each and no pinning. Under a cgroup quota nobody is pinned: other containers would
-    choose the same cores."""
+def core_share(rank: int, world_size: int, num_threads: int | None = None) -> tuple[int, frozenset[int] | None]:
+    """A rank's CPU threads and the cores, no other rank's, that it is pinned to. None: one rank, more ranks than
+    threads, or a cgroup's limit, under which other containers would choose the same cores."""
     cores = sorted(os.sched_getaffinity(0))
-    limit, period = cpu_max.read_text().split() if cpu_max.is_file() else ("max", "")
-    allowed = len(cores) if limit == "max" else -(-int(limit) // int(period))
-    threads = min(num_threads or allowed, len(cores)) // world_size
-    if threads == 0 or world_size == 1 or limit != "max":
-        return CoreShare(max(1, threads), None)
-    return CoreShare(threads, frozenset(cores[rank * threads : (rank + 1) * threads]))
+    if rank == 0 and (num_threads or 0) > len(cores):
+        logger.warning("--num-threads %d is cut to the %d CPUs that this process may use", num_threads, len(cores))
+    threads = min(num_threads or _DEFAULT_THREADS, len(cores)) // world_size
+    pinned = threads > 0 and world_size > 1 and _DEFAULT_THREADS >= len(cores)
+    return max(1, threads), frozenset(cores[rank * threads : (rank + 1) * threads]) if pinned else None

@@ -1,16 +1,17 @@
-"""Engine: the runtime without a server.
+"""Engine: the runtime without a server."""
 
-Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own requests
-are done (and advances those of other threads on the way). Other tensor-parallel ranks are child processes."""
+# Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them until its own
+# requests are done (and advances those of other threads on the way). Other tensor-parallel ranks are child processes.
 
 import os
 import secrets
+import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from operator import index
 from pathlib import Path
@@ -195,11 +196,11 @@ class Engine(AbstractContextManager["Engine"]):
 
     # Works until `call` is done, yielding the choices that have grown. Left early, it aborts the rest.
     def _advance(self, call: "_Call") -> Iterator[int]:
-        with self._turn():
-            for request in call.requests:
-                self._open[request.rid] = call
-                self._inbox.send(request)
         try:
+            with self._turn():
+                for request in call.requests:
+                    self._open[request.rid] = call
+                    self._inbox.send(request)
             while call.unfinished or call.grown:  # others may have brought it to its end
                 with self._turn():
                     if call.unfinished and not call.error:
@@ -209,38 +210,41 @@ class Engine(AbstractContextManager["Engine"]):
                     raise call.error
                 yield from grown
         finally:
-            for request in call.requests:
-                del self._open[request.rid]
-                if call.unfinished:
-                    self._inbox.send(Abort(request.rid, "the caller has gone"))
+            with _held(signal.SIGINT), _held(signal.SIGALRM):
+                for request in call.requests:
+                    if self._open.pop(request.rid, None) and call.unfinished:
+                        self._inbox.send(Abort(request.rid, "the caller has gone"))
 
-    # The lock. In a fork another thread may have left it locked.
-    def _turn(self) -> threading.Lock:
+    # In a fork another thread may have left the lock locked.
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
         if not self._close.alive:
             raise EngineDeadError(self._dead or "a forked process cannot use an engine of its parent")
-        return self._lock
+        with _held(signal.SIGINT), _held(signal.SIGALRM), self._lock:
+            yield
 
     # One iteration of scheduler and detokenizer. The caller holds the lock.
     def _pump(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         try:
-            worked = self._scheduler.step()
-        except Exception as error:
-            self._dead = str(error)
-            raise EngineDeadError(self._dead) from error
-        worked |= self._detokenizer.step()
-        for message in self._results.receive():
-            if isinstance(message, TextBatch):
-                for delta in message.deltas:
-                    if (call := self._open.get(delta.rid)) is not None:
-                        call.add(delta)
-            elif isinstance(message, TextStop):
-                self._inbox.send(message)
-            elif isinstance(message, RequestFailed) and (call := self._open.get(message.rid)) is not None:
-                call.error = (ValueError if message.status < 500 else RuntimeError)(message.message)
-        if not worked:
-            self._inbox.wait(_IDLE_WAIT)
+            worked = self._scheduler.step() | self._detokenizer.step()
+            for message in self._results.receive():
+                if isinstance(message, TextBatch):
+                    for delta in message.deltas:
+                        if (call := self._open.get(delta.rid)) is not None:
+                            call.add(delta)
+                elif isinstance(message, TextStop):
+                    self._inbox.send(message)
+                elif isinstance(message, RequestFailed) and (call := self._open.get(message.rid)) is not None:
+                    call.error = (ValueError if message.status < 500 else RuntimeError)(message.message)
+            if not worked:
+                self._inbox.wait(_IDLE_WAIT)
+        except BaseException as error:  # half a step was made: nothing can be relied on
+            self._dead = str(error) or repr(error)
+            if isinstance(error, Exception):
+                raise EngineDeadError(self._dead) from error
+            raise
 
     # Administration -----------------------------------------------------------------------
 
@@ -293,6 +297,29 @@ class _Call(Choices):
     def output(self, choice: int) -> dict[str, Any]:
         self.pieces[choice].prompt_logprobs = self.prompt_logprobs.get(choice)
         return native_output(self.request_of[choice], self.pieces[choice], self._seconds[choice], None)
+
+
+# On the main thread the first signal of a kind waits for the end of the block, as its handler may raise and would cut
+# a step in two; a second one does not, in case that the step hangs. One kind each: whatever raises, all are put back.
+@contextmanager
+def _held(number: signal.Signals) -> Iterator[None]:
+    handler, noted = signal.getsignal(number), list[Any]()
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(*caught: Any) -> None:
+        if noted:
+            handler(*caught)
+        noted[:] = caught
+
+    try:
+        signal.signal(number, note)
+        yield
+    finally:
+        signal.signal(number, handler)
+        if noted:
+            handler(*noted)
 
 
 def _are_ids(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Every struct that crosses between the API, scheduler and detokenizer, and what carries it.
+"""Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
 
-`Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ (server/ipc.py has the
-routes). Ids travel as raw little-endian int32 bytes."""
+# `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ (server/ipc.py has
+# the routes). Ids travel as raw little-endian int32 bytes.
 
 import threading
 from collections import deque

@@ -1,5 +1,6 @@
 """The one door to the kernel wheel. Nothing else in the runtime imports radix_kernels."""
 
+import logging
 import re
 from types import ModuleType
 
@@ -8,6 +9,7 @@ from .errors import ConfigError
 WHEEL_FLOOR = (0, 1)  # the first version of the kernel wheel that this runtime works with
 WHEEL_CEILING = (0, 2)  # and the first one that it does not
 _RANGE = ">={}.{},<{}.{}".format(*WHEEL_FLOOR, *WHEEL_CEILING)
+PORTABLE = "CPU kernels run at the portable level, the slowest: the CPU has no AVX2, or RADIX_CPU_ISA asks for it"
 _PIP = f"pip install 'radix-kernels-cpu{_RANGE}' (or -cuda, -rocm)"
 
 try:
@@ -34,8 +36,8 @@ check_version(radix_kernels.__version__)
 from radix_kernels import (
     DenseDecoder, GpuCommunicator, PackedWeight, ShmCommunicator, apply_penalties_inplace, capabilities,
     count_tokens_inplace, embedding, flash_attn_with_kvcache, fused_add_rmsnorm, fused_qk_norm_rope_store, gelu_and_mul,
-    gelu_tanh_and_mul, linear, linear_argmax, linear_silu_and_mul, pack_weight, rmsnorm, rope_cos_sin_cache,
-    set_num_threads, silu_and_mul, token_logprobs, top_k_top_p_sampling,
+    gelu_tanh_and_mul, get_num_threads, linear, linear_argmax, linear_silu_and_mul, pack_weight, rmsnorm,
+    rope_cos_sin_cache, set_num_threads, silu_and_mul, token_logprobs, top_k_top_p_sampling,
 )  # fmt: skip
 
 
@@ -45,12 +47,14 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
     return impl.split(":")[0] == device_kind
 
 
-def use_native() -> None:
+def use_native(*, quiet: bool = False) -> None:
     """From now on an op without a kernel is an error. A source tree without the whole library keeps the reference."""
     found = capabilities()
     used = (entry for op, dtypes in found["ops"].items() if op in globals() for entry in dtypes.values())
     complete = found["backend"] is not None and all(entry["impl"] != "reference" for entry in used)
     radix_kernels.set_fallback("error" if complete else "warn")
+    if found["isa"] == "portable" and not quiet:
+        logging.getLogger(__name__).warning(PORTABLE)
 
 
 def triton_kernels() -> ModuleType | None:

@@ -49,7 +49,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ("min_p", 0 <= self.min_p <= 1, "be in [0, 1]"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "be in [-2, 2]"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "be in [-2, 2]"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= 2, "be in (0, 2]"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 2, "be in [0.01, 2]"),
             ("n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"),
             ("max_new_tokens", longest >= 0, "not be negative"),
             ("min_new_tokens", 0 <= self.min_new_tokens <= longest, "be in [0, max_new_tokens]"),

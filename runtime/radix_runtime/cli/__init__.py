@@ -8,7 +8,7 @@ from .. import __version__
 from ..errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError, RequestError
 from .flags import Parser
 
-# A command's module is imported when it is used: `serve` must not load torch, `chat` does.
+# A command's module is imported when it is used: `serve` must not load torch, `generate` does.
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI-compatible)",
     "chat": "talk to a model in the terminal",

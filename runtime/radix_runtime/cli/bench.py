@@ -62,18 +62,18 @@ def token_range(text: str) -> Range:
     return first, last
 
 
-def make_workload(
-    file: str | None, count: int | None, input_len: Range, output_len: Range, vocab_size: int, seed: int
-) -> list[Item]:
-    """Requests of `file` (the first `count`), or random lengths. Raises ConfigError."""
-    if file is not None:
+def read_lengths(flags: argparse.Namespace) -> list[tuple[int, int]]:
+    """Of prompts and answers: those of the file (the first of them), or random ones. Raises ConfigError."""
+    if flags.workload is not None:
         try:
-            lengths = msgspec.json.decode(Path(file).read_bytes(), type=_File).requests[:count]
+            return msgspec.json.decode(Path(flags.workload).read_bytes(), type=_File).requests[: flags.num_prompts]
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"cannot read the workload {file}: {error}") from error
-    else:
-        rng = random.Random(seed)
-        lengths = [(rng.randint(*input_len), rng.randint(*output_len)) for _ in range(count or 32)]
+            raise ConfigError(f"cannot read the workload {flags.workload}: {error}") from error
+    rng = random.Random(flags.workload_seed)
+    return [(rng.randint(*flags.input_len), rng.randint(*flags.output_len)) for _ in range(flags.num_prompts or 32)]
+
+
+def make_items(lengths: list[tuple[int, int]], vocab_size: int) -> list[Item]:
     rngs, limit = map(random.Random, range(len(lengths))), min(vocab_size, _MAX_ID)
     return [Item([rng.randrange(limit) for _ in range(n)], out) for rng, (n, out) in zip(rngs, lengths, strict=True)]
 
@@ -92,10 +92,9 @@ class Record:
 
 
 def figures(records: list[Record]) -> dict[str, Any]:
-    """Throughput and latency of the requests that succeeded.
-
-    output: output tokens over the whole time. prefill: computed prompt tokens over the time to the last first token.
-    decode: tokens after each first one, over the time since the first of all."""
+    """Throughput and latency of the requests that succeeded."""
+    # output: output tokens over the whole time. prefill: computed prompt tokens over the time to the last first token.
+    # decode: tokens after each first one, over the time since the first of all.
     good = [r for r in records if r.error is None and r.chunks]
     result: dict[str, Any] = {"requests": len(records), "failed": len(records) - len(good)}
     if not good:
@@ -147,14 +146,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--api-key", help="its key")
     serve.add_argument("--request-rate", type=positive(float), help="requests a second; default: all at once")
     serve.add_argument("--max-concurrency", type=positive(int), help="open requests; default: no limit")
-    serve.add_argument(
-        "--vocab-size", type=positive(int), default=1000, help="ids of the prompts (default: %(default)s)"
-    )
+    serve.add_argument("--vocab-size", type=positive(int), default=1000, help="ids of prompts (default: %(default)s)")
     for mode in (offline, serve):
         group = mode.add_argument_group("workload")
-        group.add_argument(
-            "--workload", metavar="FILE", help="JSON with [prompt, output] lengths instead of random ones"
-        )
+        group.add_argument("--workload", metavar="FILE", help="JSON with [prompt, output] lengths; default: random")
         group.add_argument("--num-prompts", type=positive(int), help="requests; default 32, or all of FILE")
         lengths: dict[str, Any] = {"type": token_range, "metavar": "N[:M]"}
         group.add_argument("--input-len", default="256", help="tokens of a prompt (default: %(default)s)", **lengths)
@@ -183,20 +178,16 @@ def _short(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _workload(namespace: argparse.Namespace, vocab_size: int) -> list[Item]:
-    lengths = namespace.input_len, namespace.output_len
-    return make_workload(namespace.workload, namespace.num_prompts, *lengths, vocab_size, namespace.workload_seed)
-
-
 Measured = tuple[dict[str, Any], list[Record]]
 
 
 def _measure_engine(namespace: argparse.Namespace) -> Measured:
+    lengths = read_lengths(namespace)
     # It loads torch, which a benchmark of a server must not: the client would measure itself.
     with import_module("radix_runtime.engine_api").Engine(**engine_args(namespace)) as engine:
         _complete(engine, [Item([1, 2, 3], 4)], 0.0, "warm-up")  # first use of every part
         engine.flush_cache()
-        items = _workload(namespace, engine.config.vocab_size)
+        items = make_items(lengths, engine.config.vocab_size)
         records = _complete(engine, items, namespace.temperature, "tokens")
         info = engine.get_server_info()
         facts = {name: info[name] for name in ("dtype", "tp_size", "max_total_num_tokens")}
@@ -221,7 +212,7 @@ def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> 
 
 
 async def _measure_server(namespace: argparse.Namespace) -> Measured:
-    items = _workload(namespace, namespace.vocab_size)
+    items = make_items(read_lengths(namespace), namespace.vocab_size)
     slots = asyncio.Semaphore(namespace.max_concurrency or len(items))
     async with Client(namespace.url, namespace.api_key) as client:
         model = await client.model()

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from prompt_toolkit import PromptSession
 
 from ..config import flag_name
-from ..engine_api import Engine
 from ..errors import ConfigError, RequestError
 from .client import Client
 from .flags import add_model_argument, add_sampling_flags, add_server_flags, engine_args, sampling_of
@@ -33,14 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    sampling, settings = sampling_of(namespace), engine_args(namespace)
-    if namespace.url is not None and settings:
+    sampling, settings, remote = sampling_of(namespace), engine_args(namespace), namespace.url is not None
+    if remote and settings:
         raise ConfigError(f"{flag_name(next(iter(settings)))} does nothing with --url")
-    if namespace.url is None and namespace.server_key is not None:
+    if not remote and namespace.server_key is not None:
         raise ConfigError("--server-key does nothing without --url")
     for stream in (sys.stdin, sys.stdout):  # what the terminal's encoding lacks is no reason to leave
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    with nullcontext() if namespace.url is not None else Engine(**settings) as engine:
+    # It loads torch, which a client does not need.
+    with nullcontext() if remote else import_module("radix_runtime.engine_api").Engine(**settings) as engine:
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         if engine is not None:
             if engine.tokenizer is None:
@@ -52,7 +53,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _ask_engine(
-    engine: Engine, template: Callable[[Messages], list[int]], sampling: dict[str, Any], messages: Messages, show: Show
+    engine: Any, template: Callable[[Messages], list[int]], sampling: dict[str, Any], messages: Messages, show: Show
 ) -> None:
     shown = 0
     try:

@@ -14,7 +14,6 @@ from rich.console import Console
 from .. import __version__
 from ..errors import EXIT_CONFIG, ConfigError
 
-_WHEELS = ("radix-kernels-cpu", "radix-kernels-cuda", "radix-kernels-rocm")
 _GIB = 1 << 30
 _MIN_DRIVER = 580
 
@@ -42,8 +41,8 @@ def run(namespace: argparse.Namespace) -> int:
                 else:
                     console.print(f"{fact[0]:<18} {fact[1]}", markup=False, highlight=False)
         except ConfigError as error:  # the kernel wheel does not fit
-            what, _, remedy = str(error).partition("; ")
-            problems.append(Problem(what, remedy or "reinstall the kernel wheel"))
+            parts = [*re.split("[;.] ", str(error), maxsplit=1), "reinstall the kernel wheel"]
+            problems.append(Problem(*parts[:2]))
         except ImportError as error:
             remedy = "pip install torch" if error.name == "torch" else "reinstall the kernel wheel"
             problems.append(Problem(f"{error.name} does not load: {error}", remedy))
@@ -61,21 +60,20 @@ def _packages() -> Facts:
     installed = {package.name: package.version for package in metadata.distributions()}
     for name in ("torch", "transformers", "tokenizers", "triton"):
         yield name, installed.get(name, "not installed")
-    wheels = [f"{name} {installed[name]}" for name in _WHEELS if name in installed]
+    wheels = [f"{name} {installed[name]}" for name in sorted(installed) if name.startswith("radix-kernels-")]
     yield "kernel wheel", ", ".join(wheels) or "none"
-    if len(wheels) > 1:
-        remedy = f"pip uninstall {' '.join(_WHEELS)}, then install one of them"
-        yield Problem(f"{len(wheels)} kernel wheels are installed at once", remedy)
 
 
 def _kernels() -> Facts:
-    facts = import_module("radix_runtime.ops").capabilities()
+    ops = import_module("radix_runtime.ops")
+    facts = ops.capabilities()
     yield "kernel library", f"{facts['version']}, backend {facts['backend']}"
     yield "instruction set", facts["isa"]
     yield "kernel devices", ", ".join(facts["devices"])
     if facts["backend"] is None:
-        remedy = "install a kernel wheel, or build one with `make wheel`"
-        yield Problem("no native kernels: everything would run on the slow reference", remedy)
+        yield Problem("no native kernels: all would run on the slow reference", "install a kernel wheel (`make wheel`)")
+    if facts["isa"] == "portable":
+        yield Problem(ops.PORTABLE, "use a CPU with AVX2, or unset RADIX_CPU_ISA")
 
 
 def _ops() -> Facts:
@@ -90,7 +88,7 @@ def _machine() -> Facts:
     yield "memory", f"{memory.available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
     if memory.available < _GIB:
         yield Problem("less than 1 GiB of memory is available", "free memory, or raise the limit")
-    yield "default threads", import_module("radix_runtime.distributed").core_share(0, 1).threads
+    yield "default threads", import_module("radix_runtime.distributed").core_share(0, 1)[0]
 
 
 def _gpu() -> Facts:
@@ -98,8 +96,7 @@ def _gpu() -> Facts:
     if driver.is_file():
         line = driver.read_text().splitlines()[0]
         yield "nvidia driver", line
-        version = re.search(r"\b(\d+)\.\d+", line)
-        if version and int(version[1]) < _MIN_DRIVER:
+        if (version := re.search(r"\b(\d+)\.\d+", line)) and int(version[1]) < _MIN_DRIVER:
             yield Problem(f"driver {version[1]} is too old", f"install driver {_MIN_DRIVER} or later")
     torch = import_module("torch")
     for index in range(torch.cuda.device_count()):

@@ -65,7 +65,7 @@ def _record(index: int, output: dict[str, Any]) -> str:
 
 def read_lines(path: Path) -> list[Line]:
     try:
-        texts = [(n, text) for n, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if text.strip()]
+        texts = [(n, text) for n, text in enumerate(path.read_text("utf-8-sig").split("\n"), 1) if text.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if path.suffix != ".jsonl":
@@ -81,6 +81,8 @@ def read_lines(path: Path) -> list[Line]:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         if sum(x is not None for x in (line.prompt, line.messages, line.input_ids)) != 1:
             raise ConfigError(f"{path}, line {number}: one of prompt, messages, input_ids is due")
+        if line.sampling_params.get("n") not in (None, 1):
+            raise ConfigError(f"{path}, line {number}: n must be 1, a record a line; repeat the line instead")
         lines.append(line)
     return lines
 

@@ -40,11 +40,11 @@ def create_executor(
 def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> ModelRunner:
     """The runner of this rank, on its share of the cores; runs on the thread that will use it."""
     if device.is_cpu:
-        share = core_share(communicator.rank, communicator.world_size, args.num_threads)
-        if share.cores is not None:
-            os.sched_setaffinity(0, share.cores)  # this thread and those it starts
-        ops.set_num_threads(share.threads)
-        torch.set_num_threads(share.threads)
+        threads, cores = core_share(communicator.rank, communicator.world_size, args.num_threads)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)  # this thread and those it starts
+        ops.set_num_threads(threads)
+        torch.set_num_threads(threads)
     communicator.open(device)
     return ModelRunner(args, config, device, communicator)
 
@@ -102,15 +102,14 @@ class LocalExecutor:
 
 
 class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What a worker reads from its standard input. `parent_pid` is rank 0's process; the worker may ask the kernel to
-    end it with the thread that started it if `main_thread` started it."""
+    """What a worker reads from its standard input."""
 
     args: ServerArgs
     rank: int
     memory_fd: int
     ring: RingHandle
-    parent_pid: int
-    main_thread: bool
+    parent_pid: int  # rank 0's process
+    main_thread: bool  # started the worker, which then may ask the kernel to end it with that thread
 
 
 class TPExecutor(LocalExecutor):
@@ -191,13 +190,11 @@ class TPExecutor(LocalExecutor):
         self._stream.shutdown()
         self._ring.close()
         for process in self.workers:
-            try:
-                process.wait(_EXIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+            with process:  # closes its input too
+                try:
+                    process.wait(_EXIT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
         for watcher in self._watchers:
             watcher.join()
         self._ring.release()

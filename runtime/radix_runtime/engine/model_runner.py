@@ -3,6 +3,8 @@
 Everything here happens on the engine's stream, in the order of the plans: a step reads the token that the one before
 has written to `next_token`, and the host sees results only through copies."""
 
+import ctypes
+import re
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ _GPU_FRACTION = 0.88
 _DEMO_LIMIT = 512 << 20
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
 _MIB = 1 << 20
+# glibc keeps what packing has freed, a quarter of a small model, and what the first steps have: back to the system.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 
 
 class ModelRunner:
@@ -52,18 +56,25 @@ class ModelRunner:
         before, where = device.memory(), device.torch_device
         communicator.barrier(_LOAD_TIMEOUT)
         method = linear_methods.get(args.quantization or "dense")()
-        ctx = BuildContext(communicator, self.backend, method, dtype, where, self.max_context)
+        # On a CPU no row is longer than the pool, on a GPU a step of the warm-up may be.
+        room = -(-(args.max_total_tokens or self.max_context) // args.page_size) * args.page_size
+        positions = min(self.max_context, room) if device.is_cpu else self.max_context
+        ctx = BuildContext(communicator, self.backend, method, dtype, where, positions)
         self._limits = {"max_tokens": max_tokens, "max_batch": running, "max_rows": self.max_rows}
         try:
             self.model = load_model(config, args, ctx)
+            _trim(0)
             kept = device.is_cpu and communicator.world_size == 1
             self._logits = torch.empty(running, config.vocab_size) if kept else None
             self._next_token = torch.zeros(self.max_rows, dtype=torch.int32, device=where)
             self._sampler = None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
             self._make_pool(args, kv_dtype, before)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:  # torch has a class of its own for a GPU's memory, none for the host's
+            if not (wanted := re.search(r"tried to allocate [\d.]+ \w+", str(error), re.I)):
+                raise
             flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
-            raise ConfigError(f"the GPU has not enough memory: {str(error).partition('. ')[0]}; see {flags}") from None
+            raise ConfigError(f"not enough memory on {device.torch_device}: {wanted[0]}; see {flags}") from None
+        _trim(0)
 
     def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
         config, world = self.config, self._comm.world_size

@@ -2,10 +2,10 @@
 
 A node holds a run of whole pages: `key` int32 [n * page_size] and `pages` int32 [n]. Siblings differ in their first
 page, which is also their key in the parent. `extra_key` (a tenant, an adapter) enters the key of the first page only,
-so one root serves all of them.
+so one root serves all of them."""
 
-A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
-of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, and so its locks."""
+# A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
+# of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, and so its locks.
 
 import heapq
 import itertools

@@ -1,7 +1,7 @@
-"""Rows of the request table: the host's mirror of every rank's page table.
+"""Rows of the request table: the host's mirror of every rank's page table."""
 
-A row is taken at admission and given back when the last step that contains the request has completed. The next StepPlan
-carries what has changed to the ranks."""
+# A row is taken at admission and given back when the last step that contains the request has completed. The next
+# StepPlan carries what has changed to the ranks.
 
 import numpy as np
 

@@ -3,11 +3,12 @@
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is filled twice are errors.
 A rank reads only its slices. A parameter is packed and its source freed at once: no second copy ever exists."""
 
-import ctypes
+import logging
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -24,15 +25,18 @@ from ..registry import Registry
 from .base import CausalLM
 from .llama import LlamaForCausalLM
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_NEWS_SECONDS = 5.0  # between lines about the progress where there is no terminal
 # By the architecture that config.json names; other packages add theirs.
-models: Registry[type[CausalLM]] = Registry(
-    "architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM)
-)
+models = Registry[type[CausalLM]]("architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM))
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
     """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises ConfigError."""
-    ops.use_native()
+    quiet = ctx.communicator.rank > 0
+    ops.use_native(quiet=quiet)
     model = models.get(config.architecture)(ctx, config)
     params = [
         _Parameter(cast(Layer, module), prefix, name, ctx.device)
@@ -40,13 +44,24 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         for name, _ in module.named_parameters(recurse=False)
     ]
     if args.load_format == "dummy":
-        _fill_random(params, f"{args.random_seed or 0}/{ctx.communicator.rank}")
+        _fill_random(_progress(params, len(params), quiet), f"{args.random_seed or 0}/{ctx.communicator.rank}")
     else:
         tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
-        _fill(params, tensors, quiet=ctx.communicator.rank > 0)
-    # glibc keeps what packing has freed, a quarter of a small model: it goes back to the system
-    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        _fill(params, _progress(tensors, sum(len(param.sources) for param in params), quiet))
     return model
+
+
+# The items, with a bar on a terminal, elsewhere a line in the log every few seconds, and one at the end.
+def _progress(items: Iterable[T], total: int, quiet: bool) -> Iterator[T]:
+    bar = tqdm(items, "loading weights", total, disable=True if quiet else None)  # None: where stderr is no terminal
+    level = logging.DEBUG if quiet else logging.INFO
+    start = told = time.monotonic()
+    for done, item in enumerate(bar):
+        if bar.disable and time.monotonic() - told >= _NEWS_SECONDS:
+            told = time.monotonic()
+            logger.log(level, "loading weights: %d of %d tensors", done, total)
+        yield item
+    logger.log(level, "loading weights took %.1f s", time.monotonic() - start)
 
 
 class _Parameter:
@@ -66,11 +81,10 @@ class _Parameter:
         return param.data
 
 
-def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]], *, quiet: bool) -> None:
+def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]]) -> None:
     places = {key: (param, part) for param in params for key, part in param.sources.items()}
     missing = set(places)
-    # None: no bar where stderr is no terminal
-    for key, source in tqdm(tensors, "loading weights", len(places), disable=True if quiet else None):
+    for key, source in tensors:
         if key not in missing:
             wrong = "is there twice" if key in places else "has no place in this model"
             raise ConfigError(f"checkpoint: {key} {wrong}")
@@ -89,7 +103,7 @@ def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]],
 
 
 # Norm weights 1, everything else normal with deviation 0.02; the same for a seed.
-def _fill_random(params: list[_Parameter], seed: str) -> None:
+def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
     for param in params:
         memory = param.memory()
         if memory.dim() == 1 and param.name == "weight":
@@ -128,9 +142,8 @@ def _tensors(folder: Path, tied: bool) -> Iterator[tuple[str, TensorSource]]:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 keys = file.keys()
-                if expected is not None and set(keys) != expected:
-                    odd = sorted(set(keys) ^ expected)[0]
-                    raise ConfigError(f"{path}: the index and the file disagree about {odd}")
+                if expected is not None and (odd := expected.symmetric_difference(keys)):
+                    raise ConfigError(f"{path}: the index and the file disagree about {min(odd)}")
                 for key in keys:
                     # What files carry beyond the model: RoPE frequencies, which follow from the config, and the head of
                     # a model whose head is its embedding.

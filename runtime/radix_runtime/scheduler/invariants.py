@@ -1,6 +1,6 @@
-"""The states that must not exist, as code.
+"""The states that must not exist, as code."""
 
-`check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes)."""
+# `check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes).
 
 from collections import Counter
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Who owns which row and page, from admission to release.
+"""Who owns which row and page, from admission to release."""
 
-A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]` of a request's row
-belong to the tree, the rest of its `num_pages` to the request. Ending a request only marks it; its row and pages go
-back when the last step that contains it has completed. The same holds for duplicates that a request in flight still
-reads: they are pending until then."""
+# A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]` of a request's row
+# belong to the tree, the rest of its `num_pages` to the request. Ending a request only marks it; its row and pages go
+# back when the last step that contains it has completed. The same holds for duplicates that a request in flight still
+# reads: they are pending until then.
 
 from collections import deque
 

@@ -1,9 +1,9 @@
-"""What the next step computes: a pure function of host state.
+"""What the next step computes: a pure function of host state."""
 
-Each step gives one token to every running request first and fills the rest of the token budget with prompt chunks, so
-a long prompt never stops the streams. All room is counted in pages. A request is admitted when the pages that it and
-the running ones are *expected* to need are there; how much of `max_new_tokens` that counts is adaptive (`OutputRatio`).
-Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched."""
+# Each step gives one token to every running request first and fills the rest of the token budget with prompt chunks, so
+# a long prompt never stops the streams. All room is counted in pages. A request is admitted when the pages that it and
+# the running ones are *expected* to need are there; how much of `max_new_tokens` counts is adaptive (`OutputRatio`).
+# Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +100,14 @@ def chunk(request: Request, start: int, length: int, match: Match | None = None)
     return Entry(request, start, end, samples, is_chunk=True, match=match)
 
 
+def chunk_length(left: int, most: int) -> int:
+    """Tokens of the next chunk, at most `most` of the `left`: neither one alone nor all but one. A row's only token in
+    a step takes attention's decode kernel, which gives it other last bits than it has in the whole prompt."""
+    length = min(left, most)
+    length -= left - length == 1
+    return 0 if length == 1 < left else length
+
+
 @dataclass(slots=True)
 class Decision:
     """`shortage`: pages are missing for a step that has to be made; launch nothing."""
@@ -128,13 +136,12 @@ def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, 
     budget, starved = token_budget - len(going), False
     for request in life.running:
         if request.state is State.PREFILL:
-            wanted = min(request.total_len - request.computed_len, budget)
-            held = request.num_pages * size - request.computed_len
-            if (length := min(wanted, held + room * size)) > 0:
+            left, held = request.total_len - request.computed_len, request.num_pages * size - request.computed_len
+            if (length := chunk_length(left, min(budget, held + room * size))) > 0:
                 decision.chunks.append(chunk(request, request.computed_len, length))
                 budget -= length
                 room -= life.allocator.pages_for(max(0, length - held))
-            starved |= length < wanted
+            starved |= length < min(left, budget)
     if life.waiting and free_rows > 0 and budget > 0 and not starved:
         _admit(life, queue(), decision, free_rows, budget, ratio)
     decision.shortage = starved and not decision
@@ -162,7 +169,8 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
         need = pages_for(expected_len(request, ratio, size)) - len(match.pages) + sum(len(n.pages) for n in path)
         if need > room:
             break  # nobody passes it, or it might never get in
-        length = min(request.total_len - match.length, budget)
+        if (length := chunk_length(request.total_len - match.length, budget)) == 0:
+            break  # too little of the budget is left
         decision.chunks.append(chunk(request, match.length, length, match))
         waits = 0
         locked.update(path)

@@ -1,9 +1,9 @@
-"""One choice of one request, from arrival to release.
+"""One choice of one request, from arrival to release."""
 
-    cached_len <= computed_len <= total_len
-
-The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
-the one token sampled last (decode)."""
+#     cached_len <= computed_len <= total_len
+#
+# The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
+# the one token sampled last (decode).
 
 from enum import Enum, auto
 
@@ -55,9 +55,9 @@ class LogprobBuffer:
 
 
 class Request:
-    """Plain state; the transitions that move pages live in `lifecycle.py`. `seq` is the order of arrival; the last that
-    came is retracted first."""
+    """Plain state; the transitions that move pages live in `lifecycle.py`."""
 
+    # `seq` is the order of arrival; the last that came is retracted first.
     def __init__(
         self, source: Generate, choice: int, seq: int, arrival: float, seed: int, max_total_len: int,
         stop_ids: frozenset[int],
@@ -115,13 +115,14 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Longest prefix to take from the cache: one token, or what is to be scored, is left to compute."""
-        scored = self.logprob_next >= self.prompt_len
-        return self.total_len - 1 if scored else min(self.total_len, max(self.logprob_next, 1)) - 1
+        """Longest prefix to take from the cache: what is to be scored is left to compute, of a prompt two tokens."""
+        if self.logprob_next < self.prompt_len:
+            return max(self.logprob_next - 1, 0)
+        return max(self.total_len - 2, 0) if self.total_len == self.prompt_len else self.total_len - 1
 
     @property
     def shareable_len(self) -> int:
-        """Tokens whose KV may enter the tree once every step that contains the request is done. The last token's KV
-        never does, even if a later step has computed it: so the tree is the same with overlap on and off."""
+        """Tokens whose KV may enter the tree once every step that contains the request is done."""
+        # The last token's never does, even if a later step has computed it: the tree is the same with overlap or not.
         known = self.num_ids if self.keep_len is None else min(self.num_ids, self.keep_len)
         return min(self.computed_len, max(known - 1, 0))

@@ -1,8 +1,8 @@
-"""The loop of rank 0: messages in, steps out, tokens to the clients.
+"""The loop of rank 0: messages in, steps out, tokens to the clients."""
 
-One iteration takes in messages, launches the next step and then finishes the step before it. With overlap the step
-just launched keeps running while the host finishes its predecessor and plans its successor; without, a step is
-finished as soon as it is launched. That is the only difference: how many steps are in flight when an iteration ends."""
+# One iteration takes in messages, launches the next step and then finishes the step before it. With overlap the step
+# just launched keeps running while the host finishes its predecessor and plans its successor; without, a step is
+# finished as soon as it is launched. That is the only difference: how many steps are in flight when an iteration ends.
 
 import heapq
 import logging
@@ -48,7 +48,7 @@ class Counters:
     prefill_tokens_total: int = 0  # prompt tokens computed, again after a retraction too
     cached_tokens_total: int = 0  # prompt tokens not computed at first admission
     generation_tokens_total: int = 0
-    dropped_tokens_total: int = 0  # sampled for a request that had ended
+    dropped_tokens_total: int = 0  # sampled for a request that had ended, or past its stop string
     dedup_waits_total: int = 0  # request-steps spent waiting for another's page
     steps_total: int = 0
 
@@ -173,7 +173,7 @@ class Scheduler:
         if message.deadline is not None:
             heapq.heappush(self._deadlines, (message.deadline, message.rid))
         self.counters.num_requests_total += len(requests)
-        self.counters.prompt_tokens_total += requests[0].prompt_len
+        self.counters.prompt_tokens_total += requests[0].prompt_len * len(requests)
 
     # One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises RequestError.
     def _requests(self, message: msg.Generate) -> list[Request]:
@@ -337,7 +337,7 @@ class Scheduler:
         if token is not None:
             require(0 <= token < self.executor.vocab_size, "I7", f"sampled id {token} of {request.rid}")
             request.append(token)
-            self.counters.generation_tokens_total += 1
+            self.counters.generation_tokens_total += not request.params.stop  # else at the end: some may not count
             record_logprobs(request, token, result, slot)
         elif entry.end < request.max_total_len:
             return  # a chunk in the middle of its prompt
@@ -352,6 +352,10 @@ class Scheduler:
         if reason is not None:
             self.output.add(request, reason)
         request.ended = True
+        if request.params.stop:
+            dropped = 0 if request.keep_len is None else max(0, request.num_ids - request.keep_len)
+            self.counters.generation_tokens_total += request.num_output - dropped
+            self.counters.dropped_tokens_total += dropped
         choices = self.live[request.rid]
         choices.remove(request)
         if not choices:

@@ -61,7 +61,8 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     app.add_middleware(Gate, manager=manager, auth=Auth(args, access))
     if args.allowed_origins:  # around the gate: a browser asks first, without a key
         origins, shown = args.allowed_origins.split(","), ["x-request-id", "retry-after"]
-        app.add_middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown)
+        named = "*" not in origins  # then pages from outside may reach a server in a private network
+        app.add_middleware(CORSMiddleware, origins, ["*"], ["*"], expose_headers=shown, allow_private_network=named)
     return app
 
 

@@ -1,7 +1,7 @@
-"""What every child of the supervisor does the same way: start, harden, connect, report, end.
+"""What every child of the supervisor does the same way: start, harden, connect, report, end."""
 
-The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
-on stdin means that the supervisor is gone. The child writes reports, a JSON array a line, to the status pipe."""
+# The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
+# on stdin means that the supervisor is gone. The child writes reports, a JSON array a line, to the status pipe.
 
 import contextlib
 import ctypes
@@ -32,12 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """One page of shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that the
-    children inherit. Each word of 8 bytes has one writer.
+    """Shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that children inherit."""
 
-        word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
-        word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0: idle"""
-
+    # One page; each word of 8 bytes has one writer.
+    # word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
+    # word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0: idle
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
             descriptor = os.memfd_create("radix-heartbeats")

@@ -1,7 +1,7 @@
-"""Detokenizer: token deltas in, text deltas out, and the end of a choice by stop string.
+"""Detokenizer: token deltas in, text deltas out, and the end of a choice by stop string."""
 
-It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its first delta (which
-carries `sampling`) to its last; later ones, computed after a stop string ended it, are dropped in `_convert`."""
+# It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its first delta (which
+# carries `sampling`) to its last; later ones, computed after a stop string ended it, are dropped in `_convert`.
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -91,10 +91,12 @@ class TextStream:
 
         token -> bytes -> incremental UTF-8 -> held tail -> text that may be shown
 
-    Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string stays in the tail.
-    What is shown depends on the tokens alone, never on their grouping into messages. Once `matched` names a stop string
-    nothing may be pushed. The one that is complete first wins, at equal ends the longest; text of the first
-    `min_new_tokens` tokens never counts. Work per token is bounded by the longest stop string."""
+    Once `matched` names a stop string nothing may be pushed. The one that is complete first wins, at equal ends the
+    longest; text of the first `min_new_tokens` tokens never counts."""
+
+    # Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string stays in the tail.
+    # What is shown depends on the tokens alone, never on their grouping into messages. Work per token is bounded by the
+    # longest stop string.
 
     def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]) -> None:
         self.count, self.sampling, self._tokenizer = 0, sampling, tokenizer

@@ -182,8 +182,7 @@ class Gate:
             log.exception("request %s failed", exchange.id)
             await exchange.fail(RequestError(500, "internal_error", "internal error"))
         finally:
-            if exchange.route:
-                self._manager.metrics.http.labels(exchange.route, str(exchange.status)).inc()
+            self._manager.metrics.http.labels(exchange.route or "other", str(exchange.status)).inc()
             if self._manager.args.log_requests:  # also what reached no route, by an escaped part of its path
                 what = exchange.id, exchange.method, exchange.route or ascii(scope["path"][:64]), exchange.status
                 log.info("%s %s %s %d %.0f ms", *what, 1000 * (time.perf_counter() - exchange.started))

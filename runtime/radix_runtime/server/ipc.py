@@ -1,8 +1,8 @@
-"""Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory.
+"""Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory."""
 
-Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32 bytes), the sender
-(u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
-in the numbers or a body that is no Message ends the process by LinkError: something was lost."""
+# Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32 bytes), the sender
+# (u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
+# in the numbers or a body that is no Message ends the process by LinkError: something was lost.
 
 import asyncio
 import hmac

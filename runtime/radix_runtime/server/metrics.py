@@ -11,8 +11,8 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 2
 _HELP = {
     "prefill_tokens_total": "prompt tokens computed by the engine",
     "cached_tokens_total": "prompt tokens taken from the prefix cache",
-    "prompt_tokens_total": "prompt tokens of all requests",
-    "generation_tokens_total": "tokens sampled for clients",
+    "prompt_tokens_total": "prompt tokens of all choices",
+    "generation_tokens_total": "tokens sampled for clients; with stop strings counted at the end",
     "num_running_reqs": "choices in the batch",
     "num_queue_reqs": "choices waiting",
     "num_used_tokens": "KV cache in use, in tokens",
@@ -25,14 +25,14 @@ class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached tokens."""
 
     def __init__(self) -> None:
-        # Requests since the start; those that are in none of the last three are open.
-        self.counts = SimpleNamespace(accepted=0, ok=0, aborted=0, failed=0)
+        # Requests since the start; those that are in none of the others are open.
+        self.counts = SimpleNamespace(accepted=0, ok=0, aborted=0, failed=0, refused=0)
         self._stats: Mapping[str, float] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self.first = self._histogram("time_to_first_token", "arrival to first token")
         self.between = self._histogram("inter_token_latency", "time between tokens of a choice")
-        self.whole = self._histogram("e2e_request_latency", "arrival to last token")
+        self.whole = self._histogram("e2e_request_latency", "arrival to last token of requests that ended ok")
         self.http = Counter("radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:

@@ -1,6 +1,5 @@
 """/generate, /tokenize, /detokenize and /abort_request."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -120,9 +119,7 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
 
 async def detokenize(exchange: Exchange, body: DetokenizeBody) -> None:
     manager = exchange.manager
-    lists = await manager.encode(body.tokens, "tokens")
-    decode, skip = manager.tokenizer.decode, body.skip_special_tokens
-    texts = await asyncio.to_thread(lambda: [decode(ids, skip) for ids in lists])
+    texts = await manager.decode(await manager.encode(body.tokens, "tokens"), body.skip_special_tokens)
     await exchange.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
 
 

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions and /v1/completions: one path, two shapes."""
 
-import asyncio
 import codecs
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +40,7 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
     if body.echo:
         echoed = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not isinstance(echoed[0], str):
-            decode, skip = manager.tokenizer.decode, requests[0].sampling.skip_special_tokens
-            echoed = await asyncio.to_thread(lambda: [decode(ids, skip) for ids in all_ids])
+            echoed = await manager.decode(all_ids, requests[0].sampling.skip_special_tokens)
     await _OpenAIAnswer(exchange, body, requests, echoed).send()
 
 

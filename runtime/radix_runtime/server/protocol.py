@@ -1,6 +1,6 @@
-"""The request bodies, and how bytes become one of them or an error that names the field.
+"""The request bodies, and how bytes become one of them or an error that names the field."""
 
-A field is typed below, harmless (changes no output), known but not built (only neutral values pass) or unknown."""
+# A field is typed below, harmless (changes no output), known but not built (only neutral values pass) or unknown.
 
 import json
 import math
@@ -25,7 +25,7 @@ Top = Annotated[int, Meta(ge=0, le=20)]
 
 HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls "
-    "refusal annotations log_metrics".split()
+    "refusal annotations cache_control log_metrics".split()
 )
 # Of all routes (what one has built it takes, of whatever kind the others are), with the values beside null that pass.
 _UNBUILT: dict[str, tuple[Any, ...]] = {
@@ -57,6 +57,11 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class StreamOptions(Body, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class TextPart(Body, kw_only=True):
+    type: str
+    text: str
 
 
 class ChatMessage(Body, kw_only=True):
@@ -185,16 +190,17 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             raise refusal(code, f"role must be one of {', '.join(ROLES)}", f"messages[{i}].role")
         role = "system" if message.role == "developer" else message.role
         optional = {"name": message.name, "reasoning_content": message.reasoning_content}
-        entry = {"role": role, "content": _text_of(message.content, f"messages[{i}].content"), **optional}
+        content = _text_of(message.content, f"messages[{i}].content", role == "assistant")
+        entry = {"role": role, "content": content, **optional}
         result.append({name: value for name, value in entry.items() if value is not None})
     return result
 
 
-def _text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    if content is None:
+def _text_of(content: str | list[dict[str, Any]] | None, where: str, is_answer: bool) -> str:
+    if content is None and not is_answer:
         raise refusal("missing_field", f"{where} is required", where)
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     for i, part in enumerate(content):
         if part.get("type") != "text":
             raise refusal("unsupported_parameter", "only parts of type text are supported", f"{where}[{i}].type")
@@ -205,7 +211,7 @@ def _text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
 
 # Fields that hold bodies themselves (one, or a list of them).
 _NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": ChatMessage}
-_NESTED |= {"chat_template_kwargs": TemplateOptions, "sampling_params": NativeSampling}
+_NESTED |= {"content": TextPart, "chat_template_kwargs": TemplateOptions, "sampling_params": NativeSampling}
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -247,7 +253,7 @@ def _is_deep(value: Any) -> bool:
 def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
     if isinstance(raw, list):
         return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or (kind is TextPart and raw.get("type") != "text"):  # refused by its type
         return raw
     kept: dict[str, Any] = dict(defaults) if issubclass(kind, SamplingParams) else {}
     for name, value in raw.items():

@@ -1,6 +1,6 @@
-"""The supervisor of `radix serve`: starts the processes, watches them, ends them together (docs/serving.md says when).
+"""The supervisor of `radix serve`: starts the processes, watches them, ends them together (docs/serving.md: when)."""
 
-Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each second from the start."""
+# Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each second from the start.
 
 import contextlib
 import errno

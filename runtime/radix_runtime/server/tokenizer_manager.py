@@ -1,6 +1,6 @@
-"""TokenizerManager: the only way from HTTP to the engine and back.
+"""TokenizerManager: the only way from HTTP to the engine and back."""
 
-prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission"""
+# prompt -> ids (thread pool) -> admission -> Generate -> link -> ... -> handle(TextBatch) -> Submission
 
 import asyncio
 import secrets
@@ -20,6 +20,7 @@ from .generation import Choices
 from .metrics import Metrics
 
 MAX_PROMPTS = 256
+_ABORTS_KEPT = 4096
 Batch = dict[int, m.TextDelta]
 
 
@@ -71,7 +72,7 @@ class OpenRequest:
 
 
 class TokenizerManager:
-    """Knows every open request: `accepted == ok + aborted + failed + open` at any moment, and all maps are empty when
+    """Knows every open request: `accepted == ok + aborted + failed + refused + open` always; all maps are empty when
     nothing is open. Belongs to the event loop's thread. `link.send` never blocks; RequestError: it is full."""
 
     def __init__(
@@ -90,6 +91,7 @@ class TokenizerManager:
         self.probe: asyncio.Task[None] | None = None  # of /health_generate
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
+        self._aborts: dict[str, float] = {}  # when a label was aborted last, for calls whose text is still being read
 
     # State of the engine ------------------------------------------------------------------
 
@@ -151,6 +153,9 @@ class TokenizerManager:
 
         return await asyncio.to_thread(render)
 
+    async def decode(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        return await asyncio.to_thread(lambda: [self.tokenizer.decode(ids, skip_special_tokens) for ids in lists])
+
     def _check_bytes(self, text: str, param: str) -> None:
         longest = self.tokenizer.max_token_bytes * (4 if self.tokenizer.changes_length else 1)
         self.limits.check_length(len(text) // longest, param, known="at least ")
@@ -170,6 +175,8 @@ class TokenizerManager:
                 self._link.send(request)
                 self._open[request.rid] = OpenRequest(request.rid, labels[request.rid], submission, request.sampling.n)
                 self.counts.accepted += 1
+                if max(self._aborts.get(n, 0.0) for n in ("", name, labels[request.rid])) > submission.started:
+                    self._link.send(m.Abort(request.rid))
         except BaseException:
             self.close(submission)
             raise
@@ -183,7 +190,10 @@ class TokenizerManager:
             await submission.collect()
 
     def abort(self, label: str) -> int:
-        """Asks the engine to end `label` (a request or an HTTP call; "": all). How many open requests that concerns."""
+        """Ends `label`: a request or an HTTP call, also one not submitted yet; "": all. How many of them are open."""
+        self._aborts[label] = time.perf_counter()
+        if len(self._aborts) > _ABORTS_KEPT:
+            del self._aborts[next(iter(self._aborts))]
         found = [r.rid for r in self._open.values() if label in ("", r.label, r.submission.name)]
         for each in found if label else [""]:
             self._link.send(m.Abort(each))
@@ -236,13 +246,15 @@ class TokenizerManager:
         request.submission.add(delta)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
-        self._end(request, "failed", time.perf_counter())
+        refused = error.status < 500 or error.code == "engine_overloaded"  # at once, by the scheduler
+        self._end(request, "refused" if refused else "failed", time.perf_counter())
         request.submission.fail(error)
 
-    def _end(self, request: OpenRequest, how: Literal["ok", "aborted", "failed"], now: float) -> None:
+    def _end(self, request: OpenRequest, how: Literal["ok", "aborted", "failed", "refused"], now: float) -> None:
         del self._open[request.rid]
         setattr(self.counts, how, getattr(self.counts, how) + 1)
-        self.metrics.whole.observe(now - request.submission.started)
+        if how == "ok":
+            self.metrics.whole.observe(now - request.submission.started)
 
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be called again."""
