@@ -34,16 +34,23 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
     op, _, kind = row["op"].partition(" ")
     times = {name: timing["median_us"] for name, timing in row["microseconds"].items()}
     ours = times.pop("radix")
-    shown = {"op": f"`{op}` {kind}".strip(), "shape": row["shape"], "µs": f"{ours:,.1f}"}
+    shown = {"op": f"`{op}` {kind}".strip(), "shape": row["shape"], "µs": f"{ours:,.1f}{_spread(row)}"}
     if "bytes" in row:
-        shown["GB/s"] = f"{row['bytes'] / ours / 1e3:,.0f}"
-        shown["TFLOP/s"] = f"{row['flops'] / ours / 1e6:,.1f}"
+        cpu = row["microseconds"]["radix"].get("method") == "loop"
+        shown["GB/s"] = f"{row['bytes'] / ours / 1e3:,.{1 if cpu else 0}f}"
+        shown["TFLOP/s"] = f"{row['flops'] / ours / 1e6:,.{2 if cpu else 1}f}"
     if "share_of_limit" in row:
-        shown["share of the limit"] = f"{row['share_of_limit']:.0%}"
+        shown["share of the limit"] = "in cache" if row.get("in_cache") else f"{row['share_of_limit']:.0%}"
     if clock := row["microseconds"]["radix"].get("sm_mhz"):
         shown["clock"] = f"{clock:,.0f} MHz"
     shown["peers: their time over ours"] = ", ".join(f"{name} {time / ours:.2f}" for name, time in times.items())
     return shown
+
+
+def _spread(row: dict[str, Any]) -> str:
+    """The lowest and highest of our times where they say that something disturbed the run."""
+    low, high = (row["microseconds"]["radix"][end] for end in ("low_us", "high_us"))
+    return f" ({low:,.1f}..{high:,.1f})" if high > 1.1 * low else ""
 
 
 def table(rows: list[dict[str, str]]) -> list[str]:

@@ -5,6 +5,9 @@ bounds the op, and how many times faster than each peer we are; "in cache" where
 GPU also how it was timed, what an empty kernel and a plain read of the same bytes take beside short rows, and clock and
 power of long ones.
 
+On the CPU torch is the peer of every op that it has, and needs no flag; what `--peers` adds runs on a GPU alone. A
+contender that takes long on the CPU has fewer rounds, which its row says.
+
 `all_reduce` starts a process for each GPU and has options of its own: `python -m bench.kernels all_reduce --help`.
 """
 
@@ -22,7 +25,7 @@ import radix_kernels as rk
 
 from . import all_reduce, peers
 from .families import FAMILIES
-from .harness import NOT_SLOWER, Case, Row, measure
+from .harness import MIN_ROUNDS, NOT_SLOWER, ROUNDS, SLOW_SECONDS, Case, Row, measure
 from .limits import Limits, measure_limits
 
 
@@ -41,7 +44,8 @@ def main() -> None:
             if args.shapes and not any(text in case.shape for text in args.shapes):
                 continue
             memory, arithmetic = _least_seconds(case, limits)
-            rows.append(measure(case, device, compute_bound=arithmetic > memory, arm_seconds=args.arm_seconds))
+            seconds = {"arm_seconds": args.arm_seconds, "slow_seconds": args.slow_seconds}
+            rows.append(measure(case, device, compute_bound=arithmetic > memory, **seconds))
             print(_line(rows[-1], limits), flush=True)
             if args.json:  # after each row: a run that is cut short keeps what it has
                 Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
@@ -56,11 +60,21 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--shapes", nargs="+", help="only shapes that contain one of these texts")
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
-    parser.add_argument("--peers", action="store_true", help="compare with flashinfer and others, where installed")
+    parser.add_argument(
+        "--peers", action="store_true", help="GPU: compare with flashinfer and others too, where installed"
+    )
     parser.add_argument("--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row")
+    parser.add_argument(
+        "--slow-seconds",
+        type=float,
+        default=SLOW_SECONDS,
+        help=f"CPU: a contender that has run so long in a row ends with {MIN_ROUNDS} of {ROUNDS} rounds (%(default)s)",
+    )
     parser.add_argument("--json", help="write all figures to this file, after each row")
     args = parser.parse_args()
-    if args.peers:
+    if args.peers and args.backend == "cpu":
+        print("--peers adds none on the CPU: torch is the peer there, and in every run")
+    elif args.peers:
         peers.enable()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -75,7 +89,7 @@ def _heading(limits: Limits) -> str:
         f"{datetime.date.today()}  {limits.device}  radix-kernels {rk.__version__} "
         f"({caps['backend']}, {caps['isa']})  torch {torch.__version__}\n"
         f"measured limits: read {limits.read_gbs:.1f}, copy {limits.copy_gbs:.1f} GB/s; torch.mm {peaks}\n"
-        f"{'op':26s}{'shape':34s}{'us':>10s}{'range':>20s}{'GB/s':>9s}{'TFLOP/s':>9s}{'limit':>7s}"
+        f"{'op':36s}{'shape':34s}{'us':>10s}{'range':>20s}{'GB/s':>9s}{'TFLOP/s':>9s}{'limit':>7s}"
         "  times faster than"
     )
 
@@ -94,7 +108,7 @@ def _line(row: Row, limits: Limits) -> str:
     ratios = "  ".join(f"{p} {row.ratio(p):.2f}x" for p in row.timings if p != "radix")
     spread = f"{ours.low_us:.1f}..{ours.high_us:.1f}"
     return (
-        f"{case.op:26s}{case.shape:34s}{ours.median_us:10.1f}{spread:>20s}"
+        f"{case.op:36s}{case.shape:34s}{ours.median_us:10.1f}{spread:>20s}"
         f"{case.bytes / ours.median_us / 1e3:9.1f}{case.flops / ours.median_us / 1e6:9.3f}"
         f"{_share(row, limits):7.0%}  {ratios}{_facts(row)}"
     )
@@ -107,6 +121,8 @@ def _facts(row: Row) -> str:
     notes += ["in cache"] * row.in_cache
     notes += [f"{name} {us:.1f} us" for name, us in row.floor.items()]
     for name, t in row.timings.items():
+        if ours.method == "loop" and t.rounds < ROUNDS:
+            notes.append(f"{name} {t.rounds} rounds")
         if t.sm_mhz is not None and t.watts is not None:
             notes.append(f"{name} {t.sm_mhz:.0f} MHz {t.watts:.0f} W")
         if t.method != ours.method:

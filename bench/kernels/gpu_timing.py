@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from .harness import ROTATED_BYTES, ROUND_SECONDS, ROUNDS, Case, Contender, Inputs, Row, Timing
+from .harness import ROTATED_BYTES, ROUND_SECONDS, ROUNDS, Case, Contender, Inputs, Row, Timing, runnable
 
 SHORT_US, LONG_US = 50.0, 1000.0
 CALLS = 100
@@ -32,28 +32,19 @@ SLOPES_A_ROUND = 3
 
 
 def measure(case: Case, sets: Sequence[Inputs], compute_bound: bool, arm_seconds: float) -> Row:
-    """All contenders of a case, by the method that the fastest one asks for. A peer that fails is said and left out."""
-    probes = {}
-    for name, fn in case.contenders.items():
-        try:
-            probes[name] = _probe(fn, sets)
-        except Exception as error:  # whatever a peer raises
-            if name == "radix":
-                raise
-            print(
-                f"no peer {name} for {case.op} {case.shape}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            )
+    """All contenders of a case, by the method that the fastest one asks for."""
+    probes = runnable(case, lambda fn: _probe(fn, sets))
     contenders = {name: case.contenders[name] for name in probes}
     fastest = min(probes.values()) * 1e6
     if fastest < SHORT_US:
         arms = {name: _slope_arm(fn, sets) for name, fn in contenders.items()}
-        row = Row(case, _alternate(arms, ROUNDS))
+        row = Row(case.facts(), _alternate(arms, ROUNDS))
         row.floor = {"empty": _empty_us(), "read": _read_us(int(case.bytes))}
         return row
     long = fastest > LONG_US or compute_bound
     seconds = arm_seconds if long else ROUND_SECONDS
     arms = {name: _graph_arm(fn, sets, seconds) for name, fn in contenders.items()}
-    return Row(case, _alternate(arms, LONG_ROUNDS if long else ROUNDS, watch=long))
+    return Row(case.facts(), _alternate(arms, LONG_ROUNDS if long else ROUNDS, watch=long))
 
 
 # An arm: its method, and a function that runs one round and returns seconds a call.

@@ -2,37 +2,44 @@
 
 A `Case` is one op at one shape. Each contender is a function of one input set; the sets together are larger than the
 last-level cache, so that no contender reads what it has just written; a row of the CPU whose sets are not is marked. On
-the CPU a round is a timed loop; `gpu_timing` holds what the GPU needs.
+the CPU a round is a timed loop, and a contender that takes long has fewer of them; `gpu_timing` holds what the GPU
+needs. A peer that fails at a row is said and left out of it.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-ROUNDS = 7
+ROUNDS, MIN_ROUNDS = 7, 3
 ROUND_SECONDS = 0.08
+SLOW_SECONDS = 3.0  # CPU: a contender that has run so long in a row ends with MIN_ROUNDS
 BATCH = 64
 SETTLE_SECONDS = 0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
 ROTATED_BYTES = 256 << 20
+DECODE_BYTES = 1 << 30  # CPU: of the KV caches of decode, where memory allows
 MAX_SETS = {"cpu": 4096, "cuda": 200}
 NOT_SLOWER = 0.98  # ratio of medians at which a peer does not beat us
 
 Inputs = tuple[Any, ...]
 Contender = Callable[..., Any]
+Probed = TypeVar("Probed")
 
 
 @dataclass
 class Case:
     """One row of the table. `bytes` and `flops` are the least the op must move and do; `limit` names the memory rate
-    that its share refers to: "read" for an op that writes next to nothing, else "copy"."""
+    that its share refers to: "read" for an op that writes next to nothing, else "copy". `rotated`: bytes that the input
+    sets should have together."""
 
     op: str
     shape: str
@@ -42,6 +49,11 @@ class Case:
     make_inputs: Callable[[], Inputs]
     contenders: dict[str, Contender]  # "radix" and the peers
     limit: str = "copy"
+    rotated: int = ROTATED_BYTES
+
+    def facts(self) -> Case:
+        """Without the functions, which hold weights and caches: what a row keeps."""
+        return replace(self, make_inputs=tuple, contenders={})
 
 
 @dataclass
@@ -50,13 +62,14 @@ class Timing:
     low_us: float
     high_us: float
     method: str = "loop"
+    rounds: int = ROUNDS
     sm_mhz: float | None = None  # mean over the arm, for long rows
     watts: float | None = None
 
     @classmethod
     def of(cls, seconds: Sequence[float], method: str, **facts: float | None) -> Timing:
         scaled = [s * 1e6 for s in seconds]
-        return cls(statistics.median(scaled), min(scaled), max(scaled), method, **facts)
+        return cls(statistics.median(scaled), min(scaled), max(scaled), method, len(scaled), **facts)
 
 
 @dataclass
@@ -74,24 +87,70 @@ class Row:
         return self.timings[peer].median_us / self.timings["radix"].median_us
 
 
-def measure(case: Case, device: torch.device, *, compute_bound: bool = False, arm_seconds: float = 1.0) -> Row:
-    """compute_bound and arm_seconds matter on the GPU: see `gpu_timing.measure`."""
+def measure(
+    case: Case,
+    device: torch.device,
+    *,
+    compute_bound: bool = False,
+    arm_seconds: float = 1.0,
+    slow_seconds: float = SLOW_SECONDS,
+) -> Row:
+    """compute_bound and arm_seconds matter on the GPU: see `gpu_timing.measure`; slow_seconds on the CPU."""
     sets = input_sets(case, device)
     if device.type == "cuda":
         from . import gpu_timing
 
         return gpu_timing.measure(case, sets, compute_bound, arm_seconds)
-    for fn in case.contenders.values():
-        for inputs in sets[:2]:
-            fn(*inputs)
-    samples: dict[str, list[float]] = {name: [] for name in case.contenders}
-    turns = {name: itertools.cycle(sets) for name in case.contenders}  # a round goes on where the last one ended
-    for _ in range(ROUNDS):
-        for name, fn in case.contenders.items():
-            time.sleep(SETTLE_SECONDS)
-            samples[name].append(_loop(fn, turns[name], min(len(sets), BATCH)))
+    arms = runnable(case, lambda fn: _Loop(fn, sets))
+    for turn in range(ROUNDS):
+        for arm in arms.values():
+            if turn < MIN_ROUNDS or arm.spent < slow_seconds:
+                time.sleep(SETTLE_SECONDS)
+                arm.round()
     in_cache = len(sets) * case.bytes < last_level_cache()
-    return Row(case, {name: Timing.of(s, "loop") for name, s in samples.items()}, in_cache=in_cache)
+    return Row(case.facts(), {name: Timing.of(arm.samples, "loop") for name, arm in arms.items()}, in_cache=in_cache)
+
+
+def runnable(case: Case, probe: Callable[[Contender], Probed]) -> dict[str, Probed]:
+    """What `probe` makes of every contender. A peer for which it raises is said and left out."""
+    probed = {}
+    for name, fn in case.contenders.items():
+        try:
+            probed[name] = probe(fn)
+        except Exception as error:  # whatever a peer raises
+            if name == "radix":
+                raise
+            said = str(error).partition("\n")[0]
+            print(f"no peer {name} for {case.op} {case.shape}: {type(error).__name__}: {said}")
+    return probed
+
+
+class _Loop:
+    """A contender on the CPU: rounds of calls over the sets in turn, each going on where the last one ended."""
+
+    def __init__(self, fn: Contender, sets: Sequence[Inputs]) -> None:
+        self._fn, self._turns = fn, itertools.cycle(sets)
+        self.samples: list[float] = []  # seconds a call of each round
+        self.spent = 0.0  # seconds, with the first calls
+        first = self._timed(1)
+        a_call = first if first > ROUND_SECONDS else self._timed(1)  # a first call starts threads and faults pages in
+        self._batch = max(1, min(len(sets), BATCH, int(ROUND_SECONDS / 4 / max(a_call, 1e-9))))
+
+    def round(self) -> None:
+        calls, elapsed = 0, 0.0
+        while elapsed < ROUND_SECONDS or not calls:
+            elapsed += self._timed(self._batch)
+            calls += self._batch
+        self.samples.append(elapsed / calls)
+
+    def _timed(self, calls: int) -> float:
+        inputs = list(itertools.islice(self._turns, calls))
+        start = time.perf_counter()
+        for each in inputs:
+            self._fn(*each)
+        elapsed = time.perf_counter() - start
+        self.spent += elapsed
+        return elapsed
 
 
 def last_level_cache() -> int:
@@ -101,18 +160,36 @@ def last_level_cache() -> int:
 
 
 def input_sets(case: Case, device: torch.device) -> list[Inputs]:
-    """Sets of inputs of ROTATED_BYTES together, as far as MAX_SETS allows."""
-    count = int(ROTATED_BYTES // max(case.bytes, 1)) + 1
+    """Sets of inputs of `case.rotated` bytes together, as far as MAX_SETS and the CPU's free memory allow."""
+    size = case.rotated
+    if device.type == "cpu" and size > ROTATED_BYTES:
+        size = min(size, max(ROTATED_BYTES, _available_memory() // 4))
+    count = int(size // max(case.bytes, 1)) + 1
     return [case.make_inputs() for _ in range(min(max(count, 2), MAX_SETS[device.type]))]
 
 
-def _loop(fn: Contender, turns: Iterator[Inputs], batch: int) -> float:
-    """Seconds a call over one round; the clock is read every `batch` calls."""
-    calls, start = 0, time.perf_counter()
-    while True:
-        for inputs in itertools.islice(turns, batch):
-            fn(*inputs)
-        calls += batch
-        elapsed = time.perf_counter() - start
-        if elapsed > ROUND_SECONDS:
-            return elapsed / calls
+def _available_memory() -> int:
+    """Bytes; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def randn(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """As torch.randn; on a CPU, where that takes a second for 100 million numbers, pieces of a pool of them."""
+    if device.type != "cpu":
+        return torch.randn(shape, device=device, dtype=dtype)
+    pool = _pool(dtype)
+    half = len(pool) // 2
+    out = torch.empty(shape, dtype=dtype)
+    for part in out.view(-1).split(half):
+        start = random.randrange(half)
+        part.copy_(pool[start : start + len(part)])
+    return out
+
+
+@cache
+def _pool(dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(1 << 24, dtype=dtype)

@@ -9,6 +9,9 @@ import torch
 
 from . import gpu_timing
 
+CPU_SIDE, GPU_SIDE = 1536, 8192  # of the square products
+SLOW_SIDE, SLOW_SECONDS = 384, 0.1
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,15 +26,17 @@ class Limits:
     def seconds(self, size: float, flops: float, dtype: torch.dtype, limit: str) -> tuple[float, float]:
         """The least time for the bytes, at the rate that `limit` names, and for the arithmetic."""
         rate = self.read_gbs if limit == "read" else self.copy_gbs
-        return size / rate / 1e9, flops / self.tflops.get(dtype, self.tflops[torch.float32]) / 1e12
+        # A CPU without instructions for a type multiplies it as float32 at best, whatever the library makes of it.
+        tflops = max(self.tflops.get(dtype, 0.0), self.tflops[torch.float32])
+        return size / rate / 1e9, flops / tflops / 1e12
 
 
 def measure_limits(device: torch.device) -> Limits:
     if device.type == "cpu":
         rate = _cpu_read_gbs()
-        return Limits(_cpu_name(), rate, rate, _matmul_tflops(device, 1536))
+        return Limits(_cpu_name(), rate, rate, _matmul_tflops(device))
     name = torch.cuda.get_device_name(device)
-    return Limits(name, _gpu_read_gbs(device), _gpu_copy_gbs(device), _matmul_tflops(device, 8192))
+    return Limits(name, _gpu_read_gbs(device), _gpu_copy_gbs(device), _matmul_tflops(device))
 
 
 def _best(run: object, seconds: float = 1.0) -> float:
@@ -71,9 +76,19 @@ def _gpu_copy_gbs(device: torch.device) -> float:
     return 2 * src.numel() * 4 / _best(run) / 1e9
 
 
-def _matmul_tflops(device: torch.device, n: int) -> dict[torch.dtype, float]:
+def _cpu_side(dtype: torch.dtype) -> int:
+    """CPU_SIDE; SLOW_SIDE where the library has no fast products of the type and would take half a minute for one."""
+    x = torch.ones(SLOW_SIDE, SLOW_SIDE, dtype=dtype)
+    torch.mm(x, x)
+    start = time.perf_counter()
+    torch.mm(x, x)
+    return SLOW_SIDE if time.perf_counter() - start > SLOW_SECONDS else CPU_SIDE
+
+
+def _matmul_tflops(device: torch.device) -> dict[torch.dtype, float]:
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
+        n = _cpu_side(dtype) if device.type == "cpu" else GPU_SIDE
         a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
 
         def run(a: torch.Tensor = a, b: torch.Tensor = b) -> None:
@@ -84,11 +99,12 @@ def _matmul_tflops(device: torch.device, n: int) -> dict[torch.dtype, float]:
         run()
         rates[dtype] = 2 * n**3 / _best(run) / 1e12
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
-        rates[torch.float8_e4m3fn] = _fp8_tflops(device, n)
+        rates[torch.float8_e4m3fn] = _fp8_tflops(device)
     return rates
 
 
-def _fp8_tflops(device: torch.device, n: int) -> float:
+def _fp8_tflops(device: torch.device) -> float:
+    n = GPU_SIDE
     a, b = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=device)
 

@@ -1,16 +1,19 @@
-"""Libraries that a family may compare with beyond torch: asked for with `--peers`, used where installed."""
+"""Libraries that a family may compare with on a GPU beyond torch: asked for with `--peers`, used where installed."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from .harness import Contender
 
 _enabled = False
 
 
 def enable() -> None:
-    """From now on `load` imports."""
+    """From now on `load` imports. Their ops take tensors of a GPU alone: for a run on the CPU leave it be."""
     global _enabled
     _enabled = True
 
@@ -33,3 +36,9 @@ def _imported(name: str) -> Any:
 def load(name: str) -> Any:
     """The module, or None: without `--peers`, or where it cannot be imported (said once)."""
     return _imported(name) if _enabled else None
+
+
+def planned(plan: Callable[[], Contender]) -> Contender:
+    """The contender that `plan` gives at the first call: what a library raises there costs it the row, not the run."""
+    plan = cache(plan)
+    return lambda *inputs: plan()(*inputs)

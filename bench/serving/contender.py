@@ -147,7 +147,7 @@ class Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                return json.loads(line)  # type: ignore[no-any-return]
+                return dict(json.loads(line))
         raise RuntimeError(f"ended with {self._process.wait()}")
 
     def close(self) -> None:

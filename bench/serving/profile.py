@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Profile:
     """Own seconds of every label on the engine's thread, and how often it was entered."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self._inside = [0.0]  # seconds spent in what each open label has called
         self._last_end: float | None = None
@@ -90,7 +90,8 @@ def main(argv: list[str]) -> None:
     from radix_kernels import _dispatch, _loader
 
     profile = Profile()
-    _loader.bind = _Timed(_loader.bind, profile)
+    bind: Any = _Timed(_loader.bind, profile)
+    _loader.bind = bind
     _dispatch._cache.clear()
     from radix_runtime import ops
 
@@ -132,6 +133,6 @@ def _print(title: str, profile: Profile) -> None:
     total = sum(profile.seconds.values())
     kernels = sum(s for label, s in profile.seconds.items() if label.startswith("kernel "))
     print(f"\n{title}: {steps} steps of {total / steps * 1e3:.2f} ms, {kernels / total:.1%} in kernels")
-    for label, seconds in profile.seconds.most_common():
+    for label, seconds in sorted(profile.seconds.items(), key=lambda item: -item[1]):
         calls = profile.calls[label] / steps if profile.calls[label] else 1
         print(f"  {label:36s}{seconds / steps * 1e6:10.1f} us {seconds / total:6.1%}  {calls:6.1f} calls")

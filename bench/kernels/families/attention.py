@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import radix_kernels as rk
 
-from ..harness import Case
+from ..harness import DECODE_BYTES, ROTATED_BYTES, Case, randn
 from .attention_decode import decode
 from .attention_prefill import prefill
 
@@ -36,8 +36,8 @@ def _attention_case(
     cu = torch.arange(0, (batch + 1) * new, new, dtype=torch.int32, device=device)
 
     def make() -> tuple[torch.Tensor, ...]:
-        q = torch.randn(batch * new, hq, d, device=device, dtype=dtype)
-        k, v = (torch.randn(pages, page, hkv, d, device=device, dtype=dtype) for _ in range(2))
+        q = randn(batch * new, hq, d, device=device, dtype=dtype)
+        k, v = (randn(pages, page, hkv, d, device=device, dtype=dtype) for _ in range(2))
         return q, k, v
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -55,4 +55,5 @@ def _attention_case(
         "flash_attn_with_kvcache", f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype,
         (kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, 4 * batch * hq * d * pairs,
         make, {"radix": ours, "torch sdpa": sdpa}, "read" if new == 1 else "copy",
+        DECODE_BYTES if new == 1 else ROTATED_BYTES,
     )  # fmt: skip

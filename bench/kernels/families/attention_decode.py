@@ -66,12 +66,16 @@ def _rows(
         )
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         last = torch.tensor([(n - 1) % page + 1 for n in lengths], dtype=torch.int32, device=device)
         starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
         used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
-        wrapper.plan(starts, used, last, hq, hkv, _D, page, q_data_type=dtype, kv_data_type=kv_dtype)
-        contenders["flashinfer"] = lambda q, k, v: wrapper.run(q, (k, v))
+
+        def plan() -> Contender:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+            wrapper.plan(starts, used, last, hq, hkv, _D, page, q_data_type=dtype, kv_data_type=kv_dtype)
+            return lambda q, k, v: wrapper.run(q, (k, v))
+
+        contenders["flashinfer"] = peers.planned(plan)
     tokens = sum(lengths)
     size = 2 * tokens * hkv * _D * kv_dtype.itemsize + 2 * batch * hq * _D * dtype.itemsize
     return Case(

@@ -73,13 +73,17 @@ def _prompts(
         )  # fmt: skip
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
-        wrapper.plan(
-            cu, cu, hq, hkv, d, head_dim_vo=_D, causal=True, q_data_type=kv_dtype, kv_data_type=kv_dtype,
-            o_data_type=dtype,
-        )  # fmt: skip
         scales = [torch.ones(heads, device=device) for heads in (hq, hkv, hkv)] if fp8 else []
-        contenders["flashinfer fa3"] = lambda q, k, v: wrapper.run(q, k, v, *scales)
+
+        def plan() -> Contender:
+            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
+            wrapper.plan(
+                cu, cu, hq, hkv, d, head_dim_vo=_D, causal=True, q_data_type=kv_dtype, kv_data_type=kv_dtype,
+                o_data_type=dtype,
+            )  # fmt: skip
+            return lambda q, k, v: wrapper.run(q, k, v, *scales)
+
+        contenders["flashinfer fa3"] = peers.planned(plan)
     size = tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
     return Case(
         "flash_attn_varlen", f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
@@ -109,13 +113,17 @@ def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cach
         )
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
         last = torch.full((batch,), (length - 1) % page + 1, dtype=torch.int32, device=device)
-        wrapper.plan(
-            cu, _offsets(device, batch, width), table.flatten(), last, _HQ, _HKV, _D, page,
-            causal=True, q_data_type=dtype, kv_data_type=dtype,
-        )  # fmt: skip
-        contenders["flashinfer fa3"] = lambda q, k, v: wrapper.run(q, (k, v))
+
+        def plan() -> Contender:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
+            wrapper.plan(
+                cu, _offsets(device, batch, width), table.flatten(), last, _HQ, _HKV, _D, page,
+                causal=True, q_data_type=dtype, kv_data_type=dtype,
+            )  # fmt: skip
+            return lambda q, k, v: wrapper.run(q, (k, v))
+
+        contenders["flashinfer fa3"] = peers.planned(plan)
     size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
     return Case(
         "flash_attn_with_kvcache", f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype, size,

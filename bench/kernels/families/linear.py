@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 import radix_kernels as rk
 
-from ..harness import Case
+from ..harness import ROTATED_BYTES, Case, randn
 
 TOKENS = {"cpu": (1, 8, 32, 512), "cuda": (1, 64, 4096)}
 # qkv, down, gate and up, o of Qwen3-0.6B.
@@ -21,43 +24,53 @@ QUANTIZED = {
     "w8a8": (0, 1.0), "int8": (0, 1.0), "w4a8": (64, 0.5 + 2 / 64), "int4": (64, 0.5 + 2 / 64),
 }  # fmt: skip
 
+T = TypeVar("T")
+
 
 def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    kinds = (None, *QUANTIZED) if device.type == "cpu" else (None,)
     for n, k in SHAPES:
-        source = torch.randn(n, k, device=device, dtype=dtype) / k**0.5
+        weight = _Weight(device, dtype, n, k)
         for m in TOKENS[device.type]:
-
-            def make(
-                m: int = m, k: int = k, source: torch.Tensor = source, kind: str | None = None
-            ) -> tuple[object, ...]:
-                weight = source.clone()
-                x = torch.randn(m, k, device=device, dtype=dtype)
-                group = None if kind is None else QUANTIZED[kind][0]
-                return x, weight, rk.pack_weight(weight, kind=kind, group=group)
-
-            yield _case("linear", f"{m}x{n}x{k}", dtype, n * k * dtype.itemsize, m, n, k, make)
-            if device.type != "cpu":
-                continue
-            for kind, (_, size) in QUANTIZED.items():
-
-                def quantized(kind: str = kind, make: object = make) -> tuple[object, ...]:
-                    return make(kind=kind)  # type: ignore[operator, no-any-return]
-
-                yield _case(f"linear {kind}", f"{m}x{n}x{k}", dtype, n * k * size, m, n, k, quantized)
+            for kind in kinds:
+                yield _case(weight, m, kind)
     if device.type == "cpu":
         for m in DRAWS:
-            yield from (_greedy_case(dtype, m, kind) for kind in (None, "w8a8"))
+            yield from (_greedy_case(device, dtype, m, kind) for kind in (None, "w8a8"))
 
 
-def _greedy_case(dtype: torch.dtype, m: int, kind: str | None) -> Case:
+class _Weight:
+    """A weight [n, k]. `dense` and `packed` hand out copies in turn, which all rows share: together they are larger
+    than the caches, and they are made and packed once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, n: int, k: int) -> None:
+        self.device, self.dtype, self.n, self.k = device, dtype, n, k
+        self._source = randn(n, k, device=device, dtype=dtype) / k**0.5
+        self.dense = _in_turn(self._source.clone, self._source.nbytes)
+        self._packed: dict[str | None, Iterator[rk.PackedWeight]] = {}
+
+    def packed(self, kind: str | None) -> rk.PackedWeight:
+        if kind not in self._packed:
+            weight = rk.pack_weight(self._source, kind=kind, group=None if kind is None else QUANTIZED[kind][0])
+            self._packed[kind] = _in_turn(lambda: replace(weight, data=weight.data.clone()), weight.nbytes)
+        return next(self._packed[kind])
+
+
+def _in_turn(copy: Callable[[], T], size: int) -> Iterator[T]:
+    """Endless, of as many copies of `size` bytes as are rotated."""
+    return itertools.cycle(copy() for _ in range(max(ROTATED_BYTES // size + 1, 2)))
+
+
+def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | None) -> Case:
     """The greedy draw from the vocabulary beside the product that writes its logits and the draw from those."""
     n, k = VOCABULARY
     size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
 
     def make() -> tuple[object, ...]:
-        weight = rk.pack_weight(torch.randn(n, k, dtype=dtype) / k**0.5, kind=kind)
+        weight = rk.pack_weight(randn(n, k, device=device, dtype=dtype) / k**0.5, kind=kind)
         zeros, position = torch.zeros(m), torch.zeros(m, dtype=torch.int64)
-        return torch.randn(m, k, dtype=dtype), weight, (zeros, zeros.int() - 1, zeros + 1, zeros, position, position)
+        settings = zeros, zeros.int() - 1, zeros + 1, zeros, position, position
+        return randn(m, k, device=device, dtype=dtype), weight, settings
 
     def separate(x: torch.Tensor, weight: rk.PackedWeight, settings: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return rk.top_k_top_p_sampling(rk.linear(x, weight, out_dtype=torch.float32), *settings)
@@ -69,10 +82,16 @@ def _greedy_case(dtype: torch.dtype, m: int, kind: str | None) -> Case:
     )  # fmt: skip
 
 
-def _case(op: str, shape: str, dtype: torch.dtype, weight_bytes: float, m: int, n: int, k: int, make: object) -> Case:
+def _case(weight: _Weight, m: int, kind: str | None) -> Case:
+    n, k, dtype = weight.n, weight.k, weight.dtype
+    size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
+
+    def make() -> tuple[object, ...]:
+        return randn(m, k, device=weight.device, dtype=dtype), next(weight.dense), weight.packed(kind)
+
     return Case(
-        op, shape, dtype, weight_bytes + m * (n + k) * dtype.itemsize,
-        2 * m * n * k, make,  # type: ignore[arg-type]
+        f"linear {kind or ''}".strip(), f"{m}x{n}x{k}", dtype, n * k * size + m * (n + k) * dtype.itemsize,
+        2 * m * n * k, make,
         {
             "radix": lambda x, w, p: rk.linear(x, p),
             "torch": lambda x, w, p: F.linear(x, w),

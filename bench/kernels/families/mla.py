@@ -10,7 +10,7 @@ import torch
 import radix_kernels as rk
 
 from .. import peers
-from ..harness import Case, Contender
+from ..harness import DECODE_BYTES, ROTATED_BYTES, Case, Contender, randn
 from .attention_decode import WORKSPACE, page_table
 
 _LATENT, _ROPE, _NOPE = 512, 64, 128
@@ -49,8 +49,8 @@ def _decode(
     cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
 
     def make() -> tuple[torch.Tensor, ...]:
-        q = torch.randn(batch, heads, _LATENT + _ROPE, device=device, dtype=dtype)
-        kv = torch.randn(pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
+        q = randn(batch, heads, _LATENT + _ROPE, device=device, dtype=dtype)
+        kv = randn(pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
         if fp8:
             kv = rk.reference.pack_mla_tokens(kv[..., :_LATENT], kv[..., _LATENT:])
         # FlashMLA takes q in one piece, the others in two.
@@ -62,17 +62,25 @@ def _decode(
         )
     }
     if (flash := peers.load("vllm.v1.attention.ops.flashmla")) and page == 64 and not fp8:
-        metadata, splits = flash.get_mla_metadata(lens, heads, 1)
-        contenders["FlashMLA"] = lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
-            joined, kv[:, :, None], table, lens, _LATENT, metadata, splits, softmax_scale=_SCALE
-        )
+
+        def flash_mla() -> Contender:
+            metadata, splits = flash.get_mla_metadata(lens, heads, 1)
+            return lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
+                joined, kv[:, :, None], table, lens, _LATENT, metadata, splits, softmax_scale=_SCALE
+            )
+
+        contenders["FlashMLA"] = peers.planned(flash_mla)
     if (flashinfer := peers.load("flashinfer")) and not fp8:
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
         starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
         used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
-        wrapper.plan(cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype)
-        contenders["flashinfer fa3"] = lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
+
+        def paged() -> Contender:
+            wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
+            wrapper.plan(cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype)
+            return lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
+
+        contenders["flashinfer fa3"] = peers.planned(paged)
     per_query, tokens = 2 * _LATENT + _ROPE, sum(lengths)
     token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
     return Case(
@@ -80,6 +88,7 @@ def _decode(
         f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}", dtype,
         tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
         2 * tokens * heads * per_query, make, contenders, "read",
+        DECODE_BYTES if device.type == "cpu" else ROTATED_BYTES,
     )  # fmt: skip
 
 
@@ -89,8 +98,8 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
     width, kind = (656, torch.uint8) if fp8 else (_LATENT + _ROPE, dtype)
 
     def make() -> tuple[torch.Tensor, ...]:
-        latent = torch.randn(tokens, _LATENT, device=device, dtype=dtype)
-        rope = torch.randn(tokens, _ROPE, device=device, dtype=dtype)
+        latent = randn(tokens, _LATENT, device=device, dtype=dtype)
+        rope = randn(tokens, _ROPE, device=device, dtype=dtype)
         return latent, rope, torch.zeros(pages, page, width, device=device, dtype=kind)
 
     contenders: dict[str, Contender] = {"radix": lambda x, r, cache: rk.store_mla_kv(x, r, cache, slots)}
@@ -106,9 +115,9 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
 
 def _concat(device: torch.device, dtype: torch.dtype, tokens: int, heads: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        nope = torch.randn(tokens, heads, _NOPE, device=device, dtype=dtype)
-        rope = torch.randn(tokens, 1, _ROPE, device=device, dtype=dtype)
-        return torch.empty(tokens, heads, _NOPE + _ROPE, device=device, dtype=dtype), nope, rope
+        nope = randn(tokens, heads, _NOPE, device=device, dtype=dtype)
+        rope = randn(tokens, 1, _ROPE, device=device, dtype=dtype)
+        return torch.zeros(tokens, heads, _NOPE + _ROPE, device=device, dtype=dtype), nope, rope
 
     def joined(k: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
         torch.cat((nope, rope.expand(-1, heads, -1)), -1, out=k)

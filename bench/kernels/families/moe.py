@@ -12,12 +12,13 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from .. import peers
-from ..harness import Case, Contender
+from ..harness import Case, Contender, randn
 from .moe_peers import fp8_experts
 
 # (experts, topk, hidden, inter): Qwen3-30B-A3B, Mixtral-8x7B.
 MODELS = ((128, 8, 2048, 768), (8, 2, 4096, 14336))
 TOKENS = (1, 16, 64, 512, 4096)
+BLOCK = 16  # rows that the products of an expert take at a time
 
 
 def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -59,9 +60,9 @@ class _Layer:
 
 def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int, topk: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        logits = torch.randn(tokens, experts, device=device, dtype=dtype)
-        weights = torch.empty(tokens, topk, device=device)
-        return logits, weights, torch.empty(tokens, topk, dtype=torch.int32, device=device)
+        logits = randn(tokens, experts, device=device, dtype=dtype)
+        weights = torch.zeros(tokens, topk, device=device)
+        return logits, weights, torch.zeros(tokens, topk, dtype=torch.int32, device=device)
 
     def plain(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best, chosen = x.float().softmax(1).topk(topk, 1)
@@ -79,13 +80,29 @@ def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int
 
 
 def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
+    pairs = tokens * topk
+
     def make() -> tuple[torch.Tensor]:
         return (torch.randint(0, experts, (tokens, topk), dtype=torch.int32, device=device),)
 
-    contenders: dict[str, Contender] = {"radix": lambda ids: rk.moe_align_block_size(ids, experts, 16)}
+    def plain(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flat = ids.flatten().long()
+        of, order = flat.sort(stable=True)
+        counts = torch.zeros(experts, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
+        padded = (counts + BLOCK - 1) // BLOCK * BLOCK
+        ends = padded.cumsum(0)
+        shift = ends - padded - counts.cumsum(0) + counts  # of an expert's rows, by the padding in front of them
+        rows = torch.full((pairs + experts * (BLOCK - 1),), pairs, device=device)
+        rows[torch.arange(pairs, device=device) + shift[of]] = order
+        owners = torch.searchsorted(ends, torch.arange(0, len(rows), BLOCK, device=device), right=True)
+        return rows.int(), owners.int(), ends[-1:].int()
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda ids: rk.moe_align_block_size(ids, experts, BLOCK),
+        "torch": plain,
+    }
     if vllm := peers.load("vllm.model_executor.layers.fused_moe.moe_align_block_size"):
-        contenders["vllm"] = lambda ids: vllm.moe_align_block_size(ids, 16, experts)
-    pairs = tokens * topk
+        contenders["vllm"] = lambda ids: vllm.moe_align_block_size(ids, BLOCK, experts)
     return Case("moe_align_block_size", f"{tokens}xE{experts} k{topk}", torch.int32, 8 * pairs, pairs, make, contenders)
 
 

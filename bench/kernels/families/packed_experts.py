@@ -9,18 +9,18 @@ import torch.nn.functional as F
 
 import radix_kernels as rk
 
-from ..harness import Case
+from ..harness import Case, randn
 
 EXPERTS, TOPK, HIDDEN, INTER = 128, 8, 2048, 768
 TOKENS = (1, 4, 32, 256)
-KINDS = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {"group": 64}}
+KINDS: dict[str, dict[str, int]] = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {"group": 64}}
 
 
 def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     if device.type != "cpu":
         return
     shapes = (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
-    w1, w2 = (torch.randn(s, dtype=dtype) * s[2] ** -0.5 for s in shapes)
+    w1, w2 = (randn(*s, device=device, dtype=dtype) * s[2] ** -0.5 for s in shapes)
     for kind, options in KINDS.items():
         experts = rk.pack_experts(w1, w2, kind, **options)
         for tokens in TOKENS:
@@ -30,7 +30,7 @@ def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 def _case(kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tensor, tokens: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
         ids = torch.stack([torch.randperm(EXPERTS)[:TOPK] for _ in range(tokens)]).int()
-        return torch.randn(tokens, HIDDEN, dtype=w1.dtype), torch.rand(tokens, TOPK), ids
+        return randn(tokens, HIDDEN, device=w1.device, dtype=w1.dtype), torch.rand(tokens, TOPK), ids
 
     def by_torch(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(x)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import radix_kernels as rk
 
 from .. import peers
-from ..harness import ROTATED_BYTES, Case, Contender
+from ..harness import ROTATED_BYTES, Case, Contender, randn
 
 # (tokens, hidden) of the norms, (tokens, intermediate) of the activations
 NORMS = {
@@ -33,6 +33,8 @@ def pointwise(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for tokens, hidden in NORMS[device.type]:
         yield _rmsnorm(device, dtype, tokens, hidden)
         yield _fused_add_rmsnorm(device, dtype, tokens, hidden)
+        if device.type == "cpu":  # on a GPU torch's operations run it
+            yield _layernorm(device, dtype, tokens, hidden)
     for tokens, inter in ACTIVATIONS[device.type]:
         yield _silu_and_mul(device, dtype, tokens, inter)
     for model, (heads, kv_heads, norm) in HEADS.items():
@@ -46,8 +48,8 @@ def _rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int)
     weight = torch.randn(hidden, device=device, dtype=dtype)
 
     def make() -> tuple[torch.Tensor, ...]:
-        x = torch.randn(tokens, hidden, device=device, dtype=dtype)
-        return x, torch.empty_like(x)
+        x = randn(tokens, hidden, device=device, dtype=dtype)
+        return x, torch.zeros_like(x)
 
     contenders: dict[str, Contender] = {
         "radix": lambda x, out: rk.rmsnorm(x, weight, 1e-6, out=out),
@@ -65,7 +67,7 @@ def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hi
     weight = torch.randn(hidden, device=device, dtype=dtype)
 
     def make() -> tuple[torch.Tensor, ...]:
-        return tuple(torch.randn(tokens, hidden, device=device, dtype=dtype) for _ in range(2))
+        return tuple(randn(tokens, hidden, device=device, dtype=dtype) for _ in range(2))
 
     def eager(x: torch.Tensor, residual: torch.Tensor) -> None:
         residual.add_(x)
@@ -83,10 +85,25 @@ def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hi
     return Case("fused_add_rmsnorm", f"{tokens}x{hidden}", dtype, 4 * size, 5 * tokens * hidden, make, contenders)
 
 
+def _layernorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
+    weight, bias = (torch.randn(hidden, device=device, dtype=dtype) for _ in range(2))
+
+    def make() -> tuple[torch.Tensor, ...]:
+        x = randn(tokens, hidden, device=device, dtype=dtype)
+        return x, torch.zeros_like(x)
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda x, out: rk.layernorm(x, weight, bias, 1e-5, out=out),
+        "torch": lambda x, out: F.layer_norm(x, (hidden,), weight, bias, 1e-5),
+    }
+    size = tokens * hidden * dtype.itemsize
+    return Case("layernorm", f"{tokens}x{hidden}", dtype, 2 * size, 8 * tokens * hidden, make, contenders)
+
+
 def _silu_and_mul(device: torch.device, dtype: torch.dtype, tokens: int, inter: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        x = torch.randn(tokens, 2 * inter, device=device, dtype=dtype)
-        return x, torch.empty(tokens, inter, device=device, dtype=dtype)
+        x = randn(tokens, 2 * inter, device=device, dtype=dtype)
+        return x, torch.zeros(tokens, inter, device=device, dtype=dtype)
 
     def eager(x: torch.Tensor, out: torch.Tensor) -> None:
         gate, up = x.chunk(2, dim=-1)
@@ -113,7 +130,7 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
 
     def make() -> tuple[torch.Tensor, ...]:
         positions = torch.randint(0, 8192, (tokens,), device=device)
-        q, k = (torch.randn(tokens, h, HEAD_DIM, device=device, dtype=dtype) for h in (heads, kv_heads))
+        q, k = (randn(tokens, h, HEAD_DIM, device=device, dtype=dtype) for h in (heads, kv_heads))
         return positions, q, k
 
     contenders: dict[str, Contender] = {
@@ -121,8 +138,7 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
         "torch": lambda positions, q, k: _rotate(q, k, table[positions]),
     }
     if flashinfer := peers.load("flashinfer"):
-        inplace = flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
-        contenders["flashinfer"] = lambda positions, q, k: inplace(
+        contenders["flashinfer"] = lambda positions, q, k: flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(
             positions, q.flatten(1), k.flatten(1), HEAD_DIM, table
         )
     if peers.load("vllm._custom_ops"):
@@ -151,7 +167,7 @@ def _between(
     k_cache, v_cache = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
 
     def make() -> tuple[torch.Tensor, ...]:
-        qkv = torch.randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
+        qkv = randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
         slots = free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
         return *qkv.split([heads, kv_heads, kv_heads], 1), torch.randint(0, 8192, (tokens,), device=device), slots
 

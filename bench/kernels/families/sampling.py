@@ -10,7 +10,7 @@ import torch
 import radix_kernels as rk
 
 from .. import peers
-from ..harness import Case, Contender
+from ..harness import Case, Contender, randn
 
 VOCAB = 151936
 # name -> temperature, top-k, top-p
@@ -71,7 +71,7 @@ def _case(
         torch.float32,
         4.0 * batch * VOCAB,
         3.0 * batch * VOCAB,
-        lambda: (torch.randn(batch, VOCAB, device=device) * spread,),
+        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32) * spread,),
         contenders,
         limit="read",
     )
@@ -116,7 +116,7 @@ def _greedy_logprobs_case(device: torch.device, batch: int) -> Case:
         torch.float32,
         4.0 * batch * VOCAB,
         3.0 * batch * VOCAB,
-        lambda: (torch.randn(batch, VOCAB, device=device),),
+        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
         {"radix": ours, "torch": eager, "radix greedy": greedy},
         limit="read",
     )
@@ -135,7 +135,7 @@ def _logprobs_case(device: torch.device, batch: int) -> Case:
         torch.float32,
         4.0 * batch * VOCAB,
         3.0 * batch * VOCAB,
-        lambda: (torch.randn(batch, VOCAB, device=device),),
+        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
         {"radix": lambda logits: rk.token_logprobs(logits, ids, 5), "torch": eager},
         limit="read",
     )
