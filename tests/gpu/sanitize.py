@@ -37,8 +37,15 @@ def compare(name: str, got: torch.Tensor, expected: torch.Tensor, allowed: float
         raise SystemExit(f"{name}: error {error:.3g}, allowed {allowed:g}")
 
 
-def paged(name: str, rows: list, hint: int, allowed: float, fp8: str = "", **sizes) -> None:
-    case = make_case(rows, torch.Generator().manual_seed(0), dtype=HALF, **sizes)
+def paged(
+    name: str, rows: list, hint: int, allowed: float, fp8: str = "", dtype: torch.dtype = HALF,
+    options: dict | None = None, **sizes,
+) -> None:  # fmt: skip
+    rng = torch.Generator().manual_seed(0)
+    case = make_case(rows, rng, dtype=dtype, **sizes)
+    options = dict(options or {})
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
     scales = {}
     if fp8:
         case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
@@ -46,11 +53,21 @@ def paged(name: str, rows: list, hint: int, allowed: float, fp8: str = "", **siz
     if fp8 == "all":
         case.q = case.q.to(FP8)
         scales["q_scale"] = torch.tensor([0.75])
-    expected = rk.reference.flash_attn_with_kvcache(*case.args, **scales)
+    options |= scales
+    expected = rk.reference.flash_attn_with_kvcache(*case.args, **options)
     got = rk.flash_attn_with_kvcache(
-        *map(on_gpu, case.args), **{k: v.cuda() for k, v in scales.items()}, max_seqlen_q=hint
+        *map(on_gpu, case.args), **{k: on_gpu(v) for k, v in options.items()}, max_seqlen_q=hint
     )
     compare(name, got, expected, allowed)
+
+
+# What the kernels have branches of their own for.
+OPTIONS = {
+    "a window": {"window_size": (100, 0)},
+    "a cap": {"softcap": 5.0},
+    "sinks": {"sinks": True},
+    "all keys": {"causal": False},
+}
 
 
 def prefill() -> None:
@@ -62,6 +79,19 @@ def prefill() -> None:
     paged("prefill of 256", rows, hint, 5e-3, heads=(2, 2), dim=256)
     paged("prefill in FP8, a pair of blocks", rows, hint, 4e-2, "all", heads=(4, 2), dim=128)
     paged("prefill in FP8, one block", rows, 30, 4e-2, "all", heads=(4, 2), dim=128, page_size=4)
+    paged("prefill of 64 in FP8", rows, hint, 4e-2, "all", heads=(4, 2), dim=64)
+    paged("prefill of 192", rows, hint, 5e-3, heads=(2, 2), dim=192)
+    for dim, v_dim in ((64, 64), (192, 128), (192, 192), (256, 256)):
+        name = f"prefill of {dim} and {v_dim}, gathered"
+        paged(name, rows, 30, 5e-3, heads=(2, 2), dim=dim, v_dim=v_dim, page_size=4)
+    for name, options in OPTIONS.items():
+        paged(f"prefill with {name}", rows, hint, 5e-3, options=options, heads=(4, 2), dim=128)
+        paged(f"prefill in FP8 with {name}", rows, hint, 4e-2, "all", options=options, heads=(4, 2), dim=128)
+    for dim, page in ((64, 16), (128, 16), (128, 4), (256, 16)):
+        sizes = {"heads": (4, 2), "dim": dim, "page_size": page}
+        paged(f"prefill of {dim} in float16", rows, hint, 1e-3, dtype=torch.float16, **sizes)
+    for dim in (64, 128):  # a block has one tile after the other
+        paged(f"prefill of {dim}, many heads", rows, hint, 5e-3, heads=(80, 80), dim=dim)
 
 
 def decode() -> None:
@@ -71,31 +101,132 @@ def decode() -> None:
     paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
     paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)
     paged("decode of an FP8 cache", rows, 1, 5e-3, "cache", heads=(8, 2), dim=128)
+    for dim, dtype in ((64, HALF), (256, HALF), (64, torch.float16), (128, torch.float16), (256, torch.float16)):
+        for queries in (1, 9):  # one tile of rows, and two
+            name = f"decode of {queries} tokens, an FP8 cache of {dim}, {dtype}"
+            paged(name, [(queries, 700), (queries, 40)], queries, 5e-3, "cache", dtype, heads=(8, 2), dim=dim)
+    for dim in (64, 128, 256):
+        paged(f"decode of {dim} in float16", rows, 1, 1e-3, dtype=torch.float16, heads=(8, 2), dim=dim)
+    for name, options in OPTIONS.items():
+        for fp8 in ("", "cache"):
+            kind = " of an FP8 cache" if fp8 else ""
+            paged(f"decode{kind} with {name}", rows, 1, 5e-3, fp8, options=options, heads=(8, 2), dim=128)
     for dim in (128, 256):  # so many KV heads that a block has several chunks, one after the other
         paged(f"decode of {dim} in long runs", [(1, 513)] * 3 + [(1, 2000)], 1, 5e-3, heads=(264, 66), dim=dim)
 
 
 def mla() -> None:
-    """Few heads and many, parts of rows joined by one group of threads and by all, pages by boxes and by tokens."""
+    """Few heads and many, rows of one length, parts joined by one group of threads and by all, boxes and tokens."""
     for heads, page, lens, fp8 in (
         (16, 64, (300, 17), False), (128, 64, (300, 17), False), (16, 64, (2200, 17), False),
-        (128, 64, (2200, 17), False), (80, 1, (530, 17), False), (16, 64, (300, 17), True),
-        (128, 64, (300, 17), True), (128, 64, (2200, 17), True), (80, 1, (530, 17), True),
+        (128, 64, (2200, 17), False), (80, 1, (530, 17), False), (16, 1, (530, 17), False),
+        (16, 64, (600, 600), False), (64, 64, (600, 600), False), (64, 64, (600, 600), True),
+        (16, 64, (300, 17), True), (128, 64, (300, 17), True), (128, 64, (2200, 17), True), (80, 1, (530, 17), True),
     ):  # fmt: skip
-        rng = torch.Generator().manual_seed(0)
-        q, rope = (torch.randn(2, heads, d, generator=rng).to(HALF) for d in (512, 64))
-        needed = [-(-n // page) for n in lens]
-        cache = torch.randn(sum(needed) + 2, page, 576, generator=rng).to(HALF)
-        if fp8:
-            cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
-        free = torch.randperm(len(cache), generator=rng).to(torch.int32)
-        table = torch.stack((free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]]))
-        counts = (torch.tensor(x, dtype=torch.int32) for x in (lens, (0, 1, 2)))
-        args = (q, rope, cache, table, *counts)
-        expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
-        got = rk.mla_decode(*map(on_gpu, args), softmax_scale=192**-0.5, max_seqlen_q=1)
-        name = f"mla_decode, {heads} heads, {lens} tokens in pages of {page}{' in FP8' if fp8 else ''}"
-        compare(name, got, expected, 1e-2 if fp8 else 5e-3)
+        mla_rows(heads, page, lens, fp8)
+    for heads in (16, 20):  # one tile of rows, and two
+        for fp8, dtype in ((False, HALF), (True, HALF), (False, torch.float16)):
+            mla_rows(heads, 64, (1100, 17), fp8, dtype, batch_invariant=True)
+            mla_rows(heads, 1, (530, 17), fp8, dtype, batch_invariant=True)
+    for heads in (16, 64, 128):
+        mla_rows(heads, 64, (2200, 17), False, torch.float16)
+
+
+def mla_rows(heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options) -> None:
+    rng = torch.Generator().manual_seed(0)
+    q, rope = (torch.randn(2, heads, d, generator=rng).to(dtype) for d in (512, 64))
+    needed = [-(-n // page) for n in lens]
+    cache = torch.randn(sum(needed) + 2, page, 576, generator=rng).to(dtype)
+    if fp8:
+        cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
+    free = torch.randperm(len(cache), generator=rng).to(torch.int32)
+    table = torch.stack((free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]]))
+    counts = (torch.tensor(x, dtype=torch.int32) for x in (lens, (0, 1, 2)))
+    args = (q, rope, cache, table, *counts)
+    expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
+    got = rk.mla_decode(*map(on_gpu, args), softmax_scale=192**-0.5, max_seqlen_q=1, **options)
+    kind = " in FP8" if fp8 else "" if dtype == HALF else " in float16"
+    kind += ", batch_invariant" if options else ""
+    name = f"mla_decode, {heads} heads, {lens} tokens in pages of {page}{kind}"
+    compare(name, got, expected, 1e-2 if fp8 else 5e-3)
+
+
+def stores() -> None:
+    """Latent tokens in words of 16 bytes and of 2, and in FP8; full keys; two partial attentions."""
+    rng = torch.Generator().manual_seed(0)
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng).to(HALF)
+
+    slots = torch.randperm(80, generator=rng)[:70]
+    slots[3] = -1
+    for latent, rope, width in ((512, 64, 576), (24, 10, 34), (512, 64, 656)):
+        tokens = half(70, latent), half(70, rope)
+        cache = torch.zeros(5, 16, width, dtype=torch.uint8 if width == 656 else HALF)
+        there = cache.cuda()
+        rk.store_mla_kv(*map(on_gpu, tokens), there, slots.cuda())
+        rk.reference.store_mla_kv(*tokens, cache, slots)
+        compare(f"store_mla_kv, {latent} and {rope}, {cache.dtype}", there, cache, 0)
+    for nope, rope in ((128, 64), (20, 6)):
+        k, parts = torch.zeros(70, 5, nope + rope, dtype=HALF), (half(70, 5, nope), half(70, 1, rope))
+        there = k.cuda()
+        rk.concat_mla_k(there, *map(on_gpu, parts))
+        compare(f"concat_mla_k, {nope} and {rope}", there, torch.cat((parts[0], parts[1].expand(-1, 5, -1)), -1), 0)
+    for dtype in (HALF, torch.float16, torch.float32):
+        for dim in (128, 20):
+            a, b = (torch.randn(70, 5, dim, generator=rng).to(dtype) for _ in range(2))
+            lses = [torch.randn(70, 5, generator=rng) for _ in range(2)]
+            lses[0][3] = -torch.inf
+            args = (a, lses[0], b, lses[1])
+            expected = rk.reference.merge_state(*args)
+            for place in ({}, {"out": 0, "lse": 1}):  # the second into side a's
+                there = [on_gpu(x) for x in args]
+                got = rk.merge_state(*there, **{name: there[i] for name, i in place.items()})
+                for x, y, allowed in zip(got, expected, (5e-3, 1e-5), strict=True):
+                    compare(f"merge_state of {dim}, {dtype}", x, y, allowed)
+
+
+def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype = HALF) -> None:
+    """Scales of rows, with sums kept in the tensor cores too, and of blocks."""
+    x, w = (torch.randn(rows, k, generator=rng).to(FP8) for rows in (m, n))
+    row, column = torch.rand(m, 1, generator=rng) + 0.5, torch.rand(n, 1, generator=rng) + 0.5
+    there, expected = (x.cuda(), w.cuda().T), (x.double() * row) @ (w.double() * column).T
+    for fast in (False, True):
+        got = rk.fp8_scaled_mm(*there, row.cuda(), column.cuda(), dtype, fast_accum=fast)
+        compare(f"fp8_scaled_mm, {m} x {n} x {k}, fast_accum={fast}, {dtype}", got, expected, 1e-2)
+    if n % 128:
+        return
+    blocks = torch.rand(m, k // 128, generator=rng) + 0.5, torch.rand(n // 128, k // 128, generator=rng) + 0.5
+    got = rk.fp8_blockwise_scaled_mm(*there, blocks[0].cuda(), blocks[1].cuda().T, dtype)
+    wide = x.double() * blocks[0].double().repeat_interleave(128, 1)
+    wide_w = w.double() * blocks[1].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    compare(f"fp8_blockwise_scaled_mm, {m} x {n} x {k}, {dtype}", got, wide @ wide_w.T, 6e-3)
+
+
+def refill() -> None:
+    """Products whose stages are filled more than once, most with a second tile for a block or a cluster of 132
+    multiprocessors, begun before the first has left. racecheck may report a refill that is none: it does not follow an
+    arrival of one lane for its warp."""
+    rng = torch.Generator().manual_seed(0)
+    for m, n, k in (
+        (2250, 3456, 512),  # tiles of 256 tokens (fast_accum: 256 columns), two for a cluster
+        (300, 12672, 768),  # of 128, likewise
+        (100, 512, 4096), (17, 272, 8192),  # pairs and fours of blocks share k
+        (17, 21120, 768), (64, 34048, 640),  # few tokens
+    ):  # fmt: skip
+        fp8_product(m, n, k, rng)
+    fp8_product(2250, 3472, 512, rng, torch.float16)  # a weight that ends within a tile
+    for dtype in (HALF, torch.float16):
+        for m, n, k in ((2250, 3456, 320), (17, 21120, 384), (64, 34048, 320)):
+            x, w, residual = (torch.randn(shape, generator=rng).to(dtype) for shape in ((m, k), (n, k), (m, n)))
+            expected = x.double() @ w.double().T + residual.double()
+            got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
+            compare(f"linear with a residual, {m} x {n} x {k}, {dtype}", got, expected, 5e-3)
+    for dtype in (HALF, FP8):
+        grouped_rows([1300, 0, 1300], 1536, 768, dtype)
+    for scales, quantized in (("", False), ("block", False), ("block", True)):
+        for shape in ((600, 8, 2, 512, 2304), (1300, 2, 1, 1024, 1152)):
+            expert_rows(shape, scales, quantized, HALF)
 
 
 def gemm() -> None:
@@ -113,6 +244,8 @@ def gemm() -> None:
         expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
         got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
         compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
+    fp8_product(2200, 1280, 256, rng)  # tiles of 256 tokens, one for a cluster, no stage filled twice
+    fp8_product(200, 272, 512, rng, torch.float16)
     for tokens in (17, 200, 300):
         x, w = (torch.randn(n, 512, generator=rng).to(HALF) for n in (tokens, 272))
         residual = torch.randn(tokens, 272, generator=rng).to(HALF)
@@ -125,23 +258,26 @@ def gemm() -> None:
 
 def grouped() -> None:
     """Small groups and large ones, which have kernels of their own in FP8; one group without rows."""
-    rng = torch.Generator().manual_seed(0)
     for counts in ([5, 0, 40], [600, 0, 129]):
-        rows = [-(-n // 128) * 128 for n in counts]
-        indices = torch.cat([torch.arange(r).ge(n).int().neg() for n, r in zip(counts, rows, strict=True)])
-        indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(rows))
-        for fp8 in (False, True):
-            x, w = torch.randn(sum(rows), 256, generator=rng), torch.randn(3, 208, 256, generator=rng)
-            scales = {}
-            if fp8:
-                scales["x_scale"] = torch.rand(sum(rows), 2, generator=rng) + 0.5
-                scales["weight_scale"] = torch.rand(3, 2, 2, generator=rng) + 0.5
-            x, w = (t.to(FP8 if fp8 else HALF) for t in (x, w))
-            there = {k: v.cuda() for k, v in scales.items()}
-            used = indices >= 0
-            got = rk.m_grouped_gemm_contiguous(x.cuda(), w.cuda(), indices.cuda(), **there).cpu()
-            expected = rk.reference.m_grouped_gemm_contiguous(x, w, indices, **scales)
-            compare(f"m_grouped_gemm_contiguous of {counts}, {x.dtype}", got[used], expected[used], 6e-3)
+        for dtype in (HALF, torch.float16, FP8):
+            grouped_rows(counts, 208, 256, dtype)
+
+
+def grouped_rows(counts: list[int], n: int, k: int, dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = [-(-count // 128) * 128 for count in counts]
+    indices = torch.cat([torch.arange(r).ge(m).int().neg() for m, r in zip(counts, rows, strict=True)])
+    indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(rows))
+    x, w = (torch.randn(shape, generator=rng).to(dtype) for shape in ((sum(rows), k), (3, n, k)))
+    scales = {}
+    if dtype == FP8:
+        scales["x_scale"] = torch.rand(sum(rows), k // 128, generator=rng) + 0.5
+        scales["weight_scale"] = torch.rand(3, -(-n // 128), k // 128, generator=rng) + 0.5
+    there = {name: scale.cuda() for name, scale in scales.items()}
+    used = indices >= 0
+    got = rk.m_grouped_gemm_contiguous(x.cuda(), w.cuda(), indices.cuda(), **there).cpu()
+    expected = rk.reference.m_grouped_gemm_contiguous(x, w, indices, **scales)
+    compare(f"m_grouped_gemm_contiguous of {counts}, {dtype}", got[used], expected[used], 6e-3)
 
 
 def pointwise() -> None:
@@ -177,14 +313,18 @@ def experts() -> None:
     """Each of the native kernels: few pairs, sorted ones in small tiles and pairs of blocks, many in FP8."""
     for scales, quantized in (("", False), ("block", False), ("block", True)):
         for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1), (450, 2, 1)):
-            rng = torch.Generator().manual_seed(0)
-            case = make_experts(tokens, count, topk, 256, 128, HALF, rng, scales=scales)
-            options = {**case.options, "use_fp8_w8a8": quantized}
-            args = (case.x, case.w1, case.w2, case.weights, case.ids)
-            got = rk.fused_experts(*map(on_gpu, args), **{k: on_gpu(v) for k, v in options.items()})
-            expected = rk.reference.fused_experts(args[0].double(), *args[1:3], args[3].double(), args[4], **options)
-            kind = "in FP8" if quantized else "with FP8 weights" if scales else "in bfloat16"
-            compare(f"fused_experts {kind}, {tokens} tokens", got, expected, 1.5e-2)
+            for dtype in (HALF, torch.float16):
+                expert_rows((tokens, count, topk, 256, 128), scales, quantized, dtype)
+
+
+def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) -> None:
+    case = make_experts(*shape, dtype, torch.Generator().manual_seed(0), scales=scales)
+    options = {**case.options, "use_fp8_w8a8": quantized}
+    args = (case.x, case.w1, case.w2, case.weights, case.ids)
+    got = rk.fused_experts(*map(on_gpu, args), **{k: on_gpu(v) for k, v in options.items()})
+    expected = rk.reference.fused_experts(args[0].double(), *args[1:3], args[3].double(), args[4], **options)
+    kind = "in FP8" if quantized else "with FP8 weights" if scales else "without scales"
+    compare(f"fused_experts {kind}, {shape}, {dtype}", got, expected, 1.5e-2)
 
 
 def moe() -> None:
@@ -209,11 +349,13 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "prefill": prefill,
     "decode": decode,
     "mla": mla,
+    "stores": stores,
     "gemm": gemm,
     "grouped": grouped,
     "experts": experts,
     "moe": moe,
     "pointwise": pointwise,
+    "refill": refill,
 }
 
 

@@ -71,6 +71,12 @@ def make_case(
     return case
 
 
+def varlen_args(case: Case) -> tuple[torch.Tensor, ...]:
+    """What `flash_attn_varlen` takes for the same problem."""
+    lengths = torch.tensor([0, *(key.shape[0] for key in case.keys)])
+    return case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lengths.cumsum(0).to(torch.int32)
+
+
 def random_rows(count: int, rng: torch.Generator, longest: int = 150) -> list[tuple[int, int]]:
     """Decode rows, prefills, chunks behind a cached prefix, and rows with nothing to do."""
     rows = []

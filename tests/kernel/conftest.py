@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import helpers, on_device
+import radix_kernels as rk
+from tests.kernel import gpu_wheels, helpers, on_device
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which may be in any test module.
@@ -26,9 +27,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
+    config.addinivalue_line("markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile")
     device = config.getoption("--device")
     if (why := on_device.no_library_for(device)) and not config.getoption("--reference"):
         raise pytest.UsageError(f"no native kernel runs on {device} here, tests would be of the reference: {why}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("gpu_wheel") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        marks = [mark for item in session.items for mark in item.iter_markers("gpu_wheel")]
+        for backend in sorted({backend for mark in marks for backend in mark.args}):
+            gpu_wheels.start(backend)
+
+
+def pytest_sessionfinish() -> None:
+    gpu_wheels.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +56,16 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if request.node.get_closest_marker("cpu_only"):
             pytest.skip("on the CPU only")
         on_device.patch(monkeypatch, device)
+
+
+@pytest.fixture(autouse=True)
+def _fallback_as_imported() -> Iterator[None]:
+    """Whatever ran before: an engine of the runtime makes an op without a kernel an error."""
+    if (before := rk.get_fallback()) != "warn":
+        rk.set_fallback("warn")
+    yield
+    if rk.get_fallback() != before:
+        rk.set_fallback(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-FP8 = torch.float8_e4m3fn
+FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 # Two roundings to the dtype on the way, of the activation and of each expert's part.
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
 # Quantised activations: here and there one falls on the other side of a border between two codes, 6 % apart.
@@ -32,23 +32,24 @@ class Experts:
         named = self.options.get("expert_map", torch.arange(self.w1.shape[0]))
         out = torch.zeros(self.x.shape, dtype=torch.float64)
         fp8 = self.options.get("use_fp8_w8a8", False)
-        for t, row in enumerate(requantized(self.x.double()) if fp8 else self.x.double()):
+        code = self.w1.dtype
+        for t, row in enumerate(requantized(self.x.double(), code) if fp8 else self.x.double()):
             for expert, weight in zip(self.ids[t].tolist(), self.weights[t].double(), strict=True):
                 local = int(named[expert]) if 0 <= expert < len(named) else -1
-                if local >= 0:
+                if 0 <= local < self.w1.shape[0]:
                     gate, up = (w1[local] @ row).chunk(2)
                     act = gate * torch.sigmoid(gate) * up
                     if fp8:
-                        act = requantized(act.to(self.x.dtype).double())
+                        act = requantized(act.to(self.x.dtype).double(), code)
                     out[t] += weight * (w2[local] @ act)
         return out
 
 
-def requantized(x: torch.Tensor) -> torch.Tensor:
-    """What E4M3 codes of x with a scale for each 128 columns stand for."""
+def requantized(x: torch.Tensor, code: torch.dtype) -> torch.Tensor:
+    """What FP8 codes of x with a scale for each 128 columns stand for."""
     groups = x.unflatten(-1, (-1, 128))
-    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448
-    return ((groups / scale).to(FP8).double() * scale).flatten(-2)
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / torch.finfo(code).max
+    return ((groups / scale).to(code).double() * scale).flatten(-2)
 
 
 def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -60,7 +61,7 @@ def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     return w.double() * full[:, : w.shape[1], : w.shape[2]]
 
 
-def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None) -> Experts:
+def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None, code=FP8) -> Experts:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng)
 
@@ -70,7 +71,8 @@ def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=N
         for name, w in (("w1_scale", w1), ("w2_scale", w2)):
             shape = (experts,) if scales == "tensor" else (experts, *(-(-n // 128) for n in w.shape[1:]))
             options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
-        w1, w2 = ((w * 50).clamp(-448, 448).to(FP8) for w in (w1, w2))
+        most = torch.finfo(code).max
+        w1, w2 = ((w * 50).clamp(-most, most).to(code) for w in (w1, w2))
     else:
         w1, w2 = w1.to(dtype), w2.to(dtype)
     ids = torch.stack([torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)])

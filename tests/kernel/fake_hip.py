@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROCM, BFLOAT, INVALID_LAUNCH = 10, 4, 9
+ROCM, BFLOAT = 10, 4
 SOURCE = Path(__file__).with_suffix(".c")
 
 

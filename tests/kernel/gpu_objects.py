@@ -13,14 +13,12 @@ import struct
 import subprocess
 import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEST_WHEELS = ROOT / "build/test-wheels"
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
 
@@ -34,11 +32,10 @@ def _pointwise(warp: int) -> tuple[set[str], set[str]]:
             for neox in ("true", "false"):
                 names.add(f"rope_kernel<{neox}, {n}, {dtype}>")
                 names |= {f"fused_kernel<{neox}, {shape}, {n}, {dtype}>" for shape in fused}
-            names |= {
-                f"gated_kernel<{act}, {n}, {index}, {dtype}>"
-                for act in ("Silu", "Gelu", "GeluTanh")
-                for index in ("unsigned int", "long")
-            }
+            for act in ("Silu", "Gelu", "GeluTanh"):
+                names.add(f"gated_kernel<{act}, {n}, long, {dtype}>")
+                common = f"gated_even_kernel<{act}, " if n > 1 else f"gated_kernel<{act}, 1, unsigned int, "
+                names.add(f"{common}{dtype}>")
         for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
             for add in ("true", "false"):
                 wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4", "128, 1")}
@@ -98,6 +95,7 @@ ROUTERS = {
 _MOE = {"align_kernel", *ROUTERS, *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack))}
 
 
+_MERGE = {f"merge_state_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack)}
 _MLA_KV = {"store_latent_fp8_kernel"}
 _MLA_KV |= {
     f"{name}<{word}>" for name in ("store_latent_kernel", "concat_key_kernel") for word in ("Wide", "unsigned short")
@@ -106,7 +104,7 @@ _MLA_KV |= {
 
 def kernels_of(warp: int) -> set[str]:
     """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | _MLA_KV | COLLECTIVES
+    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | _MERGE | _MLA_KV | COLLECTIVES
 
 
 def pointwise_kernels_of(warp: int) -> set[str]:
@@ -121,12 +119,12 @@ def wide_kernels_of(warp: int) -> set[str]:
 
 
 def short_names(mangled: list[str]) -> list[str]:
-    """`rmsnorm_kernel<8, bf16, float>` for each symbol."""
+    """`rmsnorm_kernel<8, bf16, float>` for each symbol; a constant of an enum is its number."""
     text = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout
     names = []
     for line in text.splitlines():
         plain = re.sub(r"^void |\(anonymous namespace\)::|\b[a-z]\w*::", "", line)
-        names.append(re.sub(r"\((int|bool)\)", "", plain.split("(")[0] if "<" not in plain else plain))
+        names.append(re.sub(r"\(\w+\)(?=[-\w])", "", plain.split("(")[0] if "<" not in plain else plain))
     return [re.match(r"\w+(<[^(]*>)?", name)[0] for name in names]  # type: ignore[index]
 
 
@@ -142,20 +140,6 @@ def need(what: str, found: object) -> None:
         if what in os.environ.get("REQUIRE", "").split(","):
             pytest.fail(text)
         pytest.skip(text)
-
-
-def build_wheel(backend: str, folder: Path, archs: str = "") -> Path:
-    """Builds (incrementally) the backend's wheel, for `archs` only; unpacks it and returns the library's path.
-
-    It goes to TEST_WHEELS: dist/ may hold a release.
-    """
-    command = [sys.executable, "tools/build_wheel.py", backend, "--dist", str(TEST_WHEELS), "--archs", archs]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4500)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (wheel,) = TEST_WHEELS.glob(f"radix_kernels_{backend}-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder / "radix_kernels/lib/libradix_kernels.so"
 
 
 def importable(folder: Path) -> str:
@@ -286,7 +270,9 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
             arch = match[1]
         else:
             rows.append((arch, match[2], CudaKernel(*(int(match[i]) for i in range(3, 7)))))
-    for short, (arch, _, kernel) in zip(short_names([r[1] for r in rows]), rows, strict=True):
+    symbols: dict[str, str] = {}
+    for short, (arch, symbol, kernel) in zip(short_names([r[1] for r in rows]), rows, strict=True):
+        assert symbols.setdefault(short, symbol) == symbol, f"two kernels are {short}"
         found[arch][short] = kernel
     return found
 

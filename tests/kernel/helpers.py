@@ -99,13 +99,14 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, *, gap: int = 0) -> Guarde
 
 
 def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose first dimension, of size 2, steps over more than 2**31 elements.
+    """A tensor whose first dimension, of 2 or more, has more than 2**31 elements from its first to its last.
 
-    The memory between is reserved and never touched, so it costs nothing.
+    The memory between is reserved and never touched, so on the CPU it costs nothing.
     """
-    assert shape[0] == 2
-    step, inner = 2**31 + 64, math.prod(shape[1:])
-    buffer = torch.empty(step + inner, dtype=dtype)
+    inner, steps = math.prod(shape[1:]), shape[0] - 1
+    step = (2**31 // steps // 64 + 1) * 64
+    assert step > inner
+    buffer = torch.empty(steps * step + inner, dtype=dtype)
     strides = [math.prod(shape[i + 1 :]) for i in range(1, len(shape))]
     return buffer.as_strided(tuple(shape), (step, *strides))
 

@@ -1,6 +1,7 @@
 // Small, odd shapes of every op of the CPU library, each tensor in an allocation of exactly its size: run under
-// Valgrind this finds reads and writes past the ends, and outputs that were not written (`make memcheck`). At one
-// instruction-set level, for Valgrind knows AVX2 at most. Values are checked by the tests.
+// Valgrind this finds reads and writes past the ends, and outputs that were not written (test_memcheck.py). At one
+// instruction-set level, for Valgrind knows AVX2 at most. Values are checked by the other tests. With an argument it
+// makes that mistake instead, "past-the-end" or "not-written", which must be found.
 #include <unistd.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -282,11 +284,12 @@ void linear(rk_dtype dtype) {
         if (from_codes || !kind.zeros) products(dtype, m, Packed(dtype, n, k, kind, from_codes));
 }
 
-void packed_experts(rk_dtype dtype) {
+// An inner size of whole blocks is a product with a gate.
+void packed_experts(rk_dtype dtype, Kind kind) {
   const int64_t tokens = 5, topk = 2, hidden = 40;
   for (int64_t inner : {16, 24}) {
-    const Packed up[] = {{dtype, 2 * inner, hidden}, {dtype, 2 * inner, hidden}};
-    const Packed down[] = {{dtype, hidden, inner}, {dtype, hidden, inner}};
+    const Packed up[] = {{dtype, 2 * inner, hidden, kind}, {dtype, 2 * inner, hidden, kind}};
+    const Packed down[] = {{dtype, hidden, inner, kind}, {dtype, hidden, inner, kind}};
     const rk_packed_expert both[] = {{up[0].desc(), up[0], down[0].desc(), down[0]},
                                      {up[1].desc(), up[1], down[1].desc(), down[1]}};
     const Tensor x = numbers(dtype, {tokens, hidden}), weights = numbers(kF32, {tokens, topk});
@@ -431,9 +434,18 @@ void collectives() {
   unlink(path);
 }
 
-}  // namespace
+// What Valgrind must not let pass.
+void plant(const std::string& mistake) {
+  const Tensor x = numbers(kF32, {3, 7}), weight = numbers(kF32, {6}), out(kF32, {3, 7});
+  int64_t seven = 7;
+  rk_tensor longer = *static_cast<const rk_tensor*>(weight);
+  longer.shape = &seven;
+  const rk_rmsnorm_args norm = {sizeof norm, 1e-6f, x, &longer, out};
+  if (mistake == "past-the-end") done("rmsnorm", rk_rmsnorm(&norm, 0), {});
+  if (mistake == "not-written") done("rmsnorm", RK_OK, {&out});
+}
 
-int main() {
+void every_op() {
   for (const rk_dtype dtype : kFloats) {
     rows(dtype);
     rope_and_store(dtype);
@@ -441,16 +453,26 @@ int main() {
     attention(dtype, true, 48, 16);
     linear(dtype);
     experts(dtype);
-    packed_experts(dtype);
     if (dtype.bits == 16) mla_kv(dtype);
     for (const Kind kind : {Kind{}, Kind{RK_WEIGHT_W8A8, 0}, Kind{RK_WEIGHT_INT4, 32}}) {
+      packed_experts(dtype, kind);
       decoder(dtype, kind, 48, RK_ACTIVATION_SILU);
       decoder(dtype, kind, 24, RK_ACTIVATION_GELU);
     }
   }
   sampling();
   collectives();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    plant(argv[1]);
+  } else {
+    every_op();
+  }
   const char* level = nullptr;
   done("isa", rk_isa(&level), {});
-  std::printf("memcheck: every op ran at level %s (%u)\n", level, outputs);
+  std::printf("memcheck: ran at level %s (%u)\n", level, outputs);
 }

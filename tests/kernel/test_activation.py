@@ -40,6 +40,19 @@ def test_gated(op, dtype, shape, gap, rng):
 
 
 @pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("width", [256, 33], ids=str)
+def test_rows_that_step_unevenly(op, dtype, width, rng):
+    """Some of a larger tensor's rows: no single step leads from each to the next."""
+    whole = spread((3, 5, 2 * width), dtype, rng)
+    x = whole[:, 1:4]
+    out = torch.zeros((3, 4, width), dtype=dtype)
+    getattr(rk, op)(x, out=out[:, :3])
+    assert_same_bits(out[:, :3].contiguous(), getattr(rk, op)(x.contiguous()))
+    assert not out[:, 3].any()
+
+
+@pytest.mark.parametrize("op", GATES)
 def test_far_from_zero(op):
     """Large gates: 0 on the left without NaN, the identity on the right."""
     gate = torch.tensor([-1e4, -200.0, -90.0, -30.0, 30.0, 90.0, 200.0, 1e4])

@@ -52,6 +52,38 @@ def run(case: Case, op_options: dict, rng: torch.Generator, tolerance: tuple[flo
     assert_close("reference.flash_attn_with_kvcache lse", exact_lse, expected_lse, (1e-12, 1e-10))
 
 
+def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
+    """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
+    caches, scales = [], {}
+    for name, cache in (("k_scale", case.k_cache), ("v_scale", case.v_cache)):
+        wide = cache.float()
+        scale = wide.abs().amax(-1) / 127  # NaN where the cache is
+        caches.append((wide / scale[..., None]).nan_to_num(99).round().to(torch.int8))
+        scales[name] = scale
+    exact = []
+    for x, kept in zip(caches, (case.keys, case.values), strict=True):
+        wide = x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
+        rows = []
+        for row, tokens in enumerate(kept):
+            pages = case.page_table[row, : -(-len(tokens) // wide.shape[1])].long()
+            rows.append(wide[pages].flatten(0, 1)[: len(tokens)])
+        exact.append(rows)
+    return Case(case.q, *caches, case.page_table, case.kv_lens, case.cu_seqlens_q, *exact), scales
+
+
+def run_int8(case: Case, scales: dict[str, torch.Tensor], options: dict) -> None:
+    expected, expected_lse = oracle(case, **options)
+    out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
+    assert_close("flash_attn_with_kvcache INT8", out, expected, ATTENTION[case.q.dtype])
+    assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
+    exact = rk.reference.flash_attn_with_kvcache(case.q.double(), *case.args[1:], **options, **scales)
+    assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
+
+
+# INT8 is the CPU's.
+INT8 = pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu_only)])
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_options(options, dtype, rng):
@@ -107,37 +139,20 @@ def test_decode_with_many_heads(heads, rng):
     run(make_case([(1, 700), (1, 40)], rng, heads=heads, dim=32, dtype=torch.bfloat16), {}, rng)
 
 
-def test_threads_do_not_change_the_bits(rng):
+@INT8
+def test_threads_do_not_change_the_bits(int8, rng):
     case = make_case([(1, 1100), (37, 400), (1, 60), (1, 513)], rng, heads=(8, 4), dtype=torch.bfloat16)
+    case, scales = quantized(case) if int8 else (case, {})
     before = rk.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 3):
             rk.set_num_threads(threads)
-            results.append(rk.flash_attn_with_kvcache(*case.args))
+            results.append(rk.flash_attn_with_kvcache(*case.args, **scales))
     finally:
         rk.set_num_threads(before)
     assert_same_bits(results[1], results[0])
     assert_same_bits(results[2], results[0])
-
-
-def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
-    """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
-    caches, scales = [], {}
-    for name, cache in (("k_scale", case.k_cache), ("v_scale", case.v_cache)):
-        wide = cache.float()
-        scale = wide.abs().amax(-1) / 127  # NaN where the cache is
-        caches.append((wide / scale[..., None]).nan_to_num(99).round().to(torch.int8))
-        scales[name] = scale
-    exact = []
-    for x, kept in zip(caches, (case.keys, case.values), strict=True):
-        wide = x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
-        rows = []
-        for row, tokens in enumerate(kept):
-            pages = case.page_table[row, : -(-len(tokens) // wide.shape[1])].long()
-            rows.append(wide[pages].flatten(0, 1)[: len(tokens)])
-        exact.append(rows)
-    return Case(case.q, *caches, case.page_table, case.kv_lens, case.cu_seqlens_q, *exact), scales
 
 
 @pytest.mark.cpu_only
@@ -148,13 +163,17 @@ def test_int8(options, dtype, rng):
     if options.get("sinks"):
         options["sinks"] = torch.randn(4, generator=rng)
     rows = [(1, 90), (3, 3), (5, 70), (1, 600), (0, 20), (40, 545)]
-    case, scales = quantized(make_case(rows, rng, dtype=dtype, dim=80, page_size=7))
-    expected, expected_lse = oracle(case, **options)
-    out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
-    assert_close("flash_attn_with_kvcache INT8", out, expected, ATTENTION[dtype])
-    assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
-    exact = rk.reference.flash_attn_with_kvcache(case.q.double(), *case.args[1:], **options, **scales)
-    assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
+    run_int8(*quantized(make_case(rows, rng, dtype=dtype, dim=80, page_size=7)), options)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("hnd", [False, True])
+def test_int8_page_sizes(page_size, hnd, rng):
+    rows = [*random_rows(5, rng), (1, 530)]  # the last in several parts
+    case, scales = quantized(make_case(rows, rng, page_size=page_size, hnd=hnd, dtype=torch.bfloat16))
+    assert case.k_cache.is_contiguous() == (not hnd or page_size == 1)
+    run_int8(case, scales, {})
 
 
 @pytest.mark.cpu_only
@@ -219,13 +238,15 @@ def test_scores_that_grow(dtype, rng):
     run(case, {}, rng)
 
 
-def test_rows_do_not_depend_on_the_batch(rng):
+@INT8
+def test_rows_do_not_depend_on_the_batch(int8, rng):
     if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"][:4] != "cpu:":
         pytest.skip("the reference is torch's einsum, which promises nothing about bits")
     rows = [(1, 600), (7, 90), (1, 33), (30, 31), (280, 290)]
     case = make_case(rows, rng, dtype=torch.bfloat16)
     case.q *= 8
-    whole = rk.flash_attn_with_kvcache(*case.args)
+    case, scales = quantized(case) if int8 else (case, {})
+    whole = rk.flash_attn_with_kvcache(*case.args, **scales)
     for row, (n, _) in enumerate(rows):
         begin = int(case.cu_seqlens_q[row])
         alone = rk.flash_attn_with_kvcache(
@@ -235,6 +256,7 @@ def test_rows_do_not_depend_on_the_batch(rng):
             case.page_table[row : row + 1],
             case.kv_lens[row : row + 1],
             torch.tensor([0, n], dtype=torch.int32),
+            **scales,
         )
         assert_same_bits(alone, whole[begin : begin + n])
         if n < 3:
@@ -246,6 +268,7 @@ def test_rows_do_not_depend_on_the_batch(rng):
             case.page_table[row : row + 1],
             case.kv_lens[row : row + 1],
             torch.tensor([0, n - n // 3], dtype=torch.int32),
+            **scales,
         )
         assert_same_bits(part, whole[begin + n // 3 : begin + n])
 

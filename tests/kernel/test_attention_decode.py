@@ -13,6 +13,7 @@ from tests.kernel.attention_cases import Case, make_case, oracle
 from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded
 
 HALVES = (torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
 OPTIONS = {
     "plain": {},
     "not causal": {"causal": False},
@@ -34,7 +35,7 @@ def run(case: Case, options: dict, rng: torch.Generator) -> None:
     options = dict(options)
     if options.get("sinks"):
         options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
-    expected, expected_lse = oracle(case, **options)
+    expected, expected_lse = oracle(case, **options)  # whose keys and values are scaled already
     out = guarded(tuple(case.q.shape), case.q.dtype, gap=8)
     _, lse = attend(case, **options, out=out.view)
     out.check()
@@ -132,32 +133,49 @@ def test_runs_of_many_chunks(heads, rng):
         assert_same_bits(got, out[begin : begin + 1])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("queries", [1, 4])
-def test_fp8_cache(dtype, per_head, queries, rng):
+def run_fp8(rows: list[tuple[int, int]], options: dict, rng: torch.Generator, per_head: bool, **sizes) -> None:
     """e4m3 values times their scales; garbage (NaN) in the slots that nothing may use."""
-    case = make_case([(queries, 700), (queries, 5), (0, 3)], rng, heads=(8, 2), dim=128, dtype=dtype)
-    scales = [torch.rand(2 if per_head else 1, generator=rng) + 0.5 for _ in range(2)]
-    narrow = []
-    for cache, kept, scale in ((case.k_cache, case.keys, scales[0]), (case.v_cache, case.values, scales[1])):
-        narrow.append(cache.float().to(torch.float8_e4m3fn))
-        for row in range(len(kept)):
-            kept[row] = kept[row].float().to(torch.float8_e4m3fn).double() * scale[:, None].double()
-    case.k_cache, case.v_cache = narrow
-    expected, expected_lse = oracle(case)
-    got, lse = attend(case, k_scale=scales[0], v_scale=scales[1])
-    assert_close("flash_attn_with_kvcache", got, expected, ATTENTION[dtype])
-    assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
+    case = make_case(rows, rng, **sizes)
+    count = case.k_cache.shape[2] if per_head else 1
+    scales = [torch.rand(count, generator=rng) + 0.5 for _ in range(2)]
+    for kept, scale in ((case.keys, scales[0]), (case.values, scales[1])):
+        kept[:] = [x.to(FP8).double() * scale[:, None].double() for x in kept]
+    case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
+    run(case, {**options, "k_scale": scales[0], "v_scale": scales[1]}, rng)
+
+
+# Both sizes of a tile of query rows, and each size of a head that kernels are for: all ten of Hopper's.
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("queries", [1, 4, 9])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_fp8_cache(dtype, dim, queries, per_head, rng):
+    rows = [(queries, 700), (queries, 5), (0, 3), (1, 40)]
+    run_fp8(rows, {}, rng, per_head, heads=(8, 2), dim=dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+@pytest.mark.parametrize("hnd", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("queries", [1, 9])
+def test_fp8_page_sizes(page_size, hnd, dim, queries, rng):
+    rows = [(1, 520), (queries, 64), (queries, 65)]
+    run_fp8(rows, {}, rng, True, heads=(4, 2), dim=dim, page_size=page_size, hnd=hnd, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_fp8_options(options, queries, dtype, rng):
+    rows = [(queries, 600), (1, 1), (0, 20), (queries, 257), (queries, 3)]
+    run_fp8(rows, options, rng, True, heads=(8, 2), dim=128, page_size=7, dtype=dtype)
 
 
 def test_fp8_takes_queries_of_any_size(rng):
     """bf16 queries far outside of float16's range."""
     case = make_case([(1, 50)], rng, heads=(2, 1), dtype=torch.bfloat16)
-    case.k_cache, case.v_cache = (x.float().to(torch.float8_e4m3fn) for x in (case.k_cache, case.v_cache))
-    case.keys, case.values = (
-        [x.float().to(torch.float8_e4m3fn).double() for x in kept] for kept in (case.keys, case.values)
-    )
+    case.k_cache, case.v_cache = (x.to(FP8) for x in (case.k_cache, case.v_cache))
+    case.keys, case.values = ([x.to(FP8).double() for x in kept] for kept in (case.keys, case.values))
     one = torch.ones(1)
     for power in (-60, 60):
         big = Case(case.q * 2.0**power, *case.args[1:], case.keys, case.values)

@@ -114,6 +114,14 @@ def test_head_dims(dim, page_size, dtype, rng):
     run(make_case([(33, 140), (1, 90), (130, 130)], rng, dim=dim, page_size=page_size, dtype=dtype), {}, rng)
 
 
+@pytest.mark.parametrize("dim", [80, 256])
+@pytest.mark.parametrize("window", [40, 200])
+def test_windows_of_long_prompts(dim, window, rng):
+    """Queries that see little of a block of keys follow others that see all of it."""
+    case = make_case([(400, 900), (270, 270)], rng, heads=(2, 1), dim=dim, dtype=torch.bfloat16)
+    run(case, {"window_size": (window, 0)}, rng)
+
+
 @pytest.mark.parametrize("dims", [(192, 128), (144, 96), (64, 128), (128, 48), (192, 64), (32, 256)], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

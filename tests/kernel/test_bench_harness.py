@@ -1,22 +1,35 @@
-"""Input sets of a bench: larger than the caches together, or the row says so."""
+"""A bench on the CPU: its input sets are larger than the caches, and no peer ends or holds up a run."""
 
 from __future__ import annotations
+
+import sys
+import time
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.kernels import harness
+import radix_kernels as rk
+from bench.kernels import __main__ as command
+from bench.kernels import harness, peers
+from bench.kernels.families import FAMILIES
+from bench.kernels.families.attention import attention
 from bench.kernels.families.pointwise import pointwise
-from bench.kernels.harness import Case, input_sets, measure
+from bench.kernels.harness import Case, Contender, input_sets, measure
 
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.cpu_only
 
 
-def case(size: int) -> Case:
+def case(size: int, **contenders: Contender) -> Case:
     make = lambda: (torch.ones(size // 4),)  # noqa: E731
-    return Case("op", "shape", torch.float32, size, size, make, {"radix": torch.Tensor.sum})
+    return Case("op", "shape", torch.float32, size, size, make, {"radix": torch.Tensor.sum} | contenders)
+
+
+def fails(x: torch.Tensor) -> None:
+    raise RuntimeError("not on this device\nand more")
 
 
 def test_sets_rotate_until_they_leave_the_cache(monkeypatch):
@@ -39,3 +52,97 @@ def test_stores_go_to_slots_that_no_other_set_has():
     store = next(c for c in pointwise(CPU, torch.bfloat16) if c.op == "fused_qk_norm_rope_store")
     slots = torch.cat([store.make_inputs()[-1] for _ in range(1000)])
     assert len(slots.unique()) == 1000
+
+
+def test_decode_rotates_over_more_as_memory_allows(monkeypatch):
+    rotated = {c.shape: c.rotated for c in attention(CPU, torch.bfloat16)}
+    assert rotated["B1 q1 kv1024 16/8x128"] == harness.DECODE_BYTES == 1 << 30
+    assert rotated["B1 q128 kv128 16/8x128"] == harness.ROTATED_BYTES
+    monkeypatch.setattr(harness, "ROTATED_BYTES", 1 << 20)
+    row = case(1 << 18)
+    row.rotated = 1 << 22
+    for available, sets in ((1 << 40, 17), (1 << 23, 9), (0, 5)):
+        monkeypatch.setattr(harness, "_available_memory", lambda available=available: available)
+        assert len(input_sets(row, CPU)) == sets
+
+
+def test_numbers_from_the_pool_differ():
+    a, b = (harness.randn(3, (1 << 23) + 5, device=CPU, dtype=torch.bfloat16) for _ in range(2))
+    assert a.shape == (3, (1 << 23) + 5) and not torch.equal(a, b)
+    assert abs(a.float().std() - 1) < 0.01 and (a[:, -5:] != 0).any()
+
+
+def test_no_library_for_gpus_is_asked_on_the_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace())  # every library is installed
+    monkeypatch.setattr(peers, "_enabled", False)
+    monkeypatch.setattr(sys.modules[pointwise.__module__], "ROTATED_BYTES", 1 << 20)  # of the KV caches
+    monkeypatch.setattr(rk, "set_num_threads", lambda n: None)
+    for backend, offered in (("cpu", False), ("cuda", True)):
+        monkeypatch.setattr(sys, "argv", ["bench", "all", "--backend", backend, "--peers"])
+        command._parse()
+        assert bool(peers.load("flashinfer")) == offered
+        assert ("torch is the peer" in capsys.readouterr().out) != offered
+        if not offered:
+            rows = [c for family in ("pointwise", "mla", "moe") for c in FAMILIES[family](CPU, torch.bfloat16)]
+            assert {c.op for c in rows} >= {"layernorm", "fused_qk_norm_rope_store", "topk_softmax", "mla_decode"}
+            assert {name for c in rows for name in c.contenders} == {"radix", "torch", "separate"}
+
+
+def test_a_peer_that_fails_is_left_out_of_its_row(monkeypatch, capsys):
+    monkeypatch.setattr(harness, "ROUND_SECONDS", 0.0)
+    row = case(1 << 20, torch=torch.Tensor.sum, flashinfer=fails, planned=peers.planned(lambda: fails(torch.ones(1))))
+    assert set(measure(row, CPU).timings) == {"radix", "torch"}
+    said = capsys.readouterr().out
+    assert said.count("\n") == 2
+    assert "no peer flashinfer for op shape: RuntimeError: not on this device\n" in said
+    assert "no peer planned for op shape: RuntimeError: not on this device\n" in said
+    with pytest.raises(RuntimeError, match="not on this device"):
+        measure(case(1 << 20, radix=fails), CPU)
+
+
+def test_a_peer_is_planned_once():
+    plans = []
+    contender = peers.planned(lambda: plans.append(1) or torch.neg)  # type: ignore[func-returns-value]
+    assert contender(torch.ones(1)) == contender(torch.ones(1)) == -1 and plans == [1]
+
+
+def test_a_row_keeps_no_weights(monkeypatch):
+    monkeypatch.setattr(harness, "ROUND_SECONDS", 0.0)
+    weights = torch.ones(1)
+    held = weakref.ref(weights)
+    row = measure(case(1 << 20, torch=lambda x, weights=weights: weights), CPU)
+    del weights
+    assert held() is None and row.case.shape == "shape" and row.ratio("torch") > 0
+
+
+def test_a_slow_contender_has_the_fewest_rounds(monkeypatch):
+    monkeypatch.setattr(harness, "ROUND_SECONDS", 1e-3)
+    calls = []
+
+    def slow(x: torch.Tensor) -> None:
+        calls.append(1)
+        time.sleep(2e-3)
+
+    timings = measure(case(1 << 22, torch=slow), CPU, slow_seconds=5e-3).timings
+    assert timings["torch"].rounds == harness.MIN_ROUNDS and len(calls) == 1 + harness.MIN_ROUNDS
+    assert measure(case(1 << 22), CPU).timings["radix"].rounds == harness.ROUNDS
+
+
+@pytest.mark.parametrize(
+    "op", ["layernorm", "topk_softmax", "moe_align_block_size", "linear", "linear w8a8", "linear int4"]
+)
+def test_torch_does_what_we_do(op):
+    family = FAMILIES["linear" if op.startswith("linear") else "pointwise" if op == "layernorm" else "moe"]
+    row = next(c for c in family(CPU, torch.bfloat16) if c.op == op)
+    inputs = row.make_inputs()
+    ours, theirs = ([x] if isinstance(x, torch.Tensor) else x for x in (fn(*inputs) for fn in row.contenders.values()))
+    assert set(row.contenders) == {"radix", "torch"} and len(ours) == len(theirs)
+    if op == "moe_align_block_size":  # what lies behind the used rows and blocks is nobody's
+        rows = int(ours[2])
+        ours, theirs = ([x[0][:rows], x[1][: rows // 16], x[2]] for x in (ours, theirs))
+    if op == "topk_softmax":  # of two equal logits either may stand first: the weights say which were taken
+        ours, theirs = ours[:1], theirs[:1]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape
+        error = (a.float() - b.float()).norm() / b.float().norm()
+        assert error < (0.15 if "int4" in op else 0.03), float(error)

@@ -10,7 +10,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_FILE = "†"
-ROW = re.compile(r"\| `(\w+)`([^|]*) \| ([^|]+?) \| ([\d,.]+) \|(.*)\|$")
+ROW = re.compile(r"\| `(\w+)`([^|]*) \| ([^|]+?) \| ([\d,.]+)(?: \(([\d,.]+)\.\.([\d,.]+)\))? \|(.*)\|$")
 
 
 def sections() -> dict[str, str]:
@@ -34,11 +34,14 @@ def test_rows_are_those_of_the_run(name):
     for line in text.splitlines():
         if not (match := ROW.match(line)) or NO_FILE in line:
             continue
-        op, kind, shape, shown, rest = match.groups()
+        op, kind, shape, shown, low, high, rest = match.groups()
         kind = kind.split(",")[0].replace("bf16", "").strip()
-        times = {who: t["median_us"] for who, t in measured[f"{op} {kind}".strip(), shape]["microseconds"].items()}
+        timings = measured[f"{op} {kind}".strip(), shape]["microseconds"]
+        times = {who: timing["median_us"] for who, timing in timings.items()}
         ours = times.pop("radix")
-        assert abs(ours - float(shown.replace(",", ""))) < 0.051, line
+        ends = [timings["radix"]["low_us"], timings["radix"]["high_us"]] if low else []
+        for time, text in zip([ours, *ends], [shown, low, high], strict=False):
+            assert abs(time - float(text.replace(",", ""))) < 0.051, line
         for theirs in times.values():
             assert f"{theirs / ours:.2f}" in rest, line
 

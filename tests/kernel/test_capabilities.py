@@ -19,7 +19,7 @@ from tests.child import IMPORT_PATH
 
 _NATIVE_NAMES = {
     "linear": "linear_packed", "linear_silu_and_mul": "linear_packed", "embedding": "embedding_packed",
-    "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
+    "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling", "fused_experts_packed": "PackedExperts",
 }  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,10 +47,10 @@ def test_keys_and_ops():
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "DecoderLayer", "DenseDecoder", "GpuCommunicator", "fused_experts_packed", "LogitEdits", "PackedExperts",
+        "DecoderLayer", "DenseDecoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
         "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
         "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback", "set_num_threads",
-        "unpack_weight",
+        "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops
     for op, dtypes in said["ops"].items():
@@ -104,6 +104,65 @@ def test_dense_products_on_a_gpu_are_not_a_fallback(no_library):
     assert _dispatch.describe("linear_packed", "cuda")[0] == "torch"
     with pytest.raises(RuntimeError, match="rmsnorm on cuda"):
         _dispatch.native("rmsnorm", OnGpu())
+
+
+@pytest.fixture
+def gpu_library(monkeypatch):
+    """A library of that backend and architecture; it has every op."""
+
+    def make(backend, isa):
+        class Library:
+            def __getattr__(self, name):
+                return isa if name == "isa" else lambda *args: None
+
+        monkeypatch.setattr(_loader, "bind", Library())
+        monkeypatch.setattr(_loader, "backend", backend)
+        return rk.capabilities()["ops"]
+
+    return make
+
+
+def test_dtypes_of_hopper(gpu_library, monkeypatch):
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    ops = gpu_library("cuda", "sm_90")
+    for op in ("flash_attn_with_kvcache", "flash_attn_varlen"):
+        found = {dtype: entry["impl"] for dtype, entry in ops[op].items()}
+        native = dict.fromkeys(("bfloat16", "float16", "float8_e4m3fn"), "cuda:sm_90")
+        assert found == native | {"float32": "triton"}, op
+        assert "no float32" in ops[op]["float32"]["why"]
+    assert ops["fused_experts"]["float32"]["impl"] == "triton"
+    assert ops["linear_silu_and_mul"]["float32"]["impl"] == "torch"
+    assert ops["merge_state"]["float32"]["impl"] == ops["rmsnorm"]["float32"]["impl"] == "cuda:sm_90"
+    assert ops["linear"]["float32"]["impl"] == "torch"
+    assert ops["linear"]["bfloat16"]["impl"] == "cuda:sm_90" and "64 rows" in ops["linear"]["bfloat16"]["why"]
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
+    assert gpu_library("cuda", "sm_90")["flash_attn_varlen"]["float32"]["impl"] == "reference"
+
+
+@pytest.mark.parametrize("backend_and_isa", [("cuda", "sm_89"), ("cuda", "sm_100"), ("rocm", "gfx942")], ids=str)
+def test_attention_of_other_gpus(gpu_library, monkeypatch, backend_and_isa):
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    backend, isa = backend_and_isa
+    if backend == "rocm":  # its library has no attention
+        original = _dispatch._native
+        monkeypatch.setattr(
+            _dispatch, "_native", lambda op, device: None if op.startswith("flash") else original(op, device)
+        )
+    ops = gpu_library(backend, isa)
+    for op in ("flash_attn_with_kvcache", "flash_attn_varlen"):
+        assert {entry["impl"] for entry in ops[op].values()} == {"triton"}, op
+        assert ("float8_e4m3fnuz" in ops[op]) == (backend == "rocm")
+    assert ops["merge_state"]["bfloat16"]["impl"] == f"{backend}:{isa}"
+
+
+def test_products_of_other_gpus(gpu_library, monkeypatch):
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    ops = gpu_library("cuda", "sm_89")
+    assert ops["linear"]["bfloat16"]["impl"] == "torch"
+    for op in ("fp8_scaled_mm", "fp8_blockwise_scaled_mm", "bmm_fp8", "m_grouped_gemm_masked"):
+        assert ops[op]["float8_e4m3fn"]["impl"] == "triton", op
+        assert "float8_e4m3fnuz" not in ops[op]
+    assert "float8_e4m3fnuz" in gpu_library("rocm", "gfx942")["fp8_scaled_mm"]
 
 
 def test_native_functions_are_found_as_they_appear(no_library, monkeypatch):

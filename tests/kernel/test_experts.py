@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.experts_cases import FP8_ACTIVATIONS, TOLERANCE, Experts, make
+from radix_kernels import _dispatch
+from tests.kernel.experts_cases import FNUZ, FP8_ACTIVATIONS, TOLERANCE, Experts, make
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -64,7 +65,15 @@ def test_pairs_of_one_expert(tokens, rng):
 @pytest.mark.parametrize("scales", ["tensor", "block"])
 @pytest.mark.parametrize(
     "shape",
-    [(1, 4, 2, 64, 32), (8, 8, 2, 1040, 272), (16, 40, 8, 272, 144), (16, 3, 3, 128, 1168), (60, 4, 2, 256, 144)],
+    [
+        (1, 4, 2, 64, 32),
+        (8, 8, 2, 1040, 272),
+        (16, 40, 8, 272, 144),
+        (16, 3, 3, 128, 1168),
+        (60, 4, 2, 256, 144),
+        (150, 2, 1, 272, 144),
+        (400, 3, 2, 128, 208),
+    ],
     ids=str,
 )
 def test_fp8(shape, scales, dtype, rng):
@@ -85,6 +94,14 @@ def test_fp8_activations(shape, dtype, rng):
     case.x[0, :128] = 0
     case.options["use_fp8_w8a8"] = True
     check(case, FP8_ACTIVATIONS)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_the_other_fp8_format(tokens, both, rng):
+    case = make(tokens, 4, 2, 256, 128, torch.bfloat16, rng, scales="block", code=FNUZ)
+    case.options["use_fp8_w8a8"] = both
+    check(case, FP8_ACTIVATIONS if both else None)
 
 
 @pytest.mark.parametrize("tokens", [17, 65, 97, 129, 145, 192, 193, 209, 289, 385, 577, 700])
@@ -119,17 +136,53 @@ def test_fp8_activations_repeat_and_keep_nan(tokens, rng):
 
 @pytest.mark.parametrize("tokens", [6, 50, 1400])
 def test_expert_map_and_foreign_ids(tokens, rng):
+    """Local numbers past the weights' experts are another rank's too."""
     case = make(tokens, 3, 3, 64, 32, torch.float16, rng, named=8)
-    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.options["expert_map"] = torch.tensor([-1, 2, 3, 0, 1030, 2**30, 1, -1], dtype=torch.int32)
     case.ids[1, :] = -1
     case.ids[2, 0] = 99
     assert (check(case)[1] == 0).all()
+
+
+@pytest.mark.cpu_only
+def test_what_no_kernel_takes_is_the_references(rng, monkeypatch):
+    def refuse(*args):
+        raise NotImplementedError("none of these shapes")
+
+    monkeypatch.setattr(_dispatch, "native", lambda op, x: refuse)
+    monkeypatch.setattr(_dispatch, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="none of these shapes"):
+        check(make(5, 4, 2, 64, 32, torch.float16, rng))
 
 
 @pytest.mark.parametrize("tokens", [3, 40, 2100])
 def test_no_expert_is_here(tokens, rng):
     case = make(tokens, 2, 2, 64, 32, torch.bfloat16, rng, named=4)
     case.options["expert_map"] = torch.full((4,), -1, dtype=torch.int32)
+    assert (check(case) == 0).all()
+
+
+# Weights in FP8 with either kind of scales, and activations in FP8 too.
+FP8_KINDS = [("tensor", False), ("block", False), ("block", True)]
+
+
+@pytest.mark.parametrize(("scales", "quantized"), FP8_KINDS)
+@pytest.mark.parametrize("tokens", [6, 50, 1400])
+def test_fp8_expert_map_and_foreign_ids(tokens, scales, quantized, rng):
+    case = make(tokens, 3, 3, 128, 128, torch.bfloat16, rng, scales=scales, named=8)
+    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.options["use_fp8_w8a8"] = quantized
+    case.ids[1, :] = -1
+    case.ids[2, 0] = 99
+    assert (check(case, FP8_ACTIVATIONS if quantized else None)[1] == 0).all()
+
+
+@pytest.mark.parametrize(("scales", "quantized"), FP8_KINDS)
+@pytest.mark.parametrize("tokens", [3, 40, 2100])
+def test_fp8_no_expert_is_here(tokens, scales, quantized, rng):
+    case = make(tokens, 2, 2, 128, 128, torch.bfloat16, rng, scales=scales, named=4)
+    case.options["expert_map"] = torch.full((4,), -1, dtype=torch.int32)
+    case.options["use_fp8_w8a8"] = quantized
     assert (check(case) == 0).all()
 
 

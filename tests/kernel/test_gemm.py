@@ -20,7 +20,7 @@ COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
 FP8 = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
 
 # Sums that the tensor cores keep over all of K: what is cut off grows with K.
-FAST = {1024: FP8, 16384: {torch.float16: (5e-3, 2e-2), torch.bfloat16: (6e-3, 2e-2)}}
+FAST = {1024: FP8, 16384: {torch.float16: (5e-3, 4e-2), torch.bfloat16: (6e-3, 4e-2)}}
 
 TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64]
 SHAPES = [(1, 8), (8, 64), (24, 72), (100, 200), (264, 1032), (1000, 512)]
@@ -324,7 +324,7 @@ def scaled(a, b, sa, sb, bias=None):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (48, 272), (272, 1040), (1056, 128)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 9, 16, 33, 64, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("tokens", [0, 1, 9, 16, 33, 64, 65, 127, 128, 129, 300])
 @pytest.mark.parametrize("kind", ["tensor", "row", "row and bias"])
 def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
     n, k = shape
@@ -354,7 +354,7 @@ def blockwise(a, b, sa, sb):
 
 
 @pytest.mark.parametrize("shape", [(128, 128), (384, 256), (1152, 1024)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64, 65, 129, 300])
+@pytest.mark.parametrize("tokens", [0, 1, 16, 17, 33, 64, 65, 129, 300])
 @pytest.mark.parametrize("columns", [False, True])
 def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     n, k = shape
@@ -371,11 +371,13 @@ def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a, b, sa, sb, torch.bfloat16), out.view)
 
 
-# On 132 multiprocessors: tiles of 64, 96 (and more than one band), 128, 160 and 192 rows, and two blocks that share k.
+# On 132 multiprocessors: tiles of 64, 96, 128, 160 and 192 rows, two blocks that share k, and tiles of 256 tokens (more
+# than one band, clusters with one tile and with two).
 @pytest.mark.parametrize(
     ("tokens", "n", "k"),
-    [(300, 1152, 640), (2200, 1280, 640), (130, 8448, 640), (130, 10240, 640), (130, 12672, 640), (100, 512, 2048)],
-)
+    [(300, 1152, 640), (1800, 1280, 640), (130, 8448, 640), (130, 10240, 640), (130, 12672, 640), (100, 512, 2048),
+     (2200, 1280, 640), (2250, 3456, 640)],
+)  # fmt: skip
 def test_fp8_of_every_tile(tokens, n, k, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU has no tiles")
@@ -425,8 +427,8 @@ def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
         assert_same_bits(fewer, out.view[:-3])
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 40, 70, 257])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("tokens", [0, 1, 16, 40, 70, 257])
+@pytest.mark.parametrize("batch", [0, 1, 3])
 def test_bmm_fp8(tokens, batch, rng):
     n, k = 144, 272
     a, b = fp8((batch, tokens, k), rng, gap=16), fp8((batch, n, k), rng).transpose(1, 2)
@@ -446,47 +448,3 @@ def test_fp8_rows_do_not_depend_on_the_others(bounds, rng, request):
     sa, sb = scales((high, 4), rng), scales((2, 4), rng).t()
     whole = rk.fp8_blockwise_scaled_mm(a, b, sa, sb)
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:low], b, sa[:low], sb), whole[:low])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"mat_a": torch.ones(2, 32)}, TypeError, "mat_a"),
-        ({"mat_b": torch.ones(32, 16)}, TypeError, "mat_b"),
-        ({"mat_b": torch.ones(32, 16).to(torch.float8_e4m3fn)}, ValueError, "column-major"),
-        ({"mat_b": torch.ones(16, 48).to(torch.float8_e4m3fn).t()}, ValueError, "mat_b"),
-        ({"mat_b": torch.ones(15, 32).to(torch.float8_e4m3fn).t()}, ValueError, "mat_b"),
-        ({"scales_a": torch.ones(3)}, ValueError, "scales_a"),
-        ({"scales_b": torch.ones(2, 8)}, ValueError, "scales_b"),
-        ({"scales_b": torch.ones(16).double()}, TypeError, "scales_b"),
-        ({"out": torch.ones(2, 17).bfloat16()}, ValueError, "out"),
-        ({"out": torch.ones(2, 16)}, TypeError, "out"),
-        ({"out_dtype": "float32"}, TypeError, "dtype"),
-        ({"out_dtype": "float16", "out": torch.ones(2, 16).bfloat16()}, TypeError, "out"),
-        ({"bias": torch.ones(15).bfloat16()}, ValueError, "bias"),
-    ],
-)
-def test_errors_name_the_argument(change, error, text):
-    fp8_ones = torch.ones(16, 32).to(torch.float8_e4m3fn)
-    args = {
-        "mat_a": fp8_ones[:2],
-        "mat_b": fp8_ones.t(),
-        "scales_a": torch.ones(2),
-        "scales_b": torch.ones(16),
-    } | change
-    with pytest.raises(error, match=text):
-        rk.fp8_scaled_mm(**args)
-
-
-def test_errors_of_the_fused_product():
-    x, w = torch.ones(2, 8).bfloat16(), torch.ones(6, 8).bfloat16()
-    with pytest.raises(ValueError, match="weight"):
-        rk.linear_silu_and_mul(x, w[:5])
-    with pytest.raises(ValueError, match="x"):
-        rk.linear_silu_and_mul(x[:, :7], w)
-    with pytest.raises(ValueError, match="out"):
-        rk.linear_silu_and_mul(x, w, out=torch.ones(2, 4).bfloat16())
-    with pytest.raises(ValueError, match="residual"):
-        rk.linear(x, w, residual=torch.ones(2, 5).bfloat16())
-    with pytest.raises(TypeError, match="residual"):
-        rk.linear(x, rk.pack_weight(w), residual=torch.ones(2, 6))

@@ -12,16 +12,20 @@ import torch
 import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
 
-FP8 = torch.float8_e4m3fn
+FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+CODES = (FP8, FNUZ)
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (5e-4, 1e-3), torch.bfloat16: (4e-3, 8e-3)}
 TRITON = importlib.util.find_spec("triton") is not None
 
 
-def quantized(values: torch.Tensor, rng: torch.Generator, *blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantized(
+    values: torch.Tensor, code: torch.dtype, rng: torch.Generator, *blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """In FP8, with random scales for blocks of 128 along the last `blocks` dimensions."""
     kept = values.ndim - blocks[0]
     shape = (*values.shape[:kept], *(-(-n // 128) for n in values.shape[kept:]))
-    return (values * 40).clamp(-448, 448).to(FP8), torch.rand(shape, generator=rng) * 0.02 + 0.01
+    most = torch.finfo(code).max
+    return (values * 40).clamp(-most, most).to(code), torch.rand(shape, generator=rng) * 0.02 + 0.01
 
 
 def scaled(values: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -50,9 +54,9 @@ def operands(lead: tuple[int, ...], experts: int, n: int, k: int, dtype: torch.d
     """x [*lead, k], weight [experts, n, k], and their scales."""
     x = torch.randn((*lead, k), generator=rng)
     weight = torch.randn((experts, n, k), generator=rng) / k**0.5
-    if dtype != FP8:
+    if dtype not in CODES:
         return x.to(dtype), weight.to(dtype), None, None
-    (x, x_scale), (weight, w_scale) = quantized(x, rng, 1), quantized(weight, rng, 2)
+    (x, x_scale), (weight, w_scale) = quantized(x, dtype, rng, 1), quantized(weight, dtype, rng, 2)
     return x, weight, x_scale, w_scale
 
 
@@ -61,7 +65,7 @@ def poison(x: torch.Tensor, x_scale: torch.Tensor | None, rows: torch.Tensor) ->
     if x_scale is None:
         x[rows] = math.nan
     else:
-        x.view(torch.uint8)[rows] = 0x7F
+        x.view(torch.uint8)[rows] = 0x7F if x.dtype == FP8 else 0x80
         x_scale[rows] = math.nan
 
 
@@ -85,7 +89,7 @@ pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON el
 
 
 def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:
-    cut = run == "triton" and not torch.cuda.is_available() and dtype in (torch.bfloat16, FP8)
+    cut = run == "triton" and not torch.cuda.is_available() and dtype in (torch.bfloat16, *CODES)
     # The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
     return (8e-3, 1.6e-2) if cut else TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
 
@@ -109,7 +113,7 @@ def cases(small: list[tuple], large: list[tuple]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, FP8], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *CODES], ids=str)
 @pytest.mark.parametrize(("shape", "run"), cases(CONTIGUOUS, LARGE), ids=str)
 def test_contiguous(shape, run, dtype, rng):
     counts, n, k = shape
@@ -117,7 +121,7 @@ def test_contiguous(shape, run, dtype, rng):
     x, weight, x_scale, w_scale = operands((len(groups),), len(counts), n, k, dtype, rng)
     padding = groups < 0
     poison(x, x_scale, padding)
-    out = guarded((len(groups), n), torch.bfloat16 if dtype == FP8 else dtype, gap=8)
+    out = guarded((len(groups), n), torch.bfloat16 if dtype in CODES else dtype, gap=8)
     call("m_grouped_gemm_contiguous", run, x, weight, groups, x_scale=x_scale, weight_scale=w_scale, out=out.view)
     out.check()
     assert torch.isnan(out.view[padding]).all(), "padding was written"
@@ -125,16 +129,44 @@ def test_contiguous(shape, run, dtype, rng):
     mine = ~padding
     assert_close("m_grouped_gemm_contiguous", out.view[mine], exact[mine], tolerance(dtype, run))
     wide = rk.reference.m_grouped_gemm_contiguous(
-        x if dtype == FP8 else x.double(), weight, groups, x_scale=x_scale, weight_scale=w_scale
+        x if dtype in CODES else x.double(), weight, groups, x_scale=x_scale, weight_scale=w_scale
     )
     assert_close("m_grouped_gemm_contiguous", wide[mine], exact[mine], (1e-12, 1e-11))
+
+
+@pytest.mark.parametrize("run", ["public", pytest.param("triton", marks=NO_TRITON)])
+def test_rows_of_a_group_that_is_not_there(run, rng):
+    """They are padding: neither written nor looked up."""
+    groups = laid_out([5, 128])
+    groups[:128][groups[:128] < 0] = 2
+    groups = torch.cat([groups, torch.full((128,), 2**30, dtype=torch.int32)])
+    x, weight, _, _ = operands((len(groups),), 2, 24, 40, torch.float16, rng)
+    padding = groups > 1
+    poison(x, None, padding)
+    out = guarded((len(groups), 24), torch.float16, gap=8)
+    call("m_grouped_gemm_contiguous", run, x, weight, groups, out=out.view)
+    out.check()
+    assert torch.isnan(out.view[padding]).all(), "padding was written"
+    exact = torch.einsum("mk,mnk->mn", x.double(), weight.double()[groups.clamp(max=1).long()])
+    assert_close("m_grouped_gemm_contiguous", out.view[~padding], exact[~padding], TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("run", ["public", pytest.param("triton", marks=NO_TRITON)])
+def test_counts_below_zero_and_above_the_room(run, rng):
+    x, weight, _, _ = operands((3, 20), 3, 16, 32, torch.float16, rng)
+    out = guarded((3, 20, 16), torch.float16)
+    call("m_grouped_gemm_masked", run, x, weight, torch.tensor([-1, 20, 99], dtype=torch.int32), out=out.view)
+    out.check()
+    assert torch.isnan(out.view[0]).all()
+    exact = torch.einsum("emk,enk->emn", x.double(), weight.double())
+    assert_close("m_grouped_gemm_masked", out.view[1:], exact[1:], TOLERANCE[torch.float16])
 
 
 # (groups, most rows, rows expected, n, k)
 MASKED = [(1, 1, 1, 16, 32), (3, 20, 9, 72, 128), (4, 70, 64, 136, 200), (2, 150, 150, 40, 72)]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, FP8], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *CODES], ids=str)
 @pytest.mark.parametrize(
     ("shape", "run"),
     cases(MASKED, [(5, 300, 200, 264, 400), (5, 300, 250, 264, 400), (3, 100, 100, 208, 272)]),
@@ -147,7 +179,7 @@ def test_masked(shape, run, dtype, rng):
     x, weight, x_scale, w_scale = operands((experts, most), experts, n, k, dtype, rng)
     behind = torch.arange(most) >= counts[:, None]
     poison(x, x_scale, behind)
-    out = guarded((experts, most, n), torch.bfloat16 if dtype == FP8 else dtype, gap=8)
+    out = guarded((experts, most, n), torch.bfloat16 if dtype in CODES else dtype, gap=8)
     options = {"expected_m": expected, "x_scale": x_scale, "weight_scale": w_scale}
     call("m_grouped_gemm_masked", run, x, weight, counts, out=out.view, **options)
     out.check()
@@ -155,7 +187,7 @@ def test_masked(shape, run, dtype, rng):
     exact = torch.einsum("emk,enk->emn", scaled(x, x_scale), scaled(weight, w_scale))
     assert_close("m_grouped_gemm_masked", out.view[~behind], exact[~behind], tolerance(dtype, run))
     wide = rk.reference.m_grouped_gemm_masked(
-        x if dtype == FP8 else x.double(), weight, counts, x_scale=x_scale, weight_scale=w_scale
+        x if dtype in CODES else x.double(), weight, counts, x_scale=x_scale, weight_scale=w_scale
     )
     assert_close("m_grouped_gemm_masked", wide[~behind], exact[~behind], (1e-12, 1e-11))
 
@@ -180,6 +212,18 @@ def test_the_hint_does_not_change_rows_that_are_there(rng):
         out = rk.m_grouped_gemm_masked(x, weight, counts, expected_m=hint)
         assert_close("m_grouped_gemm_masked", out[0], exact[0], TOLERANCE[torch.float16])
         assert_close("m_grouped_gemm_masked", out[1, :13], exact[1, :13], TOLERANCE[torch.float16])
+
+
+def test_a_hint_above_the_room_means_all_of_it(rng):
+    x, weight, x_scale, w_scale = operands((2, 200), 2, 136, 128, FP8, rng)
+    counts = torch.tensor([200, 70], dtype=torch.int32)
+    whole, *others = (
+        rk.m_grouped_gemm_masked(x, weight, counts, expected_m=hint, x_scale=x_scale, weight_scale=w_scale)
+        for hint in (200, 201, 2**31 - 1, 2**31, 2**70)
+    )
+    for other in others:
+        assert_same_bits(other[0], whole[0])
+        assert_same_bits(other[1, :70], whole[1, :70])
 
 
 def test_nothing_to_do(rng):

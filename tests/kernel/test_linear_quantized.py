@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -227,48 +226,6 @@ def test_embedding(kind, group, zeros, rng):
         assert_same_bits(out.view.contiguous(), expected)
         with pytest.raises(ValueError, match="ids"):
             rk.embedding(torch.tensor([37]), packed)
-
-
-def test_gptq_and_awq_weights(rng):
-    """GPTQ packs 8 inputs into an int32 and stores zero - 1; AWQ packs 8 outputs in the order 0 2 4 6 1 3 5 7."""
-    n, k, group = 24, 128, 64
-    weight = Weight.random("int4", group, True, n, k, rng, torch.float16)
-    weight.zeros.clamp_(1, 15)
-    shifts = torch.arange(8) * 4
-    gptq = (weight.codes.view(n, k // 8, 8) << shifts).sum(-1).T  # qweight [K / 8, N]
-    codes = (gptq.T.unsqueeze(-1) >> shifts & 15).flatten(1)
-    qzeros = ((weight.zeros.T.long() - 1).view(k // group, n // 8, 8) << shifts).sum(-1)  # [G, N / 8]
-    zeros = ((qzeros.unsqueeze(-1) >> shifts & 15).flatten(1) + 1).T
-    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-    awq = (weight.codes.T.reshape(k, n // 8, 8)[..., order] << shifts).sum(-1)  # qweight [K, N / 8]
-    places = torch.empty_like(order)
-    places[order] = torch.arange(8)
-    awq_codes = (awq.unsqueeze(-1) >> shifts & 15)[..., places].flatten(1).T
-    for found in (codes, awq_codes):
-        assert torch.equal(found, weight.codes)
-        stored = (found[:, ::2] | found[:, 1::2] << 4).to(torch.uint8)
-        packed = rk.pack_weight(stored, weight.scales, "int4", zeros=zeros.to(torch.uint8), dtype="float16")
-        assert (packed.group, packed.scale_dtype) == (group, "float16")
-        x = spread((3, k), torch.float16, rng)
-        assert_close("linear int4", rk.linear(x, packed), x.double() @ weight.value().T, TOLERANCE[torch.float16])
-
-
-def test_gguf_weights(rng):
-    """A Q8_0 block is a float16 scale and 32 int8; Q4_0's has 16 bytes: inputs 0 .. 15 low, 16 .. 31 high."""
-    n, k = 20, 96
-    blocks = k // 32
-    raw = np.random.default_rng(int(integers(0, 1000, (1,), rng)))
-    d = torch.from_numpy(raw.uniform(0.01, 0.1, (n, blocks)).astype(np.float16))
-    q8 = torch.from_numpy(raw.integers(-127, 128, (n, blocks, 32)).astype(np.int8))
-    packed = rk.pack_weight(q8.flatten(1), d, "int8", group=32, dtype=torch.float32)
-    x = spread((2, k), torch.float32, rng)
-    value = (q8.double() * d.double().unsqueeze(-1)).flatten(1)
-    assert_close("linear int8", rk.linear(x, packed), x.double() @ value.T, TOLERANCE[torch.float32])
-    q4 = torch.from_numpy(raw.integers(0, 256, (n, blocks, 16)).astype(np.uint8))
-    codes = torch.cat([q4 & 15, q4 >> 4], dim=-1).flatten(1)
-    packed = rk.pack_weight(codes[:, ::2] | codes[:, 1::2] << 4, d, "int4", group=32, dtype=torch.float32)
-    value = ((codes.double() - 8).view(n, blocks, 32) * d.double().unsqueeze(-1)).flatten(1)
-    assert_close("linear int4", rk.linear(x, packed), x.double() @ value.T, TOLERANCE[torch.float32])
 
 
 def test_errors(rng):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -54,16 +55,41 @@ def test_triton_is_installed_when_asked_for_later(make):
     assert "triton==" in make(f"{target}-triton", REQUIRE="cuda,triton")[0]
 
 
-def test_missing_python_headers_are_named(tmp_path):
-    cmake = Path(sys.executable).with_name("cmake")
-    program = str(cmake) if cmake.exists() else shutil.which("cmake")
-    if program is None:
+def test_a_wheel_is_of_the_families_and_targets_that_are_named(make):
+    start = "tools/build_wheel.py cuda --jobs 2"
+    assert [line.rstrip() for line in make("wheel", BACKEND="cuda")] == [start]
+    (line,) = make("wheel", BACKEND="cuda", FAMILIES="gemm norm", ARCHS="90a-real")
+    assert line == f"{start} --archs 90a-real --families gemm norm"
+
+
+def test_the_kept_build_folder_is_told_every_setting(tmp_path):
+    build_wheel = runpy.run_path(str(ROOT / "tools/build_wheel.py"))
+    for families, wanted in (("gemm norm;moe", "gemm;norm;moe"), ("", "")):
+        command = build_wheel["build_command"](tmp_path, tmp_path, [], "", families)
+        assert f"cmake.define.RADIX_ONLY={wanted}" in command and "cmake.define.RADIX_ARCHS=" in command
+
+
+@pytest.fixture
+def cmake() -> str:
+    program = Path(sys.executable).with_name("cmake")
+    found = str(program) if program.exists() else shutil.which("cmake")
+    if found is None:
         pytest.skip("cmake is not installed")
+    return found
+
+
+def test_a_family_that_is_not_there_is_named(tmp_path, cmake):
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path / "build"), "-DRADIX_ONLY=norm;gemms"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "cpu has no family 'gemms'" in " ".join(done.stderr.split())
+
+
+def test_missing_python_headers_are_named(tmp_path, cmake):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{tmp_path};.cpython-399-x86_64-linux-gnu.so'\n")
     python.chmod(0o755)
     settings = (f"-DRADIX_PYTHONS={python}", f"-DPython_EXECUTABLE={sys.executable}")
-    command = [program, "-S", str(ROOT), "-B", str(tmp_path / "build"), *settings]
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path / "build"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert f"{tmp_path}/Python.h is missing: install the headers of {python}" in " ".join(done.stderr.split())

@@ -3,90 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded, spread
-
-HALVES = (torch.bfloat16, torch.float16)
-LATENT, ROPE = 512, 64
-SCALE = 192**-0.5
-
-
-@dataclass
-class Case:
-    """Rows of (q_len, kv_len) over a paged cache that is NaN wherever nothing may read."""
-
-    args: tuple[torch.Tensor, ...]
-    tokens: list[torch.Tensor]  # of each row, [kv_len, 576], as the cache holds them
-
-    @property
-    def fp8(self) -> bool:
-        return self.args[2].dtype == torch.uint8
-
-
-def split(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tokens[..., :LATENT], tokens[..., LATENT:]
-
-
-def make_case(
-    rows: list[tuple[int, int]],
-    rng: torch.Generator,
-    *,
-    heads: int = 4,
-    page_size: int = 16,
-    dtype: torch.dtype = torch.bfloat16,
-    fp8: bool = False,
-    gap: int = 0,
-) -> Case:
-    needed = [-(-kv // page_size) for _, kv in rows]
-    pages = sum(needed) + 3
-    cache = torch.full((pages, page_size, LATENT + ROPE), math.nan, dtype=dtype)
-    if fp8:
-        cache = torch.full((pages, page_size, 656), 255, dtype=torch.uint8)
-    table = torch.full((len(rows), max([*needed, 0]) + 2), 2**30, dtype=torch.int32)
-    free, tokens = torch.randperm(pages, generator=rng), []
-    for row, (_, kv) in enumerate(rows):
-        mine, free = free[: needed[row]], free[needed[row] :]
-        table[row, : needed[row]] = mine.to(torch.int32)
-        values = spread((kv, LATENT + ROPE), dtype, rng)
-        stored = rk.reference.pack_mla_tokens(*split(values.to(torch.bfloat16))) if fp8 else values
-        at = torch.arange(kv)
-        cache[mine[at // page_size], at % page_size] = stored
-        tokens.append(rk.reference.unpack_mla_cache(stored, torch.float64))
-    count = sum(n for n, _ in rows)
-    starts = torch.tensor([0, *(n for n, _ in rows)]).cumsum(0).to(torch.int32)
-    lens = torch.tensor([kv for _, kv in rows], dtype=torch.int32)
-    q = spread((count, heads, LATENT), dtype, rng, gap=gap), spread((count, heads, ROPE), dtype, rng, gap=gap)
-    return Case((*q, cache, table, lens, starts), tokens)
-
-
-def oracle(case: Case, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Straight from the definition, a query at a time."""
-    nope, rope, *_, starts = case.args
-    q = torch.cat((nope, rope), -1).double()
-    out, lse = torch.zeros(nope.shape, dtype=torch.float64), torch.full(nope.shape[:2], -math.inf, dtype=torch.float64)
-    for row, tokens in enumerate(case.tokens):
-        n = int(starts[row + 1] - starts[row])
-        for i in range(n):
-            seen = tokens[: max(0, len(tokens) - n + i + 1)] if causal else tokens
-            if not len(seen):
-                continue
-            at = int(starts[row]) + i
-            scores = q[at] @ seen.T * SCALE
-            lse[at] = torch.logsumexp(scores, -1)
-            out[at] = torch.softmax(scores, -1) @ seen[:, :LATENT]
-    return out, lse
+from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, make_case, oracle, split
 
 
 def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
     expected, expected_lse = exact = oracle(case, causal)
     dtype = case.args[0].dtype
-    if not batch_invariant and widens(case):
-        expected, expected_lse = oracle(Case(case.args, [x.float().bfloat16().double() for x in case.tokens]), causal)
+    if rounds(case, batch_invariant):
+        expected, expected_lse = oracle(rounded(case), causal)
     starts = case.args[-1]
     out = guarded(tuple(case.args[0].shape), dtype, gap=8)
     got, lse = rk.mla_decode(
@@ -105,11 +35,17 @@ def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
     assert_close("reference.mla_decode lse", defined_lse, exact[1], (1e-12, 1e-10))
 
 
-def widens(case: Case) -> bool:
-    """Whether FP8 values times their scales are rounded to bfloat16: Hopper's way with more than 16 query rows."""
-    native = rk.capabilities()["ops"]["mla_decode"]["bfloat16"]["impl"].startswith("cuda:")
+def rounds(case: Case, batch_invariant: bool = False) -> bool:
+    """Whether FP8 values times their scales are rounded to q's type: in Triton, and on Hopper with more than 16 query
+    rows, where Triton serves float16 queries."""
+    impl = rk.capabilities()["ops"]["mla_decode"]["bfloat16"]["impl"]
     rows = case.args[0].shape[1] * int(case.args[-1].diff().max())
-    return case.fp8 and native and rows > 16
+    narrow = impl.startswith("cuda:") and case.args[0].dtype == torch.bfloat16 and (batch_invariant or rows <= 16)
+    return case.fp8 and impl != "reference" and not narrow
+
+
+def rounded(case: Case) -> Case:
+    return Case(case.args, [x.float().to(case.args[0].dtype).double() for x in case.tokens])
 
 
 @pytest.mark.parametrize("heads", [1, 5, 16, 20, 64, 128])
@@ -136,15 +72,27 @@ def test_page_sizes_with_many_heads(page_size, heads, rng):
 
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 @pytest.mark.parametrize("heads", [16, 40, 128])
-def test_fp8_with_many_heads(page_size, heads, rng):
+def test_fp8_with_many_heads(page_size, heads, rng, request):
+    if heads > 16 and request.config.getoption("--device") == "cpu":
+        pytest.skip("the reference has one way for any number of heads")
     rows = [(1, 130), (2, 64), (1, 1), (1, 1100), (1, 0)]
     run(make_case(rows, rng, heads=heads, page_size=page_size, fp8=True, gap=16))
 
 
+@pytest.mark.parametrize("heads", [2, 40])
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_fp8_with_float16_queries(heads, batch_invariant, rng):
+    """Which Hopper's kernels refuse: another one serves them."""
+    case = make_case([(1, 130), (2, 33)], rng, heads=heads, dtype=torch.float16, fp8=True)
+    run(case, batch_invariant=batch_invariant)
+
+
 @pytest.mark.parametrize("heads", [16, 64, 128])
 @pytest.mark.parametrize("fp8", [False, True])
-def test_rows_that_blocks_share(heads, fp8, rng):
+def test_rows_that_blocks_share(heads, fp8, rng, request):
     """Many runs of a row, in the middle and at its ends, of one tile and of more; queries of several blocks."""
+    if request.config.getoption("--device") == "cpu":
+        pytest.skip("the reference has no blocks that share a row")
     run(make_case([(1, 2500), (3, 65), (1, 1), (1, 700), (2, 4000)], rng, heads=heads, page_size=64, fp8=fp8))
 
 
@@ -221,8 +169,7 @@ def test_every_call_ends(batch, kv_len, heads, fp8, rng, request):
     """Whether or not all blocks have work, in whatever order their warps run."""
     calls = 1 if request.config.getoption("--device") == "cpu" else 50
     case = make_case([(1, kv_len)] * batch, rng, heads=heads if calls > 1 else 2, page_size=64, fp8=fp8)
-    if widens(case):
-        case.tokens = [x.float().bfloat16().double() for x in case.tokens]
+    case = rounded(case) if rounds(case) else case
     first = rk.mla_decode(*case.args, softmax_scale=SCALE)
     assert_close("mla_decode", first, oracle(case)[0], ATTENTION[torch.bfloat16])
     for _ in range(calls):
@@ -276,6 +223,38 @@ def test_errors(index, change, error, rng):
     args = list(make_case([(1, 5), (1, 3)], rng).args)
     args[index] = change(args[index])
     with pytest.raises(error):
+        rk.mla_decode(*args, softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error"), [(None, TypeError), ("0.1", TypeError), (math.nan, ValueError), (math.inf, ValueError)]
+)
+def test_the_scale_has_no_default(scale, error, rng):
+    with pytest.raises(error, match=r"mla_decode: softmax_scale is .* expected a"):
+        rk.mla_decode(*make_case([(1, 5)], rng).args, softmax_scale=scale)
+
+
+@pytest.mark.parametrize(("hint", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_a_hint_that_is_none(hint, error, rng):
+    with pytest.raises(error, match="mla_decode: max_seqlen_q is .* expected"):
+        rk.mla_decode(*make_case([(1, 5)], rng).args, softmax_scale=SCALE, max_seqlen_q=hint)
+
+
+@pytest.mark.parametrize(("index", "values", "text"), [
+    (4, [49, 3], r"kv_lens\[0\] is 49, expected 0 to 48"),
+    (4, [5, -1], r"kv_lens\[1\] is -1, expected 0 to 48"),
+    (5, [1, 1, 2], r"cu_seqlens_q\[0\] is 1, expected 0"),
+    (5, [0, 3, 2], r"cu_seqlens_q\[2\] is 2, less than the one before \(3\)"),
+    (5, [0, 1, 1], "cu_seqlens_q ends at 1, expected 2"),
+    (3, [[0, 7, 7], [5, 7, 7]], r"page_table\[1, 0\] is 5, expected 0 to 4"),
+    (3, [[-1, 7, 7], [0, 7, 7]], r"page_table\[0, 0\] is -1, expected 0 to 4"),
+])  # fmt: skip
+def test_rows_that_are_not_there_are_refused(index, values, text, rng, request):
+    if request.config.getoption("--device") != "cpu":
+        pytest.skip("on a GPU reading them would wait for it")
+    args = list(make_case([(1, 5), (1, 3)], rng).args)
+    args[index] = torch.tensor(values, dtype=torch.int32)
+    with pytest.raises(ValueError, match=text):
         rk.mla_decode(*args, softmax_scale=SCALE)
 
 

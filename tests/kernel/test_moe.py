@@ -267,6 +267,7 @@ def test_moe_sum(shape, dtype, gap, rng):
         (lambda x, b: rk.topk_softmax(x[0], 2), ValueError, "gating_output"),
         (lambda x, b: rk.topk_softmax(x, 9), ValueError, "topk"),
         (lambda x, b: rk.topk_softmax(x, 0), ValueError, "topk"),
+        (lambda x, b: rk.topk_softmax(x, -1), ValueError, "topk"),
         (lambda x, b: rk.topk_softmax(torch.zeros(2, 1025), 2), NotImplementedError, "experts"),
         (lambda x, b: rk.topk_softmax(x.T.contiguous().T, 2), ValueError, "gating_output"),
         (lambda x, b: rk.topk_softmax(x, 2, out=routed(3, 2)), ValueError, "topk_weights"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.experts_cases import FP8, TOLERANCE, Experts, make
+from tests.kernel.experts_cases import FNUZ, FP8, TOLERANCE, Experts, make
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
 
 if importlib.util.find_spec("triton") is None:
@@ -65,10 +65,11 @@ def test_reference(rng):
     assert_close("fused_experts", out, case.oracle(), TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize("code", [FP8, FNUZ], ids=str)
 @pytest.mark.parametrize("scales", ["tensor", "block"])
 @pytest.mark.parametrize("shape", [(2, 3, 2, 192, 136), (40, 2, 2, 256, 128)], ids=str)
-def test_fp8(scales, shape, rng):
-    case = make(*shape, torch.bfloat16, rng, scales=scales)
+def test_fp8(scales, shape, code, rng):
+    case = make(*shape, torch.bfloat16, rng, scales=scales, code=code)
     check(case)
     args = (case.x.double(), case.w1, case.w2, case.weights.double(), case.ids)
     exact = rk.reference.fused_experts(*args, **case.options)
@@ -89,7 +90,7 @@ def test_fp8_activations(shape, rng):
 @pytest.mark.parametrize("tokens", [6, 50])
 def test_expert_map_and_foreign_ids(tokens, rng):
     case = make(tokens, 3, 3, 64, 32, torch.float16, rng, named=8)
-    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.options["expert_map"] = torch.tensor([-1, 2, 3, 0, 1030, 2**30, 1, -1], dtype=torch.int32)
     case.ids[1, :] = -1
     case.ids[2, 0] = 99
     out = check(case)

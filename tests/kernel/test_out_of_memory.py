@@ -1,4 +1,5 @@
-"""Where the system refuses memory a CPU op raises, whichever thread asked for it, and the next call works."""
+"""Where the system refuses memory a CPU op raises, whichever thread asked for it, and the next call works. A step of
+decode asks for none."""
 
 from __future__ import annotations
 
@@ -54,10 +55,12 @@ must_raise(lambda: rk.flash_attn_varlen(q, k, v, cu, cu, out=out), aligned=1 << 
 exact = rk.reference.flash_attn_varlen(q.double(), k.double(), v.double(), cu, cu)
 assert (out - exact).abs().max() < 1e-5
 """
-# One row is cut over the threads, several are dealt to them.
+# One row is cut over the threads, several are dealt to them. Threads keep their memory, and which of them take part is
+# open: each case needs more than the one before, whoever runs it.
 SAMPLING = """
-for rows, changes in ((1, {}), (4, {}), (4, {"bitmask": torch.full((4, 1250), -1, dtype=torch.int32)})):
-    logits, out = torch.randn(rows, 40_000), torch.zeros(rows, dtype=torch.int32)
+for rows, vocab, masked in ((1, 40_000, False), (4, 100_000, False), (4, 250_000, True)):
+    changes = {"bitmask": torch.full((4, (vocab + 31) // 32), -1, dtype=torch.int32)} if masked else {}
+    logits, out = torch.randn(rows, vocab), torch.zeros(rows, dtype=torch.int32)
     one, zero = torch.ones(rows), torch.zeros(rows)
     columns = one, zero.int(), one * 0.9, zero, torch.arange(rows), torch.arange(rows)
     edits = rk.LogitEdits(**changes) if changes else None
@@ -83,6 +86,31 @@ out.zero_()
 rk.silu_and_mul(x, out=out)
 assert threads() == before + 1 and torch.allclose(out, expected, atol=1e-6)
 """
+# Python itself may ask now and then.
+DECODE = """
+from tests.kernel.test_decoder import Model, step
+
+count_memory = ctypes.CDLL(None).count_memory
+count_memory.argtypes, count_memory.restype = [ctypes.c_size_t], ctypes.c_size_t
+
+def requests(op):
+    count_memory(1024)
+    op()
+    return count_memory(NEVER)
+
+for kind in ("dense", "int8", "w8a8", "int4", "w4a8"):
+    model = Model(kind=kind)
+    decoder, weight = model.decoder(model.with_caches()), model.layers[0].qkv[0]
+    x, out = model.random(3, 96), torch.zeros(3, weight.n, dtype=torch.bfloat16)
+    steps = []
+    for i in range(8):
+        hidden, places = step(model, [1, 1, 1], [10 + i, 1 + i, 20 + i])
+        steps.append(lambda hidden=hidden, places=places: decoder(hidden, **places, max_seqlen_q=1))
+    assert requests(steps[0]) > 0, "the workspace of the first step was not seen"
+    for ops in (steps[1:], [lambda: rk.linear(x, weight, out=out)] * 8, [lambda: rk.linear_argmax(x, weight)] * 8):
+        counts = [requests(op) for op in ops]
+        assert min(counts[2:]) == 0, (kind, counts)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +124,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("body", [PREFILL, SAMPLING, ARGMAX, WORKERS], ids=["prefill", "sampling", "argmax", "workers"])
 def test_refused_memory(body, library):
+    run(body, library)
+
+
+def test_decode_asks_for_no_memory(library):
+    run(DECODE, library)
+
+
+def run(body: str, library: Path) -> None:
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "LD_PRELOAD": str(library)}
     done = subprocess.run([sys.executable, "-c", BEGIN + body], env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]

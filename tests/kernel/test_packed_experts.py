@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels.packed_experts import _one_by_one
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers, spread
 
 TOLERANCE = {torch.bfloat16: (8e-3, 4e-2), torch.float16: (1e-3, 6e-3), torch.float32: (2e-6, 2e-5)}
@@ -39,6 +40,23 @@ def dequantized(packed):
     return codes.double() * scales.double().repeat_interleave(packed.group or packed.k, 1)[:, : packed.k]
 
 
+def oracle_of_codes(x, experts, weights, ids):
+    """Where activations too are codes, those between the products of numbers that were rounded to x's dtype."""
+    group = experts.w1[0].group
+
+    def product(rows, packed):
+        codes, scales = rk.reference.quantize_rows(rows.to(x.dtype), group)
+        return rk.reference.dequantize_weight(codes, scales, None, group) @ dequantized(packed).T
+
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for column, expert in itertools.product(range(ids.shape[1]), range(len(experts.w1))):
+        rows = ids[:, column] == expert
+        gate, up = product(x[rows], experts.w1[expert]).chunk(2, -1)
+        down = product(torch.nn.functional.silu(gate) * up, experts.w2[expert])
+        out[rows] += weights[rows, column, None].double() * down
+    return out
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dense(shape, dtype, rng):
@@ -59,6 +77,17 @@ def test_quantized(kind, group, rng):
     assert_close(f"fused_experts_packed {kind}", got, oracle(x, a, b, weights, ids), TOLERANCE[x.dtype])
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("kind", "group"), [("w8a8", 0), ("w8a8", 64), ("w4a8", 64), ("w4a8", 32)])
+@pytest.mark.parametrize("tokens", [1, 90])
+def test_quantized_activations(kind, group, tokens, rng):
+    x, w1, w2, weights, ids = make(tokens, 4, 2, 128, 64, torch.bfloat16, rng)
+    experts = rk.pack_experts(w1, w2, kind, group=group)
+    got = rk.fused_experts_packed(x, experts, weights, ids)
+    # Tighter than for numbers, so that a product which left its activations as they are fails.
+    assert_close(f"fused_experts_packed {kind}", got, oracle_of_codes(x, experts, weights, ids), (5e-3, 3e-2))
+
+
 def test_experts_elsewhere(rng):
     """Ids outside of the experts and experts of other ranks add nothing."""
     x, w1, w2, weights, ids = make(12, 4, 2, 64, 32, torch.float32, rng)
@@ -75,15 +104,23 @@ def test_experts_elsewhere(rng):
 
 
 @pytest.mark.cpu_only
-def test_rows_do_not_depend_on_the_batch(rng):
-    x, w1, w2, weights, ids = make(33, 4, 2, 128, 64, torch.bfloat16, rng)
-    packed = rk.pack_experts(w1, w2)
-    if not rk.capabilities()["ops"]["linear"]["bfloat16"]["impl"].startswith("cpu:"):
+@pytest.mark.parametrize("kind", [None, "int8", "int4", "w8a8", "w4a8"])
+def test_bits_depend_on_neither_the_batch_nor_the_threads(kind, rng):
+    x, w1, w2, weights, ids = make(70, 4, 2, 256, 128, torch.bfloat16, rng)
+    packed = rk.pack_experts(w1, w2, kind)
+    if packed.native is None:
         pytest.skip("torch's product promises nothing about bits")
     whole = rk.fused_experts_packed(x, packed, weights, ids)
-    for row in integers(0, 33, (5,), rng).tolist():
-        one = slice(row, row + 1)
-        assert_same_bits(rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one])
+    before = rk.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            rk.set_num_threads(threads)
+            assert_same_bits(rk.fused_experts_packed(x, packed, weights, ids), whole)
+            for row in integers(0, 70, (5,), rng).tolist():
+                one = slice(row, row + 1)
+                assert_same_bits(rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one])
+    finally:
+        rk.set_num_threads(before)
 
 
 @pytest.mark.cpu_only
@@ -97,7 +134,7 @@ def test_the_call_has_the_bits_of_single_products(kind, rng):
     ids[ids == 4] = 9
     wide = torch.zeros(21, 96, dtype=x.dtype)
     wide[:, :64] = x
-    expected = _one_by_one(x, packed, weights, ids, None)
+    expected = rk.reference.fused_experts_packed(x, packed, weights, ids)
     assert_same_bits(rk.fused_experts_packed(wide[:, :64], packed, weights, ids.t().contiguous().t()), expected)
 
 

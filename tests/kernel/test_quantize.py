@@ -179,6 +179,19 @@ def test_reference_is_the_same_op(rng):
         (lambda x: rk.per_tensor_quant_fp8(x, torch.ones(2)), ValueError, "scale"),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(64)), ValueError, "weight"),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(2, 64)), ValueError, "residual"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(128, 2).t()), ValueError, "residual"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128).int()), TypeError, "weight"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128).half()), TypeError, "weight"),
+        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(256)[::2]), ValueError, "weight"),
+        (lambda x: rk.per_token_group_quant(torch.ones(2, 130)[:, :128]), ValueError, "input.*16 bytes"),
+        (lambda x: rk.per_token_group_quant(torch.ones(2, 132)[:, 1:129]), ValueError, "input.*16 bytes"),
+        (lambda x: rk.per_token_group_quant(x, out=torch.empty(128, 2).to(E4M3).t()), ValueError, "out"),
+        (lambda x: rk.silu_and_mul_quant_fp8(x, 64, out=torch.empty(2, 128).to(E4M3)[:, ::2]), ValueError, "out"),
+        (
+            lambda x: rk.per_token_group_quant(x, column_major_scales=True, scales=torch.empty(2, 1)),
+            ValueError,
+            "column_major_scales",
+        ),
     ],
 )
 def test_errors_name_the_argument(call, error, text):

@@ -177,6 +177,28 @@ def test_top_p_zero_keeps_the_first():
     assert set(sample(logits, [Row(seed=i, top_p=0.0) for i in range(50)]).tolist()) == {1}
 
 
+@pytest.mark.parametrize("vocab_size", [1, 2])
+def test_the_first_of_one_or_two_ids_stays_whatever_the_filters(vocab_size):
+    logits = torch.tensor([[2.0, -1.0][:vocab_size]]).expand(40, vocab_size).contiguous()
+    for given in ({"top_p": 0.0}, {"top_p": -1.0}, {"top_p": 0.0, "top_k": 1}, {"top_p": 0.0, "min_p": 2.0}):
+        rows = [Row(seed=i, **given) for i in range(40)]
+        assert sample(logits, rows).tolist() == [0] * 40, given
+        check_against_reference(logits, rows)
+
+
+@pytest.mark.parametrize("others", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9}], ids=str)
+def test_a_filter_that_is_no_number_is_off(others, rng):
+    logits = torch.rand(1, 300, generator=rng).mul(4).expand(60, 300).contiguous()  # no id has 2 %: no filter leaves few
+    plain = sample(logits, [Row(seed=i, **others) for i in range(60)]).tolist()
+    for name in ("min_p", "top_p"):
+        if name in others:
+            continue
+        rows = [Row(seed=i, **others, **{name: math.nan}) for i in range(60)]
+        assert sample(logits, rows).tolist() == plain, name
+        check_against_reference(logits, rows)
+    assert len(set(plain)) > 3
+
+
 def test_top_p_is_taken_of_what_top_k_left():
     """Of 0.4, 0.3, 0.2, 0.1 top-k 2 leaves 4/7 and 3/7: top-p 0.5 keeps one, 0.6 both."""
     logits = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1])).expand(200, 4).contiguous()

@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from tests.kernel.attention_cases import make_case, oracle, random_rows
+from tests.kernel.attention_cases import Case, make_case, oracle, random_rows, varlen_args
 from tests.kernel.helpers import ATTENTION, FLOATS, assert_close, assert_same_bits, guarded
 
 if importlib.util.find_spec("triton") is None:
@@ -17,6 +17,8 @@ if importlib.util.find_spec("triton") is None:
         raise ImportError("REQUIRE names triton, but it is not installed")
     pytest.skip("triton is not installed", allow_module_level=True)
 
+import radix_kernels as rk
+from radix_kernels import _dispatch
 from radix_kernels.triton import attention as rt
 
 GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
@@ -38,21 +40,34 @@ def _poisoned_partials(monkeypatch):
     monkeypatch.setattr(rt, "_partials", partials)
 
 
-def launch(case, out, *, lse=None, **options):
+@pytest.fixture
+def short_splits(monkeypatch):
+    """Splits of 64 keys, the largest tile's: the interpreter is slow."""
+    monkeypatch.setattr(rt, "_SPLIT_KEYS", 64)
+
+
+SCALES = ("k_scale", "v_scale", "q_scale")
+
+
+def launch(case, out, *, lse=None, varlen=False, **options):
     left, right = options.get("window_size", (-1, -1))
-    sinks = options.get("sinks")
+    tensors = {name: options.get(name) for name in ("sinks", *SCALES)}
+    tensors = {name: None if x is None else x.to(DEVICE) for name, x in tensors.items()}
     device_out = out.to(DEVICE)
     device_lse = None if lse is None else lse.to(DEVICE)
-    rt.flash_attn_with_kvcache(
-        *(x.to(DEVICE) for x in case.args),
+    op, args = (rt.flash_attn_varlen, varlen_args(case)) if varlen else (rt.flash_attn_with_kvcache, case.args)
+    op(
+        *(x.to(DEVICE) for x in args),
         options.get("softmax_scale", case.q.shape[-1] ** -0.5),
         options.get("causal", True),
         left,
         right,
         options.get("softcap", 0.0),
-        None if sinks is None else sinks.to(DEVICE),
+        tensors["sinks"],
         device_out,
         device_lse,
+        **{name: tensors[name] for name in SCALES},
+        max_seqlen_q=options.get("max_seqlen_q", 0),
     )
     if GPU:
         out.copy_(device_out)
@@ -60,17 +75,18 @@ def launch(case, out, *, lse=None, **options):
             lse.copy_(device_lse)
 
 
-def run(case, rng, **options):
+def run(case, rng, *, exact=None, out_dtype=None, tolerance=None, **options):
+    """Check out, all of it and nothing beside it, and lse. exact: the case of the numbers that FP8 stands for."""
     if options.get("sinks"):
         options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
-    dtype = case.q.dtype
-    expected, expected_lse = oracle(case, **options)
+    dtype = out_dtype or case.q.dtype
+    expected, expected_lse = oracle(exact or case, **options)
     out = guarded(tuple(expected.shape), dtype, gap=8)
     lse = torch.full(case.q.shape[:2], float("nan"))
     launch(case, out.view, lse=lse, **options)
     out.check()
-    assert_close("triton flash_attn_with_kvcache", out.view, expected, TOLERANCE[dtype])
-    assert_close("triton flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
+    assert_close("triton flash_attn", out.view, expected, tolerance or TOLERANCE[dtype])
+    assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
 
 
 OPTIONS = {
@@ -99,9 +115,9 @@ def test_dtypes_heads_and_dims(dtype, dim, heads, rng):
 
 
 @pytest.mark.parametrize("dims", [(48, 32), (16, 80)], ids=str)
-def test_values_of_another_size(dims, rng):
+def test_values_of_another_size(dims, rng, short_splits):
     run(make_case([(5, 30), (1, 19)], rng, dim=dims[0], v_dim=dims[1]), rng)
-    run(make_case([(1, 600), (1, 19)], rng, dim=dims[0], v_dim=dims[1]), rng)
+    run(make_case([(1, 90), (1, 19)], rng, dim=dims[0], v_dim=dims[1]), rng)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 64])
@@ -111,12 +127,12 @@ def test_page_sizes(page_size, hnd, rng):
     run(make_case(rows, rng, page_size=page_size, hnd=hnd, dim=16, gap=16), rng)
 
 
-@pytest.mark.parametrize("options", [{}, {"window_size": (700, 0), "sinks": True}], ids=str)
-def test_split_decode(options, rng):
+@pytest.mark.parametrize("options", [{}, {"window_size": (70, 0), "sinks": True}], ids=str)
+def test_split_decode(options, rng, short_splits):
     """Rows of one, two and three splits; the middle of a window may miss whole splits."""
-    rows = [(1, 1100), (1, 512), (1, 513), (1, 3), (1, 0)]
-    case = make_case(rows, rng, dim=16, heads=(4, 2), page_size=64)
-    assert rt.choose_split(case.page_table.shape[1] * 64) == (512, 3)
+    rows = [(1, 140), (1, 64), (1, 65), (1, 3), (1, 0)]
+    case = make_case(rows, rng, dim=16, heads=(4, 2), page_size=16)
+    assert rt.choose_split(case.page_table.shape[1] * 16) == (64, 3)
     run(case, rng, **options)
 
 
@@ -127,9 +143,9 @@ def test_queries_that_see_nothing(sinks, rng):
     run(make_case([(1, 0), (1, 3)], rng, dim=16), rng, **options)
 
 
-@pytest.mark.parametrize("rows", [[(3, 40)], [(1, 40)], [(1, 600)]], ids=str)
+@pytest.mark.parametrize("rows", [[(3, 40)], [(1, 40)], [(1, 100)]], ids=str)
 @pytest.mark.parametrize("where", ["query", "key"])
-def test_nan_reaches_out_and_lse(rows, where, rng):
+def test_nan_reaches_out_and_lse(rows, where, rng, short_splits):
     """In prefill, decode, and decode over two splits."""
     case = make_case(rows, rng, dim=16)
     last = rows[0][1] - 1
@@ -144,8 +160,8 @@ def test_nan_reaches_out_and_lse(rows, where, rng):
     assert not out[:first].isnan().any() and not lse[:first].isnan().any()
 
 
-def test_rows_do_not_depend_on_the_batch(rng):
-    rows = [(1, 600), (1, 33), (1, 90)]
+def test_rows_do_not_depend_on_the_batch(rng, short_splits):
+    rows = [(1, 100), (1, 33), (1, 66)]
     case = make_case(rows, rng, dim=16, page_size=16)
     whole = torch.empty_like(case.q)
     launch(case, whole)
@@ -171,9 +187,204 @@ def test_choices_depend_on_shapes_alone():
             assert tiles.block_m >= 16 and tiles.block_n >= 16
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_contiguous_keys(options, rng):
+    """Ragged rows, some of them without queries or keys."""
+    rows = [(5, 40), (0, 7), (3, 3), (2, 0), (1, 20), (3, 1)]
+    run(make_case(rows, rng, dim=32), rng, varlen=True, **options)
+    run(make_case([(1, 40), (1, 0), (1, 23)], rng, dim=32), rng, varlen=True, **options)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+def test_heads_of_192_and_128(dtype, rng):
+    run(make_case([(5, 30), (0, 3), (2, 2)], rng, dim=192, v_dim=128, heads=(3, 3), dtype=dtype), rng, varlen=True)
+
+
+def test_contiguous_keys_of_other_rows_are_not_used(rng):
+    case = make_case([(3, 20), (2, 9), (4, 33)], rng, dim=16)
+    clean, dirty = torch.empty_like(case.q), torch.empty_like(case.q)
+    launch(case, clean, varlen=True)
+    case.keys[1].fill_(math.nan)
+    case.values[1].fill_(math.nan)
+    launch(case, dirty, varlen=True)
+    assert dirty[3:5].isnan().all()
+    for rows in (slice(3), slice(5, None)):
+        assert_same_bits(dirty[rows], clean[rows])
+
+
+def narrowed(case, rng, *, queries, per_head, fp8):
+    """The case with FP8 keys and values, and queries, and its scales; the case of what the numbers stand for."""
+    names = SCALES if queries else SCALES[:2]
+    heads, kv_heads = case.q.shape[1], case.k_cache.shape[2]
+    scales = {name: 0.25 + torch.rand(kv_heads if per_head else 1, generator=rng) for name in names}
+    wide = {name: x.double().expand(kv_heads)[:, None] for name, x in scales.items()}
+    k, v = (x.to(fp8) for x in (case.k_cache, case.v_cache))
+    keys, values = ([x.to(fp8) for x in kept] for kept in (case.keys, case.values))
+    q = case.q.to(fp8) if queries else case.q
+    exact_q = q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0) if queries else q
+    rest = case.args[3:]
+    exact = [x.double() * wide["k_scale"] for x in keys], [x.double() * wide["v_scale"] for x in values]
+    return Case(q, k, v, *rest, keys, values), Case(exact_q, k, v, *rest, *exact), scales
+
+
+FP8_KINDS = {
+    "prefill": ([(5, 40), (0, 7), (3, 3), (2, 0), (1, 20)], False),
+    "split decode": ([(1, 70), (1, 0), (1, 23)], False),
+    "contiguous": ([(5, 40), (0, 7), (3, 3), (2, 0), (1, 20)], True),
+}
+
+
+@pytest.mark.parametrize("rows_and_form", FP8_KINDS.values(), ids=FP8_KINDS)
+@pytest.mark.parametrize("queries", [False, True], ids=["16-bit queries", "FP8 queries"])
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz], ids=["ocp", "fnuz"])
+def test_fp8(rows_and_form, queries, fp8, rng, short_splits):
+    """Pages hold NaN in both formats wherever nothing may read."""
+    rows, varlen = rows_and_form
+    for per_head, dtype, options in (
+        (False, torch.float16, {}),
+        (True, torch.bfloat16, {"sinks": True, "softcap": 20.0, "window_size": (11, 0), "softmax_scale": 0.2}),
+    ):
+        case = make_case(rows, rng, dim=32, dtype=dtype)
+        case, exact, scales = narrowed(case, rng, queries=queries, per_head=per_head, fp8=fp8)
+        run(case, rng, exact=exact, out_dtype=dtype, varlen=varlen, **options, **scales)
+
+
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz], ids=["ocp", "fnuz"])
+def test_every_fp8_number(fp8, rng):
+    """One key a row: out is the value itself, its subnormals, largest and NaN included."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(fp8)
+    v = numbers.view(16, 1, 16)
+    k = torch.zeros(16, 1, 16).to(fp8)
+    q, starts = torch.randn(16, 1, 16, generator=rng), torch.arange(17, dtype=torch.int32)
+    out, one = torch.empty(16, 1, 16), torch.ones(1)
+    args = (x.to(DEVICE) for x in (q, k, v, starts, starts))
+    device_out = out.to(DEVICE)
+    one = one.to(DEVICE)
+    rt.flash_attn_varlen(*args, 1.0, True, -1, -1, 0.0, None, device_out, None, one, one)
+    assert torch.equal(device_out.cpu().view(-1).nan_to_num(1e9), numbers.float().nan_to_num(1e9))
+
+
+def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
+    """max_seqlen_q of 1 splits the keys where a row without queries hides that it is decode; other hints do not."""
+    seen = []
+    original = rt._partials
+    monkeypatch.setattr(rt, "_partials", lambda q, splits, dim: seen.append(splits) or original(q, splits, dim))
+    for rows, hint in (([(1, 70), (0, 3)], 1), ([(1, 70), (0, 3)], 0), ([(2, 70), (0, 3)], 2), ([(1, 70)], 0)):
+        run(make_case(rows, rng, dim=16), rng, max_seqlen_q=hint)
+    assert [splits > 1 for splits in seen] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("op", ["flash_attn_with_kvcache", "flash_attn_varlen"])
+def test_the_public_functions_reach_it(op, rng, monkeypatch):
+    """With FP8, whole numbers for numbers, and every keyword where it belongs."""
+    case = make_case([(3, 20), (1, 9)], rng, dim=16, dtype=torch.float16)
+    case, exact, scales = narrowed(case, rng, queries=True, per_head=True, fp8=torch.float8_e4m3fn)
+    options = {"softmax_scale": 1, "softcap": 5, "window_size": (7, 0), "causal": 0}
+    sinks = torch.randn(4, generator=rng)
+    monkeypatch.setattr(_dispatch, "native", lambda op, x: getattr(rt, op))
+    args = varlen_args(case) if op == "flash_attn_varlen" else case.args
+    tensors = {name: x.to(DEVICE) for name, x in {"sinks": sinks, **scales}.items()}
+    got, lse = getattr(rk, op)(
+        *(x.to(DEVICE) for x in args), **options, **tensors, max_seqlen_q=3, return_softmax_lse=True
+    )
+    expected, expected_lse = oracle(exact, sinks=sinks, **options)
+    assert_close("triton flash_attn", got, expected, TOLERANCE[torch.bfloat16])
+    assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
+
+
+def test_what_fp8_wants(rng):
+    case = make_case([(2, 5)], rng, dim=16, dtype=torch.float16)
+    narrow, _, scales = narrowed(case, rng, queries=True, per_head=True, fp8=torch.float8_e4m3fn)
+    out = torch.empty_like(case.q)
+    for wrong in ({"q_scale": None}, {"k_scale": torch.ones(4)[::2]}, {"v_scale": torch.ones(1)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            launch(narrow, out, **(scales | wrong))
+    with pytest.raises(TypeError, match="out"):
+        launch(narrow, out.float(), **scales)
+    narrow.q = case.q.to(torch.float8_e4m3fnuz)
+    with pytest.raises(TypeError, match="k_cache"):
+        launch(narrow, out, **scales)
+    case.k_cache, case.v_cache = (torch.zeros(x.shape, dtype=torch.int8) for x in (case.k_cache, case.v_cache))
+    with pytest.raises(NotImplementedError, match="INT8"):
+        launch(case, out)
+
+
+def far(x, dim):
+    """x with a step along `dim` below 2**31, its last index past it: only 64-bit products find that.
+
+    The memory between is reserved and never touched.
+    """
+    inner = x.numel() // x.shape[dim]
+    step = -(-(2**31 // (x.shape[dim] - 1) + 64) // 16) * 16
+    strides = list(x[(slice(None),) * dim + (slice(1),)].contiguous().stride())
+    strides[dim] = step
+    buffer = torch.empty(step * (x.shape[dim] - 1) + inner, dtype=x.dtype)
+    return buffer.as_strided(x.shape, strides).copy_(x)
+
+
+@pytest.mark.skipif(GPU, reason="the memory between is not free there")
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("rows", [[(3, 20)], [(1, 70), (1, 3), (1, 0)]], ids=["prefill", "split decode"])
+def test_far_strides(dim, rows, rng, short_splits):
+    case = make_case(rows, rng, dim=16, heads=(3, 3), dtype=torch.float16)
+    near = torch.empty_like(case.q)
+    launch(case, near)
+    out = torch.zeros_like(near)
+    case.k_cache, case.v_cache = far(case.k_cache, dim), far(case.v_cache, dim)
+    if dim < 2:
+        case.q, out = far(case.q, dim), far(out, dim)
+    if dim == 0 and len(rows) > 1:
+        case.page_table = far(case.page_table, 0)
+    launch(case, out)
+    assert_same_bits(out, near)
+
+
+@pytest.mark.skipif(GPU, reason="the memory between is not free there")
+@pytest.mark.parametrize("dim", [0, 1])
+def test_far_strides_of_contiguous_keys(dim, rng):
+    q, k, v, *starts = varlen_args(make_case([(2, 3), (3, 9)], rng, dim=16, heads=(3, 3), dtype=torch.float16))
+    near, out = torch.empty_like(q), torch.zeros_like(q)
+    for keys, values, to in ((k, v, near), (far(k, dim), far(v, dim), out)):
+        rt.flash_attn_varlen(q, keys, values, *starts, 0.25, True, -1, -1, 0.0, None, to, None)
+    assert_same_bits(out, near)
+
+
+@pytest.mark.parametrize("left", [1, 16, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_at_the_ends_of_integers(left, causal, rng):
+    run(make_case([(5, 40), (9, 4), (1, 1)], rng, dim=16), rng, window_size=(left, -1), causal=causal)
+
+
+@pytest.mark.parametrize("softcap", [0.01, 3.0, 1e3, 1e8])
+def test_soft_caps_far_from_the_scores(softcap, rng):
+    run(make_case([(3, 40)], rng, dim=16), rng, softcap=softcap)
+
+
+def test_sinks_side_by_side(rng):
+    case = make_case([(2, 5)], rng, dim=16)
+    with pytest.raises(ValueError, match="sinks has last stride 2"):
+        launch(case, torch.empty_like(case.q), sinks=torch.randn(8)[::2])
+
+
+def test_one_device(rng):
+    case = make_case([(2, 5)], rng, dim=16)
+    elsewhere = torch.device("meta")
+    for name, change in (("sinks", {"sinks": torch.ones(4, device=elsewhere)}), ("kv_lens", {})):
+        if not change:
+            case.kv_lens = case.kv_lens.to(elsewhere)
+        with pytest.raises(ValueError, match=f"{name} is on meta"):
+            rt.flash_attn_with_kvcache(
+                *case.args, 1.0, True, -1, -1, 0.0, change.get("sinks"), torch.empty_like(case.q), None
+            )
+
+
 def test_errors(rng):
     case = make_case([(2, 5)], rng, dim=16)
     with pytest.raises(ValueError, match="out"):
         launch(case, torch.empty(1, 4, 16))
-    with pytest.raises(ValueError, match="softcap"):
-        launch(case, torch.empty_like(case.q), softcap=-1.0)
+    for softcap in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="softcap"):
+            launch(case, torch.empty_like(case.q), softcap=softcap)
+    case.page_table, case.kv_lens, case.cu_seqlens_q = case.page_table[:0], case.kv_lens[:0], case.cu_seqlens_q[:1]
+    with pytest.raises(ValueError, match="no rows"):
+        launch(case, torch.empty_like(case.q))

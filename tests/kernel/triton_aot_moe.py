@@ -1,4 +1,4 @@
-"""As `triton_aot`, for fused experts and grouped products: `python -m tests.kernel.triton_aot_moe TARGET...`."""
+"""As `triton_aot`, for experts, grouped and FP8 products: `python -m tests.kernel.triton_aot_moe TARGET...`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from radix_kernels.triton.grouped_gemm_kernel import grouped_product
 from radix_kernels.triton.moe import CDNA_SHARED, FEW_PAIRS, HOPPER_SHARED, Tiles, choose_tiles
 from radix_kernels.triton.moe_kernel import combine, product
 from tests.kernel.triton_aot import facts, target_of
+from tests.kernel.triton_aot_fp8 import FORMATS, fp8_variants
 
 ADA_SHARED = 101376  # the least of the NVIDIA chips that we ship to
 INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total", "groups")
@@ -57,30 +58,50 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
             )
             yield f"product {'up' if gated else 'down'} {name}", compiled
     for dtype in ("bf16", "fp16", "fp32"):
-        constants = {"HIDDEN": 2048, "NUM_EXPERTS": 128, "TOPK": 8, "MAPPED": True, "BLOCK": 1024}
+        constants = {"HIDDEN": 2048, "NUM_EXPERTS": 128, "LOCALS": 128, "TOPK": 8, "MAPPED": True, "BLOCK": 1024}
         yield f"combine {dtype}", compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4)
 
-    # A chip whose FP8 is another format has no kernel for ours.
+    # A chip whose FP8 is another format widens ours, below.
     for dtype, itemsize in (("bf16", 2), ("fp16", 2), ("fp32", 4), *([("fp8e4nv", 1)] * (target.backend == "cuda"))):
         for masked, rows in ((False, 128), (True, 16)):
             tile, scaled = grouped_tiles(rows, itemsize, shared), itemsize == 1
             constants = {
-                "K": 2048, "N": 768, "MASKED": masked, "SCALED": scaled, "BLOCK_M": tile.block_m,
+                "EXPERTS": 128, "K": 2048, "N": 768, "MASKED": masked, "SCALED": scaled, "WIDEN": False,
+                "FNUZ": False, "BLOCK_M": tile.block_m,
                 "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
             }  # fmt: skip
             constants |= {} if scaled else dict.fromkeys(("x_scale", "w_scale"))
             types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
             yield f"grouped masked {masked} {dtype}", compile_one(grouped_product, constants, types, target, **options)
+    yield from fp8_variants(target, shared)
+    if target.arch in FORMATS:
+        yield from _widened(target, shared)
+
+
+def _widened(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
+    """Of FP8 that the chip does not know."""
+    types = {"x": "bf16", "w": "u8", "out": "bf16"}
+    up, _ = choose_tiles(512, 128, 2, 1, shared)
+    constants = _constants(up, True, False, 128, 2048, 768, 2) | {"WIDEN": True}
+    options = {"num_warps": up.num_warps, "num_stages": up.num_stages}
+    yield "product up widened", compile_one(product, constants, types, target, **options)
+    tile = grouped_tiles(128, 1, shared, widen=True)
+    constants = {
+        "EXPERTS": 128, "K": 2048, "N": 768, "MASKED": False, "SCALED": True, "WIDEN": True, "FNUZ": False,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
+    }  # fmt: skip
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    yield "grouped widened", compile_one(grouped_product, constants, types | {"x": "u8"}, target, **options)
 
 
 def _constants(
     tile: Tiles, gated: bool, few: bool, experts: int, hidden: int, inter: int, scale: int
 ) -> dict[str, Any]:
     constants: dict[str, Any] = {
-        "K": hidden if gated else inter, "N": inter if gated else hidden, "NUM_EXPERTS": experts,
-        "TOPK": 8 if gated else 1, "GATED": gated, "FEW": few, "MAPPED": few, "SCALE": scale,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
+        "K": hidden if gated else inter, "N": inter if gated else hidden, "NUM_EXPERTS": experts, "LOCALS": experts,
+        "TOPK": 8 if gated else 1, "GATED": gated, "FEW": few, "MAPPED": few, "SCALE": scale, "WIDEN": False,
+        "FNUZ": False, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
         "SWAP": tile.swap,
     }  # fmt: skip
     missing = ["sorted_ids", "block_experts", "total"] if few else ["expert_map"]

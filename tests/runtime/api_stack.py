@@ -146,7 +146,7 @@ class Stack:
         self.wait(self._at_rest)
         self.wait(lambda: len(self.manager._open) == 0 and self.detokenizer.streams == {})
         counts = self.manager.counts
-        assert counts.accepted == counts.ok + counts.aborted + counts.failed
+        assert counts.accepted == counts.ok + counts.aborted + counts.failed + counts.refused
         assert not self.manager._open and not self.manager._controls
         with self._stepping:
             self.scheduler.check()

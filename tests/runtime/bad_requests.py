@@ -113,6 +113,7 @@ def _chat(model: str, vocab: int, context: int) -> list[Bad]:
         bad("min_p 2", "invalid_value", "min_p", min_p=2),
         bad("presence 3", "invalid_value", "presence_penalty", presence_penalty=3),
         bad("frequency -3", "invalid_value", "frequency_penalty", frequency_penalty=-3),
+        bad("repetition tiny", "invalid_value", "repetition_penalty", repetition_penalty=1e-38),
         bad("repetition 0", "invalid_value", "repetition_penalty", repetition_penalty=0),
         bad("n 0", "invalid_value", "n", n=0),
         bad("n 10^9", "invalid_value", "n", n=10**9),

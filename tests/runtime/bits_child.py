@@ -1,5 +1,5 @@
-"""`python -m tests.runtime.bits_child`: the same requests on engines that cut their work differently; prints what each
-gave, token ids and log-probabilities, one JSON list an engine."""
+"""`python -m tests.runtime.bits_child`: the same requests on engines that cut their work differently; prints, one JSON
+list a weight format, what each engine gave: token ids and log-probabilities."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import radix_kernels
 from radix_runtime.engine_api import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,31 +17,29 @@ SIZES = {
     "hidden_size": 256, "intermediate_size": 992, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4099,
 }  # fmt: skip
-PROMPTS = [[random.Random(i).randrange(4000) for _ in range(3 + 37 * i % 90)] for i in range(9)]
+PROMPTS = [random.Random(i).choices(range(4000), k=3 + 37 * i % 90) for i in range(9)]
 PARAMS = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True} for i in range(9)]
+FINE = {"chunked_prefill_size": 32, "page_size": 1}
 
 
-def answers(together: int, **settings: Any) -> list[Any]:
+def answers(together: int, threads: int, **settings: Any) -> list[Any]:
     """`together`: requests in a batch."""
     folder = ROOT / "bench/serving/models/qwen3-0.6b"
     common = {"device": "cpu", "load_format": "dummy", "max_total_tokens": 2048, "disable_radix_cache": True}
-    sizes = json.dumps(SIZES)
-    with Engine(folder, dtype="bfloat16", json_model_override_args=sizes, **common, **settings) as engine:
+    common |= {"dtype": "bfloat16", "json_model_override_args": json.dumps(SIZES), "num_threads": threads}
+    with Engine(folder, **common, **settings) as engine:
+        radix_kernels.set_num_threads(threads)  # the engine takes no more than there are CPUs
         outputs = []
         for at in range(0, len(PROMPTS), together):
             part = slice(at, at + together)
             outputs += engine.generate(input_ids=PROMPTS[part], sampling_params=PARAMS[part], return_logprob=True)
+        assert radix_kernels.get_num_threads() == threads
     return [[entry[:2] for entry in output["meta_info"]["output_token_logprobs"]] for output in outputs]
 
 
 def main() -> None:
-    engines = [
-        answers(9, num_threads=1),
-        answers(1, num_threads=2),
-        answers(4, num_threads=5, chunked_prefill_size=32, page_size=1),
-    ]
-    for found in engines:
-        print(json.dumps(found))
+    print(json.dumps([answers(9, 1), answers(1, 2), answers(4, 5, **FINE)]))
+    print(json.dumps([answers(9, 1, quantization="int8"), answers(4, 5, quantization="int8", **FINE)]))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from radix_runtime.messages import (
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
+from radix_runtime.step_plan import StepPlan
 from tests.runtime.fake_engine import FakeEngine, check_content, oracle
 
 EOS = frozenset({1, 2})
@@ -93,8 +94,16 @@ class Rig:
         self.streams: dict[tuple[str, int], Stream] = {}
         self.failed: dict[str, RequestFailed] = {}
         self.replies: list[ControlReply] = []
+        launch = self.engine.launch
+        self.engine.launch = lambda plan: launch(self._checked(plan))  # type: ignore[method-assign]
         if poison:
             self._poison_freed_pages()
+
+    def _checked(self, plan: StepPlan) -> StepPlan:
+        prompts = {r.row: r.prompt_len for r in self.life.running}
+        for row, tokens, end in list(zip(plan.rows, plan.query_len, plan.kv_len, strict=True))[plan.num_decode :]:
+            assert tokens > 1 or end == 1 or end > prompts[row], "a token of a prompt is computed alone"
+        return plan
 
     def _poison_freed_pages(self) -> None:
         free = self.life.allocator.free

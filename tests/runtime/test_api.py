@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from radix_runtime.errors import RequestError
-from radix_runtime.messages import Abort, Generate
+from radix_runtime.messages import Abort, Generate, RequestFailed
 from radix_runtime.server import api, native, supervisor
 from radix_runtime.server.exchange import to_json
 from tests.runtime.api_stack import CONTEXT, MODEL, VOCAB, Stack
@@ -240,9 +240,9 @@ def test_metrics(stack: Stack, client: httpx.Client) -> None:
     first = sample("radix:time_to_first_token_seconds_count")
     for _ in range(2):
         client.post("/v1/completions", json={
-            "prompt": [9] * 21, "max_tokens": 6, "ignore_eos": True})  # fmt: skip
+            "prompt": [9] * 22, "max_tokens": 6, "ignore_eos": True})  # fmt: skip
     after = [sample(f"radix:{name}") for name in names]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [21 + 1, 20, 12]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [22 + 2, 20, 12]
     assert sample("radix:time_to_first_token_seconds_count") == first + 2
     assert sample("radix:requests_total", outcome="ok") == stack.manager.counts.ok
     assert sample("radix:requests_accepted_total") == stack.manager.counts.accepted
@@ -253,10 +253,34 @@ def test_metrics(stack: Stack, client: httpx.Client) -> None:
         client.get(f"/v1/models/{i}")
     assert "nothing" not in client.get("/metrics").text
     assert sample("radix:http_requests_total", route="/v1/models/{model:path}", status="404") >= 5
+    assert sample("radix:http_requests_total", route="other", status="404") >= 5
+    client.get("/generate")
+    client.get("/health", headers={"x-long": "x" * 70_000})
+    assert sample("radix:http_requests_total", route="other", status="405") >= 1
+    assert sample("radix:http_requests_total", route="other", status="431") >= 1
+
+
+def test_only_what_ended_well_is_timed(slow: Stack) -> None:
+    def counted() -> float:
+        (family,) = slow.manager.metrics.whole.collect()
+        return next(sample.value for sample in family.samples if sample.name.endswith("_count"))
+
+    def send(**body: object) -> int:
+        fields = {"prompt": [5] * 8, "max_tokens": 2, "ignore_eos": True, **body}
+        return httpx.post(f"{slow.url}/v1/completions", json=fields, timeout=20).status_code
+
+    before = counted()
+    assert send() == 200 and counted() == before + 1
+    thread, answer = in_background(lambda: send(**LONG))
+    slow.wait(lambda: len(slow.manager._open) == 1)
+    slow.on_loop(lambda: slow.manager.handle(RequestFailed(next(iter(slow.manager._open)), 400, "invalid_value", "no")))
+    thread.join(10)
+    assert answer == [400] and slow.manager.counts.refused == 1 and counted() == before + 1
+    slow.send(Abort(""))
 
 
 def test_flush_cache(client: httpx.Client) -> None:
-    body = {"prompt": [7] * 17, "max_tokens": 1}
+    body = {"prompt": [7] * 18, "max_tokens": 1}
     cached = []
     for method in ("GET", "POST"):
         for _ in range(2):
@@ -313,7 +337,7 @@ def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch)
         silent.sendall(head % len(data) + data)
         stack.wait(lambda: stack.manager.counts.accepted == 1)
         stack.wait(lambda: 'status="499"' in httpx.get(f"{stack.url}/metrics").text)
-        assert vars(stack.manager.counts) == {"accepted": 1, "ok": 0, "aborted": 1, "failed": 0}
+        assert vars(stack.manager.counts) == {"accepted": 1, "ok": 0, "aborted": 1, "failed": 0, "refused": 0}
         assert len(stack.sent_of(Abort)) == 1
         stack.check_idle()
 
@@ -332,6 +356,31 @@ def test_abort_request(slow: Stack) -> None:
     assert result[0].status_code == 200 and meta["finish_reason"]["type"] == "abort"
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": "never"}).json() == {"aborting": 0}
     assert slow.manager.counts.aborted == 1
+
+
+@pytest.mark.parametrize("rid", ["early", "other"])
+def test_an_abort_reaches_a_call_whose_text_is_being_read(
+    rid: str, slow: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, reading, go_on = slow.manager.tokenizer.encode, threading.Event(), threading.Event()
+
+    def slowly(text: str, special_tokens: bool = True) -> list[int]:
+        reading.set()
+        assert go_on.wait(10)
+        return encode(text, special_tokens)
+
+    monkeypatch.setattr(slow.manager.tokenizer, "encode", slowly)
+    body = {"text": "abc", "rid": "early", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+    thread, answer = in_background(lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20).json())
+    assert reading.wait(10)
+    assert httpx.post(f"{slow.url}/abort_request", json={"rid": rid}).json() == {"aborting": 0}
+    go_on.set()
+    thread.join(10)
+    ended = "abort" if rid == "early" else "length"
+    assert answer[0]["meta_info"]["finish_reason"]["type"] == ended
+    # A later call may bear the name again.
+    again = httpx.post(f"{slow.url}/generate", json=body, timeout=20).json()
+    assert again["meta_info"]["finish_reason"]["type"] == "length"
 
 
 def test_abort_all_and_abort_of_a_call(slow: Stack) -> None:

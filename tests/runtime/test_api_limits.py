@@ -155,6 +155,10 @@ def test_allowed_origins() -> None:
         assert "authorization" in asked.headers["access-control-allow-headers"]
         assert "access-control-allow-credentials" not in asked.headers
         assert "access-control-allow-origin" not in asks("POST", stack.url + CHAT, STRANGER).headers
+        near = {"access-control-request-private-network": "true"}
+        asked = asks("POST", stack.url + CHAT, PAGE, **near)
+        assert asked.status_code == 200 and asked.headers["access-control-allow-private-network"] == "true"
+        assert asks("POST", stack.url + CHAT, STRANGER, **near).status_code == 400
         for origin, shown in ((PAGE, PAGE), (STRANGER, None)):
             # Asking first needs no key, calling does; a page may read the error, and whole answers and streams alike.
             headers = {"origin": origin}
@@ -171,7 +175,10 @@ def test_allowed_origins() -> None:
 
 def test_all_origins() -> None:
     with Stack(allowed_origins="*") as stack:
-        assert asks("GET", f"{stack.url}/v1/models", STRANGER).headers["access-control-allow-origin"] == "*"
+        url = f"{stack.url}/v1/models"
+        assert asks("GET", url, STRANGER).headers["access-control-allow-origin"] == "*"
+        # Nobody has named this page: from outside it does not reach a server in a private network.
+        assert asks("GET", url, STRANGER, **{"access-control-request-private-network": "true"}).status_code == 400
 
 
 # Sizes ------------------------------------------------------------------------------------

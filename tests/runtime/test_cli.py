@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -16,9 +17,10 @@ import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from radix_runtime import hf
+from radix_kernels import _loader
+from radix_runtime import hf, ops
 from radix_runtime.cli import doctor, main
-from radix_runtime.cli.bench import Record, figures, make_workload, token_range
+from radix_runtime.cli.bench import Record, figures, make_items, read_lengths, token_range
 from radix_runtime.cli.client import Client
 from radix_runtime.cli.flags import Parser, add_server_flags, server_args
 from radix_runtime.cli.generate import read_lines
@@ -26,6 +28,8 @@ from radix_runtime.config import ServerArgs, flag_name
 from radix_runtime.errors import ConfigError, RequestError
 from tests.runtime.api_stack import Stack
 from tests.runtime.server_process import ROOT, Server, environment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SMALL = ("--max-total-tokens", "4096", "--num-threads", "1")
 
@@ -40,6 +44,19 @@ def radix(*argv: str, stdin: str = "", limit: float = 120) -> subprocess.Complet
         env=environment("/tmp"),
         check=False,
     )
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """As `radix`, in this process, which has loaded torch."""
+    monkeypatch.setattr("radix_runtime.cli.flags.setup_logging", lambda *_: None)  # it would keep a captured stream
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main(argv)
+        return subprocess.CompletedProcess(argv, code, *capfd.readouterr())
+
+    return run
 
 
 def parse(*argv: str) -> ServerArgs:
@@ -146,8 +163,8 @@ def test_help_version_and_unknown_command() -> None:
     assert "* --page-size" in result.stdout and "secret-key" not in result.stdout
 
 
-def test_doctor() -> None:
-    result = radix("doctor", "--ops")
+def test_doctor(here: Run) -> None:
+    result = here("doctor", "--ops")
     assert "torch" in result.stdout and "rmsnorm" in result.stdout
     assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
 
@@ -169,7 +186,37 @@ def test_doctor_says_it_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
 
 
-def test_generate_keeps_order_and_takes_every_form(tmp_path: Path) -> None:
+def test_doctor_tells_wheels_that_are_installed_over_one_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> Iterator[doctor.Problem]:
+        # ops.py passes on what the kernel package says.
+        monkeypatch.setattr(_loader.metadata, "distribution", lambda name: name)
+        try:
+            _loader._refuse_siblings()
+        except ImportError as error:
+            raise ConfigError(str(error)) from None
+        yield doctor.Problem("not", "refused")
+
+    for section in ("_machine", "_gpu"):
+        monkeypatch.setattr(doctor, section, lambda: iter(()))
+    monkeypatch.setattr(doctor, "_kernels", refused)
+    assert main(["doctor"]) == 78
+    what, remedy = capsys.readouterr().out.splitlines()[-2:]
+    assert what.startswith("problem: radix-kernels-cpu and ") and what.endswith("overwrite each other")
+    assert remedy.startswith("    remedy: Keep one: pip uninstall -y radix-kernels-cpu ")
+
+
+def test_doctor_tells_the_portable_level(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ops.capabilities()
+    for isa, told in (("avx2", False), ("portable", True)):
+        monkeypatch.setattr(ops, "capabilities", lambda isa=isa: {**facts, "isa": isa})
+        result = here("doctor")
+        assert (f"problem: {ops.PORTABLE}" in result.stdout.splitlines()) == told
+    assert result.returncode == 78
+
+
+def test_generate_keeps_order_and_takes_every_form(tmp_path: Path, here: Run) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         {"prompt": "Hello", "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}},
@@ -178,7 +225,7 @@ def test_generate_keeps_order_and_takes_every_form(tmp_path: Path) -> None:
     ]
     source.write_text("\n".join(json.dumps(line) for line in lines))
     flags = ["--max-new-tokens", "4", "--temperature", "0", *SMALL]
-    result = radix("generate", str(source), "-o", str(target), *flags)
+    result = here("generate", str(source), "-o", str(target), *flags)
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in target.read_text().splitlines()]
     assert [r["index"] for r in records] == [0, 1, 2]
@@ -198,6 +245,7 @@ def test_generate_names_the_bad_line(tmp_path: Path) -> None:
         ('{"messages": [{"content": "x"}]}', r"messages\[0\].role is required"),
         ('{"messages": [{"role": "user", "content": "x", "colour": 1}]}', "unknown parameter"),
         (json.dumps({"messages": [image]}), "only parts of type text"),
+        ('{"prompt": "x", "sampling_params": {"n": 2}}', "n must be 1"),
     ):
         file.write_text('{"prompt": "x"}\n\n' + text)
         with pytest.raises(ConfigError, match=f"line 3: .*{what}"):
@@ -206,7 +254,7 @@ def test_generate_names_the_bad_line(tmp_path: Path) -> None:
         read_lines(tmp_path / "absent")
 
 
-def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path) -> None:
+def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path, here: Run) -> None:
     """Text parts, fields that answers have and requests do not need, the developer's role: the same prompt."""
     file = tmp_path / "in.jsonl"
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2 + 3?"}]
@@ -223,23 +271,23 @@ def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path) -> None:
         answer = httpx.post(f"{stack.url}/tokenize", json={"messages": messages}).json()
     assert line.messages is not None and tokenizer.apply_chat_template(line.messages) == answer["tokens"]
     file.write_text(json.dumps({"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}}))
-    result = radix("generate", str(file), *SMALL)
+    result = here("generate", str(file), *SMALL)
     assert result.returncode == 0 and json.loads(result.stdout)["completion_tokens"] <= 2, result.stderr
 
 
-def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path) -> None:
+def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path, here: Run) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "x"}\n{"input_ids": [99999]}')
     target.write_text("old")
-    result = radix("generate", str(source), "-o", str(target), *SMALL)
+    result = here("generate", str(source), "-o", str(target), *SMALL)
     assert result.returncode == 78 and result.stderr.startswith("radix: error: prompt 1: the id at position 0")
     assert target.read_text() == "old"
 
 
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, here: Run) -> None:
     source = tmp_path / "in.txt"
     source.write_text("x")
-    result = radix("generate", str(source), "-o", str(tmp_path / "absent" / "out"), "--max-new-tokens", "1", *SMALL)
+    result = here("generate", str(source), "-o", str(tmp_path / "absent" / "out"), "--max-new-tokens", "1", *SMALL)
     assert result.returncode == 70 and result.stderr.count("\n") == 1 and "No such file" in result.stderr
 
 
@@ -266,8 +314,9 @@ def test_lines_end_at_newlines_only(tmp_path: Path) -> None:
     """JSON may hold U+2028, U+2029 and U+0085 as they are."""
     text = "a\u2028b\u2029c\x85d\x0be"
     for name, content in (("in.jsonl", json.dumps({"prompt": text}, ensure_ascii=False)), ("in.txt", text)):
-        (tmp_path / name).write_text(f"{content}\r\n\n{content}", encoding="utf-8", newline="")
-        assert [line.prompt for line in read_lines(tmp_path / name)] == [text, text]
+        for encoding in ("utf-8", "utf-8-sig"):  # some editors begin a file with a byte order mark
+            (tmp_path / name).write_text(f"{content}\r\n\n{content}", encoding=encoding, newline="")
+            assert [line.prompt for line in read_lines(tmp_path / name)] == [text, text]
 
 
 def test_the_client_reads_answers_to_their_end_and_keeps_the_connection() -> None:
@@ -317,10 +366,10 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
         assert radix("bench", "serve", *again, "--json", str(report)).returncode == 0
     # A second run does not measure what the first one has left in the cache.
     assert json.loads(report.read_text())["cache_hit_rate"] == found["cache_hit_rate"] == 0
-    items = make_workload(None, 6, (20, 40), (5, 9), 1000, 0)
+    lengths = read_lengths(flags(num_prompts=6, input_len=(20, 40), output_len=(5, 9)))
     assert found["requests"] == 6 and found["failed"] == 0
-    assert found["prompt_tokens"] == sum(len(i.prompt) for i in items)
-    assert found["output_tokens"] == sum(i.output_len for i in items)
+    assert found["prompt_tokens"] == sum(n for n, _ in lengths)
+    assert found["output_tokens"] == sum(n for _, n in lengths)
     for name in ("output", "decode", "prefill"):
         assert found[f"{name}_tokens_per_second"] > 0
     assert found["ttft_ms"]["p99"] >= found["ttft_ms"]["p50"] > 0 and found["itl_ms"]["p95"] > 0
@@ -328,10 +377,10 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
     assert "error: no answer from the server" in result.stdout
 
 
-def test_bench_offline(tmp_path: Path) -> None:
+def test_bench_offline(tmp_path: Path, here: Run) -> None:
     report = tmp_path / "bench.json"
     workload = ROOT / "bench" / "serving" / "workloads" / "offline256.json"
-    result = radix(
+    result = here(
         "bench", "offline", "--workload", str(workload), "--num-prompts", "2", *SMALL,
         "--json", str(report),
     )  # fmt: skip
@@ -342,35 +391,47 @@ def test_bench_offline(tmp_path: Path) -> None:
     assert found["output_tokens"] == sum(o for _, o in lengths)
 
 
-def test_bench_offline_with_prompts_that_do_not_fit() -> None:
-    result = radix("bench", "offline", "--input-len", "100000", "--num-prompts", "1", *SMALL)
+def test_bench_offline_with_prompts_that_do_not_fit(here: Run) -> None:
+    result = here("bench", "offline", "--input-len", "100000", "--num-prompts", "1", *SMALL)
     assert result.returncode == 78 and result.stderr.strip().splitlines()[-1].startswith("radix: error: "), (
         result.stderr
     )
     assert "Traceback" not in result.stderr and "100000" in result.stderr
 
 
-def test_bench_offline_with_dummy_weights(tmp_path: Path) -> None:
+def test_bench_offline_with_dummy_weights(tmp_path: Path, here: Run) -> None:
     config = json.loads((ROOT / "runtime/radix_runtime/demo_model/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     argv = ("--load-format", "dummy", "--num-prompts", "2", "--input-len", "8", "--output-len", "3")
-    result = radix("bench", "offline", str(tmp_path), *argv, *SMALL)
+    result = here("bench", "offline", str(tmp_path), *argv, *SMALL)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def flags(**given: object) -> argparse.Namespace:
+    unset = {"workload": None, "num_prompts": None, "input_len": (1, 1), "output_len": (1, 1), "workload_seed": 0}
+    return argparse.Namespace(**{**unset, **given})
 
 
 def test_workloads(tmp_path: Path) -> None:
     assert token_range("7") == (7, 7) and token_range("100:1024") == (100, 1024)
-    items = make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
+    given = flags(num_prompts=50, input_len=(3, 9), output_len=(2, 2), workload_seed=1)
+    items = make_items(read_lengths(given), 17)
     assert {len(i.prompt) for i in items} == set(range(3, 10))
     assert all(0 <= token < 17 for i in items for token in i.prompt)
-    assert items == make_workload(None, 50, (3, 9), (2, 2), 17, seed=1)
+    assert items == make_items(read_lengths(given), 17)
     with pytest.raises(ConfigError, match="workload"):
-        make_workload("/no/such/file", None, (1, 1), (1, 1), 9, 0)
+        read_lengths(flags(workload="/no/such/file"))
     for requests in ([], [[0, 5]], [[5, -1]], [[5]], [[5, "x"]]):
         file = tmp_path / "workload.json"
         file.write_text(json.dumps({"requests": requests}))
         with pytest.raises(ConfigError, match="workload"):
-            make_workload(str(file), None, (1, 1), (1, 1), 9, 0)
+            read_lengths(flags(workload=str(file)))
+
+
+def test_bench_refuses_a_workload_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--workload", str(tmp_path / "absent")]
+    assert main(["bench", "offline", "--model-path", str(tmp_path), *argv]) == 78  # a folder without a model
+    assert "cannot read the workload" in capsys.readouterr().err
 
 
 NONSENSE = [
@@ -387,6 +448,18 @@ def test_bench_refuses_nonsense_before_it_does_anything(
     code = main(["bench", *argv])
     out, error = capsys.readouterr()
     assert code == 78 and argv[1].partition("=")[0] in error and error.count("\n") == 1 and out == ""
+
+
+def test_a_client_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from radix_runtime.cli import main\n"
+        "assert main(['chat', '--url', 'http://127.0.0.1:9']) == 0; print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, input="", capture_output=True, text=True, timeout=60, env=environment("/tmp"), check=False
+    )
+    assert done.stdout.endswith("False\n"), done.stderr
 
 
 def test_chat_refuses_what_would_do_nothing_with_a_server(capsys: pytest.CaptureFixture[str]) -> None:

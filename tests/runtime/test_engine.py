@@ -6,8 +6,10 @@ import gc
 import itertools
 import math
 import os
+import random
 import signal
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -341,6 +343,65 @@ def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="on fire"):
                 e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 4})
+
+
+def test_interrupts_cut_no_step_in_two():
+    """Ctrl-C, or a timeout that raises, ends the call that it hits; the engine stays as it was."""
+    params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    hits, times = 0, random.Random(0)
+    try:
+        with Engine(max_total_tokens=4096, page_size=4) as e:
+            want = e.generate("Tell me a story", params)["output_ids"]
+            for i in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, times.uniform(0.0002, 0.02))
+                    deque(e.stream(["Tell me a story", f"Why {i}"], params), maxlen=0)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    hits += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert hits > 5 and signal.getsignal(signal.SIGALRM) is signal.default_int_handler
+            assert e.generate("Tell me a story", params)["output_ids"] == want
+            e._scheduler.check()
+            assert e.flush_cache()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture
+def interrupts():
+    """Python's own handler, which a shell's background job has not."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_an_interrupt_waits_for_its_step_and_a_second_one_does_not(monkeypatch, interrupts):
+    with Engine(max_total_tokens=4096) as e:
+        step, made = e._scheduler.step, []
+
+        def interrupted(times):
+            def one():
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+                made.append(step())
+                return made[-1]
+
+            return one
+
+        monkeypatch.setattr(e._scheduler, "step", interrupted(1))
+        with pytest.raises(KeyboardInterrupt):
+            e.generate("Hello", {"max_new_tokens": 4})
+        assert made == [True]
+        monkeypatch.setattr(e._scheduler, "step", step)
+        assert e.flush_cache() and e.generate("Hello", {"max_new_tokens": 4})
+        monkeypatch.setattr(e._scheduler, "step", interrupted(2))
+        with pytest.raises(KeyboardInterrupt):
+            e.generate("Hello", {"max_new_tokens": 4})
+        monkeypatch.setattr(e._scheduler, "step", step)
+        with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+            e.generate("Hello", {"max_new_tokens": 4})
 
 
 def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):

@@ -9,7 +9,8 @@ import httpx
 from tests.runtime.server_process import Server
 
 SECONDS = 4.0
-LIMIT = 0.05  # of a core; about 0.005 is usual, 0.02 is the goal
+LIMIT = 0.02  # of a core; about 0.0025 is usual
+TRIES = 3  # on a busy machine the last work of the start comes late
 
 
 def test_an_idle_server_takes_next_to_no_cpu():
@@ -18,9 +19,12 @@ def test_an_idle_server_takes_next_to_no_cpu():
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
         time.sleep(1.0)  # the check of the idle state, the last wake-ups
         server.note_family()
-        before = _cpu_seconds(server)
-        time.sleep(SECONDS)
-        assert _cpu_seconds(server) - before < LIMIT * SECONDS
+        shares: list[float] = []
+        while len(shares) < TRIES and min(shares, default=1.0) >= LIMIT:
+            before = _cpu_seconds(server)
+            time.sleep(SECONDS)
+            shares.append((_cpu_seconds(server) - before) / SECONDS)
+        assert min(shares) < LIMIT, shares
 
 
 def _cpu_seconds(server: Server) -> float:

@@ -12,6 +12,7 @@ from radix_runtime.device import Device, Memory
 from radix_runtime.distributed import Communicator
 from radix_runtime.engine.model_runner import ModelRunner, kv_pages
 from radix_runtime.errors import ConfigError
+from radix_runtime.layers.attention import Attention
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 
@@ -129,8 +130,32 @@ def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. Process 7 has 70 GiB")
 
     monkeypatch.setattr(fails, "__init__", full)
-    with pytest.raises(ConfigError, match="memory: CUDA out of memory; see --mem-fraction-static, --chunked-pre"):
+    with pytest.raises(
+        ConfigError, match="not enough memory on cpu: Tried to allocate 9 GiB; see --mem-fraction-static, --chunked-pre"
+    ):
         run_on(make_gpu(), folder, monkeypatch, lambda s: 0)
+
+
+def test_a_cpu_without_room_is_told_with_the_flags(folder, monkeypatch):
+    with pytest.raises(ConfigError, match=r"memory on cpu: tried to allocate \d+ bytes; see .*--max-running-requests"):
+        run_on(Device.resolve("cpu"), folder, monkeypatch, None, max_running_requests=1 << 40)
+
+
+def test_other_errors_stay_what_they_are(folder, monkeypatch):
+    monkeypatch.setattr(KVPool, "__init__", lambda *_, **__: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        run_on(Device.resolve("cpu"), folder, monkeypatch, None)
+
+
+@pytest.mark.parametrize(("device", "tokens", "rows"), [("cpu", 100, 112), ("cpu", None, 512), ("cuda", 100, 512)])
+def test_rotary_tables_reach_as_far_as_a_row_can(device, tokens, rows, folder, monkeypatch):
+    """On a CPU no further than the pool; a GPU's first step is as long as the context."""
+    where = make_gpu() if device == "cuda" else Device.resolve("cpu")
+    monkeypatch.setattr("radix_runtime.engine.model_runner.kv_pages", lambda *_, **__: 7)  # not half of the memory
+    settings = {"context_length": 512, "max_total_tokens": tokens, "page_size": 16}
+    runner, _ = run_on(where, folder, monkeypatch, lambda s: 0, **settings)
+    tables = {tuple(m._rotary.shape) for m in runner.model.modules() if isinstance(m, Attention)}
+    assert tables == {(rows, 16)}
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,37 @@ def test_more_streams_than_budget_all_get_their_token() -> None:
     assert len(decision.decode) == 8 and not decision.chunks
 
 
+@pytest.mark.parametrize("left", range(1, 12))
+@pytest.mark.parametrize("most", range(-1, 13))
+def test_no_chunk_is_of_one_token_and_none_leaves_one(left: int, most: int) -> None:
+    length = policy.chunk_length(left, most)
+    if length <= 0:
+        assert most <= 0 or (most < 3 and left > 1)
+    else:
+        assert length <= min(left, most) and (left == 1 or 1 not in (length, left - length))
+
+
+def test_a_prompt_waits_for_a_budget_of_more_than_one_token() -> None:
+    host = Host(budget=4, pages=100)
+    host.life.waiting.extend([request([1]), request([2]), request([3])])
+    host.run()
+    host.life.waiting.append(request([50, 51, 52]))
+    assert not host.run().chunks  # one token beside the streams
+    host.life.end(host.life.running[0])
+    assert not host.run().chunks  # two would leave one
+    host.life.end(host.life.running[0])
+    assert [c.end - c.start for c in host.run().chunks] == [3]
+
+
+def test_two_tokens_of_a_cached_prompt_are_computed() -> None:
+    host = Host(size=4, budget=100)
+    for tokens, cached in ((9, 0), (8, 4), (9, 4), (10, 8), (1, 0), (2, 0)):
+        host.life.waiting.append(request(range(tokens), new=1))
+        (one,) = host.run().chunks
+        assert one.match is not None and (one.match.length, one.end) == (cached, tokens)
+        host.life.end(one.request)
+
+
 def test_a_shortage_is_reported_before_anything_is_taken() -> None:
     host = Host(pages=4, size=4)
     host.life.waiting.extend([request(range(8), new=8), request(range(50, 57), new=8)])
@@ -144,7 +175,7 @@ def test_admission_of_sharers_counts_the_shared_pages_once() -> None:
     host.run()
     host.life.end(donor)
     for i in (50, 60, 70):
-        host.life.waiting.append(request([*range(16), i], new=3))
+        host.life.waiting.append(request([*range(16), i, i], new=2))
     assert len(host.plan().chunks) == 3
 
 
@@ -159,9 +190,9 @@ def test_nobody_passes_a_request_that_does_not_fit() -> None:
 def test_only_pages_that_can_be_reused_are_waited_for() -> None:
     host = Host(size=4, budget=1000)
     ids = list(range(8))
-    host.life.waiting.extend([request(ids), request(ids), request([*ids, 9])])
+    host.life.waiting.extend([request(ids), request(ids), request([*ids, 9, 9])])
     decision = host.run()
-    # The second cannot reuse its last page (one token must be computed) but can the first page.
+    # The second cannot reuse its last page (two tokens must be computed) but can the first page.
     assert len(decision.chunks) == 1 and decision.dedup_waits == 2
     decision = host.run()
     assert [c.match.length for c in decision.chunks] == [4, 8]
@@ -249,7 +280,7 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
     size = data.draw(st.sampled_from([1, 3, 16]))
     host = Host(
         pages=data.draw(st.integers(4, 20)), size=size, rows=data.draw(st.integers(1, 4)),
-        budget=data.draw(st.integers(1, 40)), ratio=data.draw(st.sampled_from([0.0, 0.5])),
+        budget=data.draw(st.integers(3, 40)), ratio=data.draw(st.sampled_from([0.0, 0.5])),
     )  # fmt: skip
     limit = host.life.allocator.num_pages * size
     for _ in range(25):

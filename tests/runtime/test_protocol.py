@@ -23,6 +23,7 @@ from radix_runtime.server.protocol import (
     TokenizeBody,
     decode_body,
     parse_json,
+    template_messages,
 )
 
 BODIES = [ChatBody, CompletionBody, NativeBody, TokenizeBody]
@@ -98,6 +99,16 @@ def test_paths() -> None:
     assert refusal(NativeBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
     deep = b'{"a":{"b":[1,{"c":NaN}]}}'
     assert refusal(ChatBody, deep).param == "a.b[1].c"
+
+
+def test_parts_of_a_message() -> None:
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "annotations": []}
+    error = refusal(ChatBody, {"messages": [{"role": "user", "content": [part, {**part, "foo": 1}]}]})
+    assert (error.code, error.param) == ("unknown_parameter", "messages[0].content[1].foo")
+    answers = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}]
+    body = {"messages": [{"role": "user", "content": [part]}, *answers]}
+    decoded, _ = decode_body(ChatBody, json.dumps(body).encode(), False, {})
+    assert [message["content"] for message in template_messages(decoded.messages)] == ["x", "", ""]
 
 
 def test_depth() -> None:

@@ -72,9 +72,9 @@ def test_a_chunked_prompt_is_followed_page_by_page() -> None:
     rig = Rig(chunk=8, pages=256)
     ids = prompt(64)
     rig.submit("a", ids, max_new_tokens=2)
-    rig.submit("b", np.concatenate([ids, [5]]), max_new_tokens=2)
+    rig.submit("b", np.concatenate([ids, [5, 6]]), max_new_tokens=2)
     rig.run()
-    assert rig.scheduler.counters.prefill_tokens_total == 64 + 1
+    assert rig.scheduler.counters.prefill_tokens_total == 64 + 2
     assert rig.scheduler.counters.dedup_waits_total > 0
     rig.verify_all()
 
@@ -107,7 +107,8 @@ def test_choices_start_from_the_tree(overlap: bool) -> None:
     rig.submit("a", prompt(30), n=4, seed=5, temperature=1.0, max_new_tokens=10)
     rig.run()
     assert rig.scheduler.counters.prefill_tokens_total == 30 + 3 * 2  # the tail of a page of 4
-    assert rig.scheduler.counters.prompt_tokens_total == 30
+    counters = rig.scheduler.counters  # each prompt token is computed or comes from the cache
+    assert counters.prompt_tokens_total == 4 * 30 == counters.prefill_tokens_total + counters.cached_tokens_total
     assert len({tuple(rig.streams["a", c].ids) for c in range(4)}) > 1
     rig.verify_all()
 
@@ -261,6 +262,8 @@ def test_text_stop_saves_work_and_sends_nothing_more(overlap: bool) -> None:
     assert rig.scheduler.counters.num_finished_requests_total == 3
     # What came after the stop is not kept, however late the stop was found.
     assert rig.life.cache.match_length(whole) == 10 + 6 - 1
+    counters = rig.scheduler.counters
+    assert counters.generation_tokens_total == 5 + 6 + 100 and counters.dropped_tokens_total > 2
     rig.verify_all()
 
 

@@ -81,7 +81,7 @@ def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Su
 
 def is_empty(manager: TokenizerManager) -> bool:
     counts = manager.counts
-    balanced = counts.accepted == counts.ok + counts.aborted + counts.failed
+    balanced = counts.accepted == counts.ok + counts.aborted + counts.failed + counts.refused
     return balanced and not manager._open and not manager._controls
 
 
@@ -158,7 +158,7 @@ def test_a_failed_request_ends_its_call() -> None:
         assert (caught.value.status, caught.value.retry_after) == (503, 3)
         assert caught.value.type == "overloaded_error"
         assert link.rids(Abort) == ["a-1"]
-        assert (manager.counts.failed, manager.counts.aborted) == (1, 1) and is_empty(manager)
+        assert (manager.counts.refused, manager.counts.aborted) == (1, 1) and is_empty(manager)
 
     run(work)
 
@@ -347,7 +347,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                 else:
                     manager.abort(rid)
             counts = manager.counts
-            done = counts.ok + counts.aborted + counts.failed
+            done = counts.ok + counts.aborted + counts.failed + counts.refused
             assert counts.accepted == done + len(manager._open)
         for call in calls:
             manager.close(call)

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from radix_runtime import Engine, SamplingParams
+from radix_runtime import Engine, SamplingParams, distributed
 from radix_runtime.distributed import core_share
 from radix_runtime.errors import ConfigError, EngineDeadError
 from tests.child import IMPORT_PATH
@@ -167,23 +167,34 @@ def test_a_worker_that_cannot_load_is_said_at_once(tmp_path):
         assert e.generate(input_ids=[3], sampling_params={"max_new_tokens": 1})["output_ids"]
 
 
-def test_cores_are_shared_out_disjointly(monkeypatch, tmp_path):
+def test_cores_are_shared_out_disjointly(monkeypatch, caplog):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 11})
-    file = tmp_path / "cpu.max"
+    monkeypatch.setattr(distributed, "_DEFAULT_THREADS", 5)
+    assert [core_share(r, 2) for r in range(2)] == [(2, {2, 3}), (2, {5, 7})]
+    assert [core_share(r, 2, 3) for r in range(2)] == [(1, {2}), (1, {3})]
+    assert core_share(0, 1) == core_share(0, 1, 5) == (5, None)
+    assert core_share(0, 6) == core_share(5, 6) == (1, None)
+    monkeypatch.setattr(distributed, "_DEFAULT_THREADS", 4)  # a cgroup's limit
+    assert core_share(0, 1) == (4, None)
+    assert core_share(1, 2) == (2, None)
+    assert core_share(0, 1, 5) == (5, None)
+    assert not caplog.messages
+    assert core_share(0, 1, 99) == (5, None) and core_share(1, 2, 99) == (2, None)
+    assert caplog.messages == ["--num-threads 99 is cut to the 5 CPUs that this process may use"]
 
-    def share(rank, world, threads=None):
-        return core_share(rank, world, threads, file)
 
-    for unlimited in (None, "max 100000\n"):
-        if unlimited:
-            file.write_text(unlimited)
-        shares = [share(r, 2) for r in range(2)]
-        assert [(s.threads, s.cores) for s in shares] == [(2, {2, 3}), (2, {5, 7})]
-        assert [share(r, 2, 3).threads for r in range(2)] == [1, 1]
-        assert share(0, 1).threads == 5 and share(0, 1).cores is None
-        assert share(5, 6) == share(0, 6) and share(0, 6).cores is None
-        assert share(0, 1, 99).threads == 5
-    file.write_text("350000 100000\n")  # three and a half CPUs: four threads
-    assert (share(0, 1).threads, share(0, 1).cores) == (4, None)
-    assert (share(1, 2).threads, share(1, 2).cores) == (2, None)
-    assert share(0, 1, 5).threads == 5
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_the_number_of_threads_is_the_kernel_librarys():
+    """Which looks at the cgroups (tests/kernel/test_cpu_quota.py): the runtime has no second opinion."""
+    code = """
+import radix_kernels
+radix_kernels.set_num_threads(1)  # as under a limit
+from radix_runtime.distributed import core_share
+radix_kernels.set_num_threads(2)  # as an engine does
+print(core_share(0, 1))
+"""
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "(1, None)\n"

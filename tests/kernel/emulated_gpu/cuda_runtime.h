@@ -29,6 +29,9 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int, int) {
   std::abort();  // no warps here
 }
+inline void __syncwarp() {
+  std::abort();
+}
 inline void __threadfence_system() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

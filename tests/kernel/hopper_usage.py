@@ -1,0 +1,86 @@
+"""What each of Hopper's kernels may take, as measured with nvcc 13.0: registers of a thread and bytes of its stack.
+
+A spill lies on the stack, so that a kernel without a stack cannot begin to spill. Registers are given in eights.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+# Pattern of a kernel's name -> most registers, most bytes of stack. The first that fits is the kernel's.
+LIMITS = {
+    # Decode: queries in two tiles of rows; 256 dimensions.
+    "decode_kernel<Config<bf16, bf16, 64, 1> >": (208, 0),
+    "decode_kernel<Config<f16, f16, 64, 1> >": (208, 0),
+    "decode_kernel<Config<*, e4m3, 64, 1> >": (168, 0),
+    "decode_kernel<Config<bf16, e4m3, 64, 2> >": (255, 16),
+    "decode_kernel<Config<f16, e4m3, 64, 2> >": (255, 0),
+    "decode_kernel<Config<*, 64, 2> >": (248, 0),
+    "decode_kernel<Config<*, e4m3, 128, 1> >": (248, 0),
+    "decode_kernel<Config<*, 128, 1> >": (240, 0),
+    "decode_kernel<Config<*, e4m3, 128, 2> >": (255, 0),
+    "decode_kernel<Config<*, 128, 2> >": (255, 8),
+    "decode_kernel<Config<*, e4m3, 256, 1> >": (255, 64),
+    "decode_kernel<Config<*, 256, 1> >": (255, 32),
+    "combine_kernel<*, Layout<256, 16, 128> >": (144, 0),
+    "combine_kernel<*, Layout<64, *> >": (112, 0),
+    "combine_kernel<*, Layout<128, *> >": (120, 0),
+    "combine_kernel<*, NarrowLayout<*> >": (120, 0),
+    # Prefill: what its producer, with 24 to 40 registers a thread, does not hold.
+    "prefill_kernel<Config<*, 64, 64, 128, 3, 1, 0, 2, false> >": (128, 72),
+    "prefill_kernel<Config<*, 64, 64, 128, 3, 1, 0, 2, true> >": (128, 88),
+    "prefill_kernel<Config<*16, 128, 128, 128, 2, *, 128, 3, false> >": (168, 24),
+    "prefill_kernel<Config<*16, 128, 128, 128, 2, 1, 128, 3, true> >": (168, 48),
+    "prefill_kernel<Config<e4m3, 128, 128, 160, 2, 1, 128, 3, false> >": (168, 24),
+    "prefill_kernel<Config<e4m3, 128, 128, 160, 2, 2, 128, 3, false> >": (168, 32),
+    "prefill_kernel<Config<e4m3, 128, 128, 160, 2, 1, 128, 3, true> >": (168, 56),
+    "prefill_kernel<Config<*, 192, 128, 128, 2, *, 128, 2, false> >": (168, 64),
+    "prefill_kernel<Config<*, 192, 128, 128, 2, 1, 128, 2, true> >": (168, 96),
+    "prefill_kernel<Config<*, 192, 192, 96, 2, 1, 0, 2, *> >": (168, 24),
+    "prefill_kernel<Config<*, 256, 256, 80, 2, 1, 0, 2, *> >": (168, 24),
+    # MLA.
+    "mla_narrow_kernel<Config<*, 1, *> >": (255, 0),
+    "mla_narrow_kernel<Config<*, 2, false> >": (255, 408),
+    "mla_narrow_kernel<Config<bf16, 2, true> >": (255, 384),
+    "mla_slim_kernel<*>": (128, 0),
+    "mla_wide_kernel<*, false>": (128, 40),
+    "mla_wide_kernel<bf16, true>": (128, 72),
+    # Products.
+    "skinny_kernel<*>": (80, 0),
+    "narrow_kernel<*, NarrowTile<1, 1, 16, *> >": (80, 0),
+    "narrow_kernel<*, NarrowTile<1, 1, 32, *> >": (96, 0),
+    "narrow_kernel<2, *, NarrowTile<1, 1, 64, true, *> >": (104, 0),
+    "narrow_kernel<*, NarrowTile<1, 1, 64, *> >": (96, 0),
+    "narrow_kernel<*, NarrowTile<2, 1, 16, *> >": (104, 0),
+    "narrow_kernel<2, *, NarrowTile<2, 1, 32, *> >": (152, 0),
+    "narrow_kernel<*, NarrowTile<2, 1, 32, *> >": (144, 0),
+    "narrow_kernel<*, NarrowTile<2, 2, 64, *> >": (168, 0),
+    "wide_kernel<2, *, WideTile<128, 2, true>, 1, 0>": (168, 16),  # one scale a row, 256 tokens
+    "wide_kernel<*>": (168, 0),
+    # Experts and grouped products.
+    "wide_grouped_kernel<*>": (168, 0),
+    "many_kernel<*>": (168, 0),
+    "few_up_kernel<bf16, E4m3, 1, 4>": (112, 0),
+    "few_up_kernel<f16, E4m3, 1, 4>": (104, 0),
+    "few_up_kernel<*, E4m3, 2, 4>": (120, 0),
+    "few_up_kernel<*, 1, 4>": (80, 0),
+    "few_up_kernel<*>": (88, 0),
+    "few_down_kernel<*, E4m3, 1, 8>": (88, 0),
+    "few_down_kernel<*, E4m3, 2, 8>": (104, 0),
+    "few_down_kernel<*, 1, 8>": (64, 0),
+    "few_down_kernel<*>": (72, 0),
+    "combine_kernel<*>": (40, 0),
+    "gather_kernel<*>": (32, 0),
+    "place_kernel<CopyRows*>": (32, 0),
+    "place_kernel<*>": (40, 0),
+    "contiguous_kernel": (24, 0),
+    "list_kernel": (32, 0),
+    "prepare_kernel": (48, 8),
+    "quantize_kernel": (48, 0),
+    "sort_kernel": (56, 0),
+}
+
+
+def pattern_of(name: str) -> str | None:
+    """The entry of LIMITS that a kernel comes under."""
+    return next((pattern for pattern in LIMITS if fnmatchcase(name, pattern)), None)

@@ -1,0 +1,81 @@
+"""MLA decode problems over a poisoned cache and an oracle, shared by the native and the Triton tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+import radix_kernels as rk
+from tests.kernel.helpers import spread
+
+HALVES = (torch.bfloat16, torch.float16)
+LATENT, ROPE = 512, 64
+SCALE = 192**-0.5
+
+
+@dataclass
+class Case:
+    """Rows of (q_len, kv_len) over a paged cache that is NaN wherever nothing may read."""
+
+    args: tuple[torch.Tensor, ...]
+    tokens: list[torch.Tensor]  # of each row, [kv_len, 576], as the cache holds them
+
+    @property
+    def fp8(self) -> bool:
+        return self.args[2].dtype == torch.uint8
+
+
+def split(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[..., :LATENT], tokens[..., LATENT:]
+
+
+def make_case(
+    rows: list[tuple[int, int]],
+    rng: torch.Generator,
+    *,
+    heads: int = 4,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    fp8: bool = False,
+    gap: int = 0,
+) -> Case:
+    needed = [-(-kv // page_size) for _, kv in rows]
+    pages = sum(needed) + 3
+    cache = torch.full((pages, page_size, LATENT + ROPE), math.nan, dtype=dtype)
+    if fp8:
+        cache = torch.full((pages, page_size, 656), 255, dtype=torch.uint8)
+    table = torch.full((len(rows), max([*needed, 0]) + 2), 2**30, dtype=torch.int32)
+    free, tokens = torch.randperm(pages, generator=rng), []
+    for row, (_, kv) in enumerate(rows):
+        mine, free = free[: needed[row]], free[needed[row] :]
+        table[row, : needed[row]] = mine.to(torch.int32)
+        values = spread((kv, LATENT + ROPE), dtype, rng)
+        stored = rk.reference.pack_mla_tokens(*split(values.to(torch.bfloat16))) if fp8 else values
+        at = torch.arange(kv)
+        cache[mine[at // page_size], at % page_size] = stored
+        tokens.append(rk.reference.unpack_mla_cache(stored, torch.float64))
+    count = sum(n for n, _ in rows)
+    starts = torch.tensor([0, *(n for n, _ in rows)]).cumsum(0).to(torch.int32)
+    lens = torch.tensor([kv for _, kv in rows], dtype=torch.int32)
+    q = spread((count, heads, LATENT), dtype, rng, gap=gap), spread((count, heads, ROPE), dtype, rng, gap=gap)
+    return Case((*q, cache, table, lens, starts), tokens)
+
+
+def oracle(case: Case, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Straight from the definition, a query at a time."""
+    nope, rope, *_, starts = case.args
+    q = torch.cat((nope, rope), -1).double()
+    out, lse = torch.zeros(nope.shape, dtype=torch.float64), torch.full(nope.shape[:2], -math.inf, dtype=torch.float64)
+    for row, tokens in enumerate(case.tokens):
+        n = int(starts[row + 1] - starts[row])
+        for i in range(n):
+            seen = tokens[: max(0, len(tokens) - n + i + 1)] if causal else tokens
+            if not len(seen):
+                continue
+            at = int(starts[row]) + i
+            scores = q[at] @ seen.T * SCALE
+            lse[at] = torch.logsumexp(scores, -1)
+            out[at] = torch.softmax(scores, -1) @ seen[:, :LATENT]
+    return out, lse
