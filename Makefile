@@ -46,14 +46,14 @@ $(TEST_PACKAGES): $(VENV)/.packages
 lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime
+	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
-test: install $(TEST_PACKAGES) lint
+test: $(TEST_PACKAGES) lint install
 	$(PYTEST) -q tests
 
 # Whole products of options where `test` takes a cover of them.
-test-full: install $(TEST_PACKAGES) lint
+test-full: $(TEST_PACKAGES) lint install
 	RADIX_TEST_FULL=1 $(PYTEST) -q tests
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
@@ -66,12 +66,9 @@ test-old-torch: install
 	    assert rk.capabilities()['backend'] == 'cpu', rk._loader.reason"
 	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
 
-# Every op of the CPU library under Valgrind, at the level AVX2, for it knows no more; after `make dev`.
+# Every op of the CPU library under Valgrind; after `make dev`. `test` does the same with what is installed.
 memcheck:
-	mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -pthread -Ikernel/include tests/kernel/memcheck.cpp \
-	    -o build/memcheck kernel/python/radix_kernels/lib/libradix_kernels.so -Wl,-rpath,$(CURDIR)/kernel/python/radix_kernels/lib
-	RADIX_CPU_ISA=avx2 valgrind -q --error-exitcode=1 build/memcheck
+	REQUIRE=valgrind $(RUN) -m pytest -q -p no:cacheprovider tests/kernel/test_memcheck.py
 
 bench: install
 	$(RUN) -m bench.kernels all
@@ -84,6 +81,8 @@ dev: $(VENV)/.packages
 	PYTHON=$(RUN) JOBS=$(JOBS) BACKEND=$(BACKEND) ONLY="$(ONLY)" ARCHS="$(ARCHS)" PYTHONS="$(PYTHONS)" tools/dev_build.sh
 
 # dist/radix_kernels_<backend>-<version>-py3-none-manylinux_*.whl. PYTHONS="/path/python3.10 ..." puts a binding for
-# each of them into the one wheel; ARCHS="90a-real" (ROCm: "gfx942") builds for those GPUs only.
+# each of them into the one wheel; ARCHS="90a-real" (ROCm: "gfx942") builds for those GPUs only, FAMILIES="gemm norm" only
+# those families of kernels (a folder of csrc/cpu or csrc/cuda, a file of csrc/gpu): ops of the others run what they run without.
 wheel: $(VENV)/.packages
-	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ARCHS),--archs "$(ARCHS)")
+	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ARCHS),--archs "$(ARCHS)") \
+	    $(if $(FAMILIES),--families "$(FAMILIES)")

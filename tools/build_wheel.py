@@ -68,18 +68,24 @@ def stage(backend: str, target: Path) -> None:
         os.utime(copy)  # newer than what was built from the last copy
 
 
-def build(folder: Path, pythons: list[str], archs: str, jobs: int) -> Path:
-    """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
-    out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
+def build_command(folder: Path, out: Path, pythons: list[str], archs: str, families: str) -> list[str]:
+    """pip wheel of the stage. Every setting is given, empty ones too: the kept build folder remembers the last."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
+    command += ["-C", f"cmake.define.RADIX_ONLY={';'.join(re.split('[ ,;]+', families.strip()))}"]  # empty: all
     if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
         command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
+    return [*command, str(folder / "src")]
+
+
+def build(folder: Path, pythons: list[str], archs: str, families: str, jobs: int) -> Path:
+    """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
+    out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
     env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env["PATH"]
-    subprocess.run([*command, str(folder / "src")], check=True, env=env)
+    subprocess.run(build_command(folder, out, pythons, archs, families), check=True, env=env)
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -124,13 +130,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--pythons", nargs="*", default=[], help="interpreters to bind for")
     parser.add_argument("--archs", default="", help="GPU targets instead of a release's, as CMake's list")
+    parser.add_argument("--families", default="", help="only these families of kernels, e.g. gemm or 'gemm norm'")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     folder = ROOT / "build" / f"{args.backend}-wheel"
     (folder / "src").mkdir(parents=True, exist_ok=True)
     args.dist.mkdir(parents=True, exist_ok=True)
     stage(args.backend, folder / "src")
-    built = build(folder, args.pythons, args.archs, args.jobs)
+    built = build(folder, args.pythons, args.archs, args.families, args.jobs)
     wheel = retag(built, args.dist)
     shutil.rmtree(built.parent)
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

@@ -18,10 +18,10 @@ device=${DEVICE:-cuda}
 site=$(mktemp -d)
 cuda=(env "PYTHONPATH=$site/cuda:." "$python")
 cpu=(env "PYTHONPATH=$site/cpu:." "$python")
-amx=(env RADIX_CPU_ISA=amx "${cpu[@]}")
 pytest=(-m pytest -q -p no:cacheprovider -o pythonpath=.)
 "$python" -c "import xdist" 2>/dev/null && pytest+=(-n "${JOBS:-3}")
 ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
+mapfile -t levels < <("$python" tests/kernel/isa_levels.py)
 rm -f "$out"/*.log "$out"/*.line
 
 # stage NAME SECONDS COMMAND...: runs it into OUT/NAME.log; the summary gets its last line.
@@ -50,15 +50,18 @@ assert facts['backend'] == '$device' and '$device' in facts['devices'], rk._load
 print('native kernels of', facts['backend'], facts['isa'])" &
 stage ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}" &
 stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_attention*.py &
-stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_attention.py &
+stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_{attention,mla}.py &
+# Takes the GPU by itself, through the public ops without a native library.
+stage triton-fp8 200 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_fp8.py &
 stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla.py &
-stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,quantize}.py &
+stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_many,quantize}.py &
 stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
   tests/kernel/test_grouped_gemm.py &
 stage torch-ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_torch_ops.py &
 if [[ $device == cuda ]]; then
   stage ops-cupy 200 "${cuda[@]}" "${pytest[@]}" --device cupy "${ops[@]}" &
   stage syncs 100 "${cuda[@]}" -m tests.gpu.no_sync &
+  stage graphs 200 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_{cuda_graphs,launches}.py &
 fi
 {
   stage draws-cpu 100 "${cpu[@]}" -m tests.gpu.sampling_equality write "$site/draws.npy"
@@ -70,12 +73,21 @@ stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$devi
   stage llama 100 "${cuda[@]}" -m tests.gpu.llama_tokens compare "$site/llama.json" --device "$device"
 } &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &
-if grep -q amx_bf16 /proc/cpuinfo; then
-  stage amx 200 "${amx[@]}" "${pytest[@]}" "${ops[@]}" tests/kernel/test_attention.py &
-  stage amx-tokens 120 "${amx[@]}" -m tests.runtime.demo_tokens check &
+# at_level FLAG LEVEL TESTS...: the CPU wheel's op tests, and these, at a level that CI may lack.
+at_level() {
+  grep -qw "$1" /proc/cpuinfo || return 0
+  stage "$2" 400 env RADIX_CPU_ISA="$2" "${cpu[@]}" "${pytest[@]}" "${levels[@]}" "${@:3}"
+}
+at_level amx_bf16 amx tests/runtime/test_bits.py & # of every level
+at_level avx512_bf16 avx512_bf16 &
+at_level avx512vl avx512 &
+if grep -qw amx_bf16 /proc/cpuinfo; then
+  stage amx-tokens 120 env RADIX_CPU_ISA=amx "${cpu[@]}" -m tests.runtime.demo_tokens check &
 fi
 wait
-if [[ $device == cuda ]]; then  # ranks wait for each other: nothing else beside them
+# What lies between rows far apart takes memory: nothing else beside them, nor beside ranks, which wait for each other.
+stage far-apart 300 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_far_apart.py
+if [[ $device == cuda ]]; then
   stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py
   stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2
 fi

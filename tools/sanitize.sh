@@ -28,7 +28,7 @@ check() {
 }
 
 for tool in ${TOOLS:-memcheck racecheck}; do
-  for family in ${FAMILIES:-prefill decode mla gemm grouped experts moe pointwise}; do
+  for family in ${FAMILIES:-prefill decode mla stores gemm grouped experts moe pointwise refill}; do
     begin=$SECONDS rc=0
     check "$family-$tool" "$packages" "$tool" "$family" || rc=$?
     ((rc == 0)) || failed=$((failed + 1))
