@@ -32,13 +32,13 @@ def test_layernorm(shape, dtype, gap, rng):
     assert_same_bits(rk.layernorm(x, w, b, 1e-5), out.view.contiguous())
 
 
-@pytest.mark.parametrize("weight", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weight", [None, "float32", "same"])
+@pytest.mark.parametrize("bias", [None, "float32", "same"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_optional_float32_rows_in_place(weight, bias, dtype, rng):
-    x = spread((4, 96), dtype, rng)
-    w = spread((96,), torch.float32, rng) if weight else None
-    b = spread((96,), torch.float32, rng) if bias else None
+def test_optional_rows_of_either_type_in_place(weight, bias, dtype, rng):
+    x = spread((4, 99), dtype, rng)
+    types = {"float32": torch.float32, "same": dtype}
+    w, b = (spread((99,), types[name], rng) if name else None for name in (weight, bias))
     expected = numpy_layernorm(x, w, b, 1e-5)
     assert rk.layernorm(x, w, b, out=x) is x
     assert_close("layernorm", x, expected, ROUNDED_ONCE[dtype])

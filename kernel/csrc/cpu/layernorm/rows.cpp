@@ -27,37 +27,42 @@ inline Vec first_lanes(Vec x, int count) {
   return load(lanes, count);
 }
 
-// `count` numbers of a weight or bias from column i on, in its own type; `otherwise` where there is none.
-template <class T>
-Vec row_part(const RowTensor& row, int64_t i, int count, float otherwise) {
-  const auto part = [&](const auto* data) { return count == W ? load(data + i) : load(data + i, count); };
-  if (!row.data) return set1(otherwise);
-  return row.dtype == DType::f32 ? part(static_cast<const float*>(row.data)) : part(static_cast<const T*>(row.data));
-}
-
-template <class T>
-void normalize(const LayernormTask& task, const T* x, T* out) {
-  const int64_t n = task.hidden;
+// weight or bias NULL: 1 or 0.
+template <class T, class TW, class TB>
+void normalize(const T* x, const TW* weight, const TB* bias, T* out, int64_t n, float eps) {
   const float count = static_cast<float>(n);
   const Vec mean = set1(sum(x, n, [](Vec v, int) { return v; }) / count);
   const float variance = sum(x, n, [&](Vec v, int lanes) {
     const Vec d = v - mean, square = d * d;
     return lanes == W ? square : first_lanes(square, lanes);
   });
-  const Vec scale = set1(1.f / __builtin_sqrtf(variance / count + task.eps));
-  for (int64_t i = 0; i < n; i += W) {
-    const int lanes = static_cast<int>(n - i < W ? n - i : W);
-    const Vec v = lanes == W ? load(x + i) : load(x + i, lanes);
-    const Vec y =
-        fma((v - mean) * scale, row_part<T>(task.weight, i, lanes, 1.f), row_part<T>(task.bias, i, lanes, 0.f));
-    lanes == W ? store(out + i, y) : store(out + i, y, lanes);
+  const Vec scale = set1(1.f / __builtin_sqrtf(variance / count + eps));
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    const Vec w = weight ? load(weight + i) : set1(1.f), b = bias ? load(bias + i) : zero();
+    store(out + i, fma((load(x + i) - mean) * scale, w, b));
   }
+  if (const int tail = static_cast<int>(n - i); tail > 0) {
+    const Vec w = weight ? load(weight + i, tail) : set1(1.f), b = bias ? load(bias + i, tail) : zero();
+    store(out + i, fma((load(x + i, tail) - mean) * scale, w, b), tail);
+  }
+}
+
+// Calls fn with the numbers of a weight or bias, which are the row's type T or float.
+template <class T, class Fn>
+void with_numbers(const RowTensor& row, const Fn& fn) {
+  row.dtype == DType::f32 ? fn(static_cast<const float*>(row.data)) : fn(static_cast<const T*>(row.data));
 }
 
 void rows(const LayernormTask& task, int64_t begin, int64_t end) {
   dispatch_float(task.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
-    for (int64_t row = begin; row < end; row++) normalize(task, task.input.at<T>(row), task.out.at<T>(row));
+    with_numbers<T>(task.weight, [&](const auto* weight) {
+      with_numbers<T>(task.bias, [&](const auto* bias) {
+        for (int64_t row = begin; row < end; row++)
+          normalize(task.input.at<T>(row), weight, bias, task.out.at<T>(row), task.hidden, task.eps);
+      });
+    });
   });
 }
 
