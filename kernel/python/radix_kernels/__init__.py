@@ -21,11 +21,12 @@ from .fused_rope import fused_qk_norm_rope_store
 from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
-from .linear import PackedWeight, embedding, linear, linear_argmax, pack_weight, unpack_weight
+from .linear import embedding, linear, linear_argmax
 from .mla import concat_mla_k, mla_decode, store_mla_kv
 from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
 from .norm import fused_add_rmsnorm, layernorm, rmsnorm
 from .packed_experts import PackedExperts, fused_experts_packed, pack_experts
+from .packed_weight import PackedWeight, pack_weight, unpack_weight
 from .quantize import (
     per_tensor_quant_fp8,
     per_token_group_quant,

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
-from .linear import REFERENCE_LAYOUT, PackedWeight
+from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 

@@ -10,7 +10,8 @@ from typing import Any
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 from .activation import silu_and_mul
-from .linear import PackedWeight, fused_product, is_packed, linear, linear_packed, run_fused
+from .linear import fused_product, linear, linear_packed, run_fused
+from .packed_weight import PackedWeight, is_packed
 
 _GATE = {False: 1, True: 2}
 _HALVES = ("bfloat16", "float16")

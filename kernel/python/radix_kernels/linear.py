@@ -1,185 +1,13 @@
-"""Dense layers over packed weights, and embedding lookup from the same packed weights.
-
-A packed weight is laid out for one kernel: it is made once at load, is never saved, and never
-crosses between backends. Where no native packing exists the layout is `reference`: the bytes of
-the row-major weight.
-"""
+"""Dense layers over packed weights, and embedding lookup from the same packed weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from . import _arrays, _checks, _dispatch, _loader
+from . import _arrays, _checks, _dispatch
 from ._arrays import Array
-
-REFERENCE_LAYOUT = "reference"
-
-
-# Kinds of weights as the library numbers them.
-_KINDS = {"dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4}
-_SMALL_CODES = ("int4", "w4a8")
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A weight [n, k] in the order that its kernel reads.
-
-    data: uint8 [bytes] on the weight's device; layout: the order's name; dtype: name of the
-    elements' dtype (`bfloat16`), for a quantized weight that of x; kind: `dense`, `int8`, `int4`,
-    `w8a8` or `w4a8`; group: inputs that share a scale, 0 for whole rows; scale_dtype: its name;
-    zeros: whether 4-bit codes have zero points of their own.
-    """
-
-    data: Array
-    layout: str
-    n: int
-    k: int
-    dtype: str
-    kind: str = "dense"
-    group: int = 0
-    scale_dtype: str = ""
-    zeros: bool = False
-    descriptor: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, k): outputs and inputs, or rows and columns of an embedding."""
-        return self.n, self.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, padding included."""
-        return int(self.data.shape[0])
-
-
-def pack_weight(
-    w: Array,
-    scales: Array | None = None,
-    kind: str | None = None,
-    *,
-    zeros: Array | None = None,
-    group: int | None = None,
-    dtype: Any = None,
-) -> PackedWeight:
-    """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be freed.
-
-    kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
-
-    - `int8`, `w8a8`: element = code * scale. w: int8 [N, K].
-    - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)], input 2j in
-      the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None: all are 8.
-
-    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127 and
-    code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
-    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows. group: 32, 64,
-    128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for 8 bits and 64 for 4.
-    dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
-    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF's Q8_0
-    and Q4_0).
-    A quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here, to the
-    nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4 bits); float32 for whole rows,
-    bfloat16 otherwise; dtype is w's.
-
-    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous. On a GPU this
-    waits for the copy, so that kernels may count on it.
-    Errors: TypeError (dtype), ValueError (shape, stride, value), NotImplementedError (another kind, or a
-    quantized one without the CPU library).
-    """
-    op, kind = "pack_weight", kind or "dense"
-    if kind not in _KINDS:
-        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
-    if kind != "dense":
-        return _pack_quantized(w, scales, kind, zeros, group, dtype)
-    for name, given in (("scales", scales), ("zeros", zeros), ("group", group), ("dtype", dtype)):
-        if given is not None:
-            raise ValueError(f"{op}: {name} is given, but a dense weight has none")
-    n, k = _check_matrix(op, w)
-    name = _arrays.dtype_name(w)
-    run = _dispatch.native(op, w)
-    if run is None:
-        import torch
-
-        rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
-        if rows.is_cuda:
-            torch.cuda.current_stream(rows.device).synchronize()
-        data = rows.view(-1).view(torch.uint8)
-        return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
-    bind: Any = _loader.bind
-    desc = bind.PackedDesc(n, k, name, 0, 0, name, False)
-    data = _aligned_bytes(w, desc.nbytes)
-    run(w, None, None, desc, data)
-    return PackedWeight(data, desc.layout, n, k, name, descriptor=desc)
-
-
-def _pack_quantized(w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any) -> PackedWeight:
-    op, small = "pack_weight", kind in _SMALL_CODES
-    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
-    if run is None:
-        raise NotImplementedError(f"{op}: {kind} weights need the CPU library and a weight in its memory")
-    if scales is None:
-        n, k = _check_matrix(op, w)
-        _checks.require(op, zeros is None and dtype is None, "zeros and dtype go with codes and scales")
-        name = _arrays.dtype_name(w)
-        group = (64 if small else 0) if group is None else group
-        scale_name = "bfloat16" if group else "float32"
-    else:
-        _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
-        _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
-        name = "bfloat16" if dtype is None else str(dtype).rpartition(".")[2]
-        n, k = int(w.shape[0]), int(w.shape[1]) * (2 if small else 1)
-        scales = scales[:, None] if len(scales.shape) == 1 else scales
-        scale_name = _arrays.dtype_name(scales)
-        group = _group_of(op, k, int(scales.shape[1]), small) if group is None else group
-    bind: Any = _loader.bind
-    desc = bind.PackedDesc(n, k, name, _KINDS[kind], group, scale_name, zeros is not None)
-    data = _aligned_bytes(w, desc.nbytes)
-    run(w, scales, zeros, desc, data)
-    return PackedWeight(data, desc.layout, n, k, name, kind, group, scale_name, zeros is not None, desc)
-
-
-def _group_of(op: str, k: int, groups: int, small: bool) -> int:
-    """The group size that gives so many groups of K."""
-    sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
-    if groups == 1 and not small:
-        return 0
-    _checks.require(op, len(sizes) == 1, f"scales have {groups} columns for {k} inputs: say which group is meant")
-    return sizes[0]
-
-
-def _check_matrix(op: str, w: Array) -> tuple[int, int]:
-    _checks.dtype(op, "w", w, _checks.FLOATS)
-    if len(w.shape) != 2:
-        raise ValueError(f"{op}: w has {len(w.shape)} dimensions, expected 2")
-    n, k = (int(size) for size in w.shape)
-    if n < 1 or k < 1:
-        raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
-    return n, k
-
-
-def unpack_weight(weight: PackedWeight) -> Any:
-    """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or None).
-
-    Codes, scales [n, G] and zeros are as `pack_weight` takes them; a last 4-bit code of an odd K has 0 beside it.
-    """
-    if weight.layout == REFERENCE_LAYOUT:
-        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        return _arrays.as_torch(out).copy_(_rows(weight))
-    run = _dispatch.native("unpack_weight", weight.data)
-    if run is None:
-        raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
-    if weight.kind == "dense":
-        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        run(weight.data, weight.descriptor, out, None, None)
-        return out
-    n, k, groups = weight.n, weight.k, -(-weight.k // weight.group) if weight.group else 1
-    shape, name = ((n, -(-k // 2)), "uint8") if weight.kind in _SMALL_CODES else ((n, k), "int8")
-    codes = _arrays.empty(weight.data, shape, name)
-    scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
-    zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
-    run(weight.data, weight.descriptor, codes, scales, zeros)
-    return codes, scales, zeros
+from .packed_weight import PackedWeight, is_packed, row_major
 
 
 def linear(
@@ -230,7 +58,7 @@ def linear(
     from . import reference
 
     tx, tb, tr, to = (_arrays.as_torch(t) for t in (x, bias, residual, out))
-    tw = _rows(weight) if isinstance(weight, PackedWeight) else _arrays.as_torch(weight)
+    tw = _arrays.as_torch(row_major(weight))
     _check_linear(op, tx, tw, tb, to)
     if tr is not None:
         _check_residual(op, tr, (*tx.shape[:-1], tw.shape[0]), tx)
@@ -265,11 +93,6 @@ def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]
     for array, result in zip((ids, maxima), found, strict=True):
         _arrays.as_torch(array).copy_(result)
     return ids, maxima
-
-
-def is_packed(weight: PackedWeight | Array) -> bool:
-    """Whether weight is in an order of the native library."""
-    return isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
 
 
 def linear_packed(
@@ -324,13 +147,13 @@ def fused_product(
     if not _arrays.is_torch(x) or x.device.type != "cuda" or x.ndim < 1:
         return None
     run = _dispatch.native("linear_dense", x)
-    if run is None or (isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT):
+    if run is None or is_packed(weight):
         return None
     rows = x.numel() // max(x.shape[-1], 1)
     many, fused = rows > _FEW_ROWS, gated or (residual is not None and not wide)
     if rows < 1 or (many and not fused) or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
         return None
-    w = raw_weight(weight)
+    w = row_major(weight)
     if not _arrays.is_torch(w) or w.ndim != 2 or w.dtype != x.dtype or w.shape[1] != x.shape[-1] or w.shape[0] < 1:
         return None
     shape = (*x.shape[:-1], w.shape[0] // (2 if gated else 1))
@@ -345,17 +168,12 @@ def fused_product(
     return run if _aligned(_flat(x)) and _aligned(w) else None
 
 
-def raw_weight(weight: PackedWeight | Array) -> Any:
-    """The row-major [N, K] of a weight whose layout is `reference`."""
-    return _rows(weight) if isinstance(weight, PackedWeight) else weight
-
-
 def run_fused(
     run: _dispatch.Native, x: Any, weight: PackedWeight | Array, bias: Any, residual: Any, gate: int, out: Any
 ) -> None:
     """Calls what `fused_product` found; gate as in `linear_packed`."""
     flat = None if residual is None else _flat(residual)
-    run(_flat(x), raw_weight(weight), bias, flat, gate, isinstance(weight, PackedWeight), _flat(out))
+    run(_flat(x), row_major(weight), bias, flat, gate, isinstance(weight, PackedWeight), _flat(out))
 
 
 def _flat(x: Any) -> Any:
@@ -394,11 +212,10 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     Errors: TypeError, ValueError (shape; on the CPU also an id outside of 0 .. N - 1).
     """
     op = "embedding"
-    packed = isinstance(weight, PackedWeight)
     if out is None:
-        name = weight.dtype if packed else _arrays.dtype_name(weight)
+        name = weight.dtype if isinstance(weight, PackedWeight) else _arrays.dtype_name(weight)
         out = _arrays.empty(ids, (*tuple(ids.shape), int(weight.shape[1])), name)
-    if packed and weight.layout != REFERENCE_LAYOUT:
+    if isinstance(weight, PackedWeight) and is_packed(weight):
         run = _dispatch.native("embedding_packed", ids)
         if run is None:
             raise ValueError(f"embedding: no library here knows the layout {weight.layout}")
@@ -408,7 +225,7 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     from . import reference
 
     ti, to = _arrays.as_torch(ids), _arrays.as_torch(out)
-    tw = _rows(weight) if packed else _arrays.as_torch(weight)
+    tw = _arrays.as_torch(row_major(weight))
     _checks.dtype(op, "ids", ti, _checks.INTS)
     _checks.rank(op, "ids", ti, 1)
     _checks.rank(op, "weight", tw, 2)
@@ -416,21 +233,6 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     _checks.same_dtype(op, "out", to, "weight", tw)
     reference.embedding(ti, tw, out=to)
     return out
-
-
-def _aligned_bytes(w: Array, size: int) -> Array:
-    """uint8 [size] that begins on a cache line, which numpy does not promise."""
-    if _arrays.is_torch(w):
-        return _arrays.empty(w, (size,), "uint8")
-    data = _arrays.empty(w, (size + 63,), "uint8")
-    skip = -_arrays.as_torch(data).data_ptr() % 64
-    return data[skip : skip + size]
-
-
-def _rows(weight: PackedWeight) -> Any:
-    import torch
-
-    return _arrays.as_torch(weight.data).view(getattr(torch, weight.dtype)).view(weight.shape)
 
 
 def _accumulator(x: Any, bias: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
-from .linear import REFERENCE_LAYOUT, PackedWeight, pack_weight
+from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
 
 
 @dataclass(frozen=True)
