@@ -235,7 +235,8 @@ def test_scores_that_grow(dtype, rng):
         keys[..., 0] = (torch.arange(len(keys)) / 8)[:, None].to(dtype)
         for token, key in enumerate(keys):
             case.k_cache[case.page_table[row, token // 16], token % 16] = key
-    run(case, {}, rng)
+    # Scores reach 41 out of sums of 330: float32 keeps 1e-5 of them, and a probability is off by as much.
+    run(case, {}, rng, tolerance=(3e-5, 3e-4) if dtype == torch.float32 else None)
 
 
 @INT8
