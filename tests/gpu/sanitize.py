@@ -152,7 +152,7 @@ def mla_rows(heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype =
 
 
 def stores() -> None:
-    """Latent tokens in words of 16 bytes and of 2, and in FP8; full keys; two partial attentions."""
+    """Latent tokens in words of 16 bytes and of 2, and in FP8; keys and values; full keys; two partial attentions."""
     rng = torch.Generator().manual_seed(0)
 
     def half(*shape: int) -> torch.Tensor:
@@ -172,6 +172,16 @@ def stores() -> None:
         there = k.cuda()
         rk.concat_mla_k(there, *map(on_gpu, parts))
         compare(f"concat_mla_k, {nope} and {rope}", there, torch.cat((parts[0], parts[1].expand(-1, 5, -1)), -1), 0)
+    for dim in (128, 20):  # pieces of 16 bytes and single elements, copied and quantized
+        k, v = half(70, 5, dim), half(70, 5, dim)
+        for dtype, scales in ((HALF, {}), (FP8, {"k_scale": torch.rand(5) + 0.5, "v_scale": torch.rand(5) + 0.5})):
+            caches = [torch.zeros(5, 16, 5, dim).to(dtype) for _ in range(2)]
+            there = [x.cuda() for x in caches]
+            on_it = {name: x.cuda() for name, x in scales.items()}
+            rk.store_kv_cache(on_gpu(k), on_gpu(v), *there, slots.cuda(), **on_it)
+            rk.reference.store_kv_cache(k, v, *caches, slots, **scales)
+            for x, y in zip(there, caches, strict=True):
+                compare(f"store_kv_cache of {dim}, {dtype}", x.float(), y.float(), 0)
     for dtype in (HALF, torch.float16, torch.float32):
         for dim in (128, 20):
             a, b = (torch.randn(70, 5, dim, generator=rng).to(dtype) for _ in range(2))

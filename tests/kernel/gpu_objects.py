@@ -25,9 +25,11 @@ _PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
 
 def _pointwise(warp: int) -> tuple[set[str], set[str]]:
     """Norms, RoPE, activations and the KV store: those that move 16 bytes a time, and the others."""
-    wide, narrow = {"store_kernel<Wide>"}, {"store_kernel<unsigned int>", "store_kernel<unsigned short>"}
+    wide = {"store_kernel<Copied<Wide> >"}
+    narrow = {f"store_kernel<Copied<{word}> >" for word in ("unsigned int", "unsigned short")}
     for dtype, pack in _PACK.items():
         for n, names in ((pack, wide), (1, narrow)):
+            narrow.add(f"store_kernel<Quantized<{dtype}, {n}> >")  # half as many bytes are written as read
             fused = ("8, 1", "16, 2") if n > 1 else ("16, 8",)  # lanes of a head, units of a lane
             for neox in ("true", "false"):
                 names.add(f"rope_kernel<{neox}, {n}, {dtype}>")
@@ -309,3 +311,18 @@ def cuobjdump() -> str | None:
     """The toolkit's, or the one that Triton's package brings."""
     here = Path(sys.prefix).glob("lib/python3.*/site-packages/triton/backends/nvidia/bin/cuobjdump")
     return tool("cuobjdump", "/usr/local/cuda/bin/cuobjdump", *map(str, here))
+
+
+def run_emulated(program: str, folder: Path) -> str:
+    """What a program of emulated_gpu prints: device code of csrc/gpu, compiled by g++ in a folder, which comes first
+    where files are looked for."""
+    compiler = tool("g++", "c++")
+    need("c++", compiler)
+    here, csrc = ROOT / "tests/kernel/emulated_gpu", ROOT / "kernel/csrc"
+    includes = [f"-I{path}" for path in (folder, here, ROOT / "kernel/include", csrc)]
+    sources = [str(here / f"{program}.cpp"), str(csrc / "common/error.cpp")]
+    command = [str(compiler), "-std=c++17", "-O1", "-w", *includes, *sources, "-o", str(folder / program), "-lpthread"]
+    subprocess.run(command, check=True, timeout=250)
+    done = subprocess.run([folder / program], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

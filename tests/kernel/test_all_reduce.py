@@ -51,30 +51,11 @@ def test_without_kernels_every_rank_is_told(tmp_path):
 @pytest.mark.parametrize("program, last", [("main", "abort: seen"), ("norm", "4 ranks: 500 norms")])
 def test_device_code_on_threads(tmp_path, program, last):
     """Sequences of all collectives and sizes with ranks out of step, a rank that does not come, an abort; the norm."""
-    compiler = gpu_objects.tool("g++", "c++")
-    gpu_objects.need("c++", compiler)
-    here, csrc = gpu_objects.ROOT / "tests/kernel/emulated_gpu", gpu_objects.ROOT / "kernel/csrc"
     threads = "constexpr int kThreads = 1024;"
-    norm = (csrc / "gpu/all_reduce_norm.cu").read_text()
+    norm = (gpu_objects.ROOT / "kernel/csrc/gpu/all_reduce_norm.cu").read_text()
     assert threads in norm
     (tmp_path / "all_reduce_norm.cu").write_text(norm.replace(threads, "constexpr int kThreads = 4;"))
-    includes = [f"-I{folder}" for folder in (tmp_path, here, gpu_objects.ROOT / "kernel/include", csrc)]
-    sources = [str(here / f"{program}.cpp"), str(csrc / "common/error.cpp")]
-    command = [
-        str(compiler),
-        "-std=c++17",
-        "-O1",
-        "-w",
-        *includes,
-        *sources,
-        "-o",
-        str(tmp_path / program),
-        "-lpthread",
-    ]
-    subprocess.run(command, check=True, timeout=250)
-    done = subprocess.run([tmp_path / program], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == last
+    assert gpu_objects.run_emulated(program, tmp_path).splitlines()[-1] == last
 
 
 def test_between_processes_on_gpus(request):

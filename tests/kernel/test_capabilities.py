@@ -130,6 +130,7 @@ def test_dtypes_of_hopper(gpu_library, monkeypatch):
         native = dict.fromkeys(("bfloat16", "float16", "float8_e4m3fn"), "cuda:sm_90")
         assert found == native | {"float32": "triton"}, op
         assert "no float32" in ops[op]["float32"]["why"]
+    assert ops["store_kv_cache"]["float8_e4m3fn"]["impl"] == "cuda:sm_90" and "int8" not in ops["store_kv_cache"]
     assert ops["fused_experts"]["float32"]["impl"] == "triton"
     assert ops["linear_silu_and_mul"]["float32"]["impl"] == "torch"
     assert ops["merge_state"]["float32"]["impl"] == ops["rmsnorm"]["float32"]["impl"] == "cuda:sm_90"

@@ -42,6 +42,10 @@ def pointwise(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
             if model != "qwen3-8b":
                 yield _rope(device, dtype, tokens, heads, kv_heads)
             yield _between(device, dtype, tokens, model, heads, kv_heads, norm)
+    for tokens in TOKENS[device.type]:
+        yield _store(device, dtype, tokens, 8, dtype)
+        if device.type == "cuda":  # on the CPU the reference runs it
+            yield _store(device, dtype, tokens, 8, torch.float8_e4m3fn)
 
 
 def _rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
@@ -191,3 +195,37 @@ def _between(
     size = tokens * (heads + 2 * kv_heads) * HEAD_DIM
     name = f"{tokens} tokens of {model}"
     return Case("fused_qk_norm_rope_store", name, dtype, 2 * size * dtype.itemsize, 6 * size, make, contenders)
+
+
+def _store(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, cache_dtype: torch.dtype) -> Case:
+    page_size, fp8 = 16, cache_dtype != dtype
+    token_bytes = 2 * heads * HEAD_DIM * cache_dtype.itemsize
+    pages = max(ROTATED_BYTES // token_bytes, 2 * tokens) // page_size + 1
+    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
+    k_cache, v_cache = (torch.zeros(pages, page_size, heads, HEAD_DIM, device=device).to(cache_dtype) for _ in range(2))
+    scale = torch.full((1,), 0.02, device=device)
+    scales = {"k_scale": scale, "v_scale": scale} if fp8 else {}
+
+    def make() -> tuple[torch.Tensor, ...]:
+        k, v = (randn(tokens, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2))
+        return k, v, free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
+
+    def eager(k: Any, v: Any, slots: Any) -> None:
+        for cache, x in ((k_cache, k), (v_cache, v)):
+            x = (x / scale).clamp(-448, 448).to(cache_dtype).view(torch.uint8) if fp8 else x
+            cache.view(x.dtype).view(-1, heads, HEAD_DIM)[slots] = x
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda k, v, slots: rk.store_kv_cache(k, v, k_cache, v_cache, slots, **scales),
+        "torch": eager,
+    }
+    if vllm := peers.load("vllm._custom_ops"):
+        how, caches = (
+            ("fp8", [x.view(torch.uint8) for x in (k_cache, v_cache)]) if fp8 else ("auto", [k_cache, v_cache])
+        )
+        contenders["vllm"] = lambda k, v, slots: vllm.reshape_and_cache_flash(k, v, *caches, slots, how, scale, scale)
+    size = 2 * tokens * heads * HEAD_DIM
+    name = f"{tokens}x{heads}x{HEAD_DIM}{' FP8' if fp8 else ''}"
+    return Case(
+        "store_kv_cache", name, dtype, size * (dtype.itemsize + cache_dtype.itemsize), 2 * size, make, contenders
+    )

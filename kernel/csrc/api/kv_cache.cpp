@@ -7,25 +7,34 @@ using namespace radix;
 
 namespace {
 
-// Rows [T, H, D] against their cache [pages, page_size, H, D], and the scales of an INT8 cache.
+bool is_fp8(DType type) {
+  return type == DType::f8e4m3 || type == DType::f8e4m3fnuz;
+}
+
+// Rows [T, H, D] against their cache [pages, page_size, H, D], and the scales of an INT8 or FP8 cache.
 void check_pair(const char* op, const Arg& rows, const Arg& cache, const char* scale_name, const rk_tensor* scale) {
   rows.dtype(kFloats).ndim(3).last_contiguous();
   cache.same_device(rows);
-  if (cache.type() != DType::i8) cache.same_dtype(rows);
+  const bool int8 = cache.type() == DType::i8, fp8 = is_fp8(cache.type()), cpu = rows->device.type == RK_DEVICE_CPU;
+  if (!int8 && !fp8) cache.same_dtype(rows);
   cache.shape({-1, -1, rows.size(1), rows.size(2)}, "pages, page_size, then heads and head dimension of the rows");
   cache.last_contiguous().writable();
-  const bool int8 = cache.type() == DType::i8;
-  if (int8 && rows->device.type != RK_DEVICE_CPU)
-    cache.reject(RK_UNSUPPORTED, "is int8, which the CPU alone has kernels for");
-  if (int8 != (scale != nullptr))
+  if (int8 && !cpu) cache.reject(RK_UNSUPPORTED, "is int8, which the CPU alone has kernels for");
+  if (fp8 && cpu) cache.reject(RK_UNSUPPORTED, "is FP8, which GPUs alone have kernels for");
+  if ((int8 || fp8) != (scale != nullptr))
     fail(RK_INVALID, "%s: %s %s", op, scale_name,
-         scale ? "is given, but the cache is not INT8" : "is missing, an INT8 cache needs it");
+         scale ? "is given, but the cache is neither FP8 nor INT8" : "is missing, FP8 and INT8 caches need it");
   if (!scale) return;
-  Arg(op, scale_name, scale)
-      .same_device(rows)
-      .dtype({DType::f32})
-      .shape({cache.size(0), cache.size(1), cache.size(2)}, "pages, page_size and heads of the cache")
-      .writable();
+  const Arg a(op, scale_name, scale);
+  a.same_device(rows).dtype({DType::f32});
+  if (int8) {
+    a.shape({cache.size(0), cache.size(1), cache.size(2)}, "pages, page_size and heads of the cache").writable();
+    return;
+  }
+  a.ndim(1);
+  if (a.size(0) != 1 && a.size(0) != rows.size(1))
+    a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of the rows", (long long)a.size(0),
+             (long long)rows.size(1));
 }
 
 }  // namespace
@@ -39,7 +48,8 @@ rk_status rk_store_kv_cache(const rk_store_kv_cache_args* args, rk_stream stream
     k.backend_device();
     check_pair(op, k, k_cache, "k_scale", a.k_scale);
     v.same_device(k).ndim(3).shape({k.size(0), k.size(1), -1}, "tokens and heads of k");
-    if (k_cache.type() == DType::i8 || v_cache.type() == DType::i8) v_cache.same_dtype(k_cache);
+    const auto scaled = [](const Arg& cache) { return cache.type() == DType::i8 || is_fp8(cache.type()); };
+    if (scaled(k_cache) || scaled(v_cache)) v_cache.same_dtype(k_cache);
     check_pair(op, v, v_cache, "v_scale", a.v_scale);
     v_cache.shape({k_cache.size(0), k_cache.size(1), -1, -1}, "pages and page_size of k_cache");
     slots.same_device(k).dtype({DType::i64}).shape({k.size(0)}, "tokens of k");

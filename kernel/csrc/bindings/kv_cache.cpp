@@ -1,6 +1,7 @@
 #include "radix_kernels/kv_cache.h"
 
 #include "bindings/exchange.h"
+#include "common/dtype.h"
 
 namespace radix::bind {
 
@@ -14,8 +15,11 @@ void bind_kv_cache(py::module_& m) {
     args.k_cache = call.out("k_cache", k_cache);
     args.v_cache = call.out("v_cache", v_cache);
     args.slot_mapping = call.in("slot_mapping", slots);
-    args.k_scale = call.optional_out("k_scale", k_scale);
-    args.v_scale = call.optional_out("v_scale", v_scale);
+    const auto scale = [&](const char* name, py::handle x) {  // those of INT8 are written
+      return dtype_of(*args.k_cache) == DType::i8 ? call.optional_out(name, x) : call.optional_in(name, x);
+    };
+    args.k_scale = scale("k_scale", k_scale);
+    args.v_scale = scale("v_scale", v_scale);
     call.run(rk_store_kv_cache, args);
   });
 }

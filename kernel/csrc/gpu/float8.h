@@ -1,6 +1,7 @@
 // FP8 elements on the device: e4m3 as OCP defines it and as AMD's gfx942 has it.
 #pragma once
 
+#include "common/tensor.h"
 #include "gpu/element.h"
 
 namespace radix::gpu {
@@ -54,6 +55,23 @@ __device__ inline Pack<uint8_t, N> to_float8(const float (&v)[N]) {
   return out;
 }
 
+// v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
+// once. A quotient that is about to overflow, and so beyond every format, stays as it is: its correction would be NaN.
+template <int N>
+__device__ inline void divide(float (&v)[N], float scale) {
+  const float inverse = 1.f / scale;
+  if (inverse > 0x1p-100f && inverse < 0x1p100f) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      const float quotient = v[j] * inverse, corrected = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
+      v[j] = fabsf(quotient) < 1e30f ? corrected : quotient;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = v[j] / scale;
+  }
+}
+
 // The format of this backend's GPUs.
 #if defined(__HIP__)
 using NativeE4m3 = E4m3Fnuz;
@@ -62,5 +80,11 @@ constexpr DType kNativeE4m3 = DType::f8e4m3fnuz;
 using NativeE4m3 = E4m3;
 constexpr DType kNativeE4m3 = DType::f8e4m3;
 #endif
+
+inline void require_native_float8(const char* op, const char* name, const rk_tensor& x) {
+  if (dtype_of(x) != kNativeE4m3)
+    fail(RK_UNSUPPORTED, "%s: %s has another dtype than this library's GPUs, %s", op, name,
+         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+}
 
 }  // namespace radix::gpu

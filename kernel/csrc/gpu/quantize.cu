@@ -36,23 +36,6 @@ __device__ inline float largest_of_group(const float (&v)[N], int lanes) {
   return largest;
 }
 
-// v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
-// once. A quotient that is about to overflow, and so beyond every format, stays as it is: its correction would be NaN.
-template <int N>
-__device__ inline void divide(float (&v)[N], float scale) {
-  const float inverse = 1.f / scale;
-  if (inverse > 0x1p-100f && inverse < 0x1p100f) {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      const float quotient = v[j] * inverse, corrected = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
-      v[j] = fabsf(quotient) < 1e30f ? corrected : quotient;
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; j++) v[j] = v[j] / scale;
-  }
-}
-
 template <class F, int N>
 __device__ inline void store_quantized(uint8_t* out, float (&v)[N], float scale) {
   divide(v, scale);
@@ -311,9 +294,7 @@ using F = NativeE4m3;
 // Calls fn(Type<T>) with the type of the values.
 template <class Fn>
 void dispatch(const char* op, const rk_tensor& input, const rk_tensor& out, const Fn& fn) {
-  if (dtype_of(out) != kNativeE4m3)
-    fail(RK_UNSUPPORTED, "%s: out has another dtype than this library's GPUs, %s", op,
-         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+  require_native_float8(op, "out", out);
   dispatch_float(dtype_of(input), fn);
 }
 

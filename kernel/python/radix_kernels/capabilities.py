@@ -57,10 +57,11 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
 }
 # What an op takes on some devices besides, where it is not the reference: keys and values with scales, AMD's FP8.
 _SCALED_DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
-    "cpu": {"flash_attn_with_kvcache": ("int8",)},
-    "cuda": {"flash_attn_with_kvcache": _FP8, "flash_attn_varlen": _FP8},
+    "cpu": {"flash_attn_with_kvcache": ("int8",), "store_kv_cache": ("int8",)},
+    "cuda": {"flash_attn_with_kvcache": _FP8, "flash_attn_varlen": _FP8, "store_kv_cache": _FP8},
     "rocm": {
         **dict.fromkeys(("flash_attn_with_kvcache", "flash_attn_varlen"), (*_FP8, "float8_e4m3fnuz")),
+        "store_kv_cache": ("float8_e4m3fnuz",),
         **dict.fromkeys((op for op, dtypes in OP_DTYPES.items() if _FP8[0] in dtypes), ("float8_e4m3fnuz",)),
     },
 }
@@ -86,8 +87,8 @@ def capabilities() -> dict[str, Any]:
     Keys: `backend` (cpu, cuda, rocm, or None without a native library), `version`, `abi_version`,
     `isa`, `devices` (device types the backend serves here), `python`, and `ops`: op -> dtype ->
     {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the
-    backend's device; without a backend, for the CPU. The dtype of attention is that of keys and
-    values (its queries then have it too, or are 16-bit for FP8, any float for INT8).
+    backend's device; without a backend, for the CPU. The dtype of attention and of `store_kv_cache`
+    is that of the cache (queries then have it too, or are 16-bit for FP8, any float for INT8).
     """
     device = {"cuda": "cuda", "rocm": "rocm"}.get(str(_loader.backend), "cpu")
     ops: dict[str, dict[str, dict[str, str]]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
-from ._attention_checks import is_int8
+from ._attention_checks import is_int8, is_scaled
 
 
 def store_kv_cache(
@@ -28,31 +30,43 @@ def store_kv_cache(
     page_size, Hkv], are then required and written too. Each row and head is stored as
     `round(x / scale)`, to nearest even, with `scale = max |x| / 127`; x is finite.
 
+    FP8 (natively on GPUs alone): the caches may be float8_e4m3fn (float8_e4m3fnuz on gfx942); k_scale and
+    v_scale, float32 [1] or [Hkv] and above 0, are then required and read: `x / scale` is stored, to nearest
+    even, clamped to the largest finite value, as attention reads it; NaN stays NaN.
+
     Errors: TypeError (dtype), ValueError (shape, stride; on the CPU also a slot outside of
     -1 .. pages * page_size - 1, before anything is written).
     """
     op = "store_kv_cache"
-    run = _dispatch.native(op, k)
-    if run is not None:
-        run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    call = k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale
+    if _dispatch.attempt(op, k, lambda run, _: run(*call)):
         return
     from . import reference
 
-    tensors = [_arrays.as_torch(x) for x in (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)]
-    tk, tv, tkc, tvc, slots, ks, vs = tensors
+    tk, tv, tkc, tvc, slots, ks, vs = (_arrays.as_torch(x) for x in call)
     _checks.dtype(op, "slot_mapping", slots, ("int64",))
-    int8 = is_int8(tkc)
+    scaled = is_scaled(tkc)
     for name, x, cache_name, cache, scale in (("k", tk, "k_cache", tkc, ks), ("v", tv, "v_cache", tvc, vs)):
         _checks.dtype(op, name, x, _checks.FLOATS)
-        _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if int8 else (name, x)))
+        _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if scaled else (name, x)))
         _checks.rank(op, name, x, 3)
         _checks.rank(op, cache_name, cache, 4)
         _checks.shape(op, cache_name, cache, (*tkc.shape[:2], *x.shape[1:]), f"heads of {name}")
         _checks.contiguous_last(op, name, x)
         _checks.contiguous_last(op, cache_name, cache)
         _checks.shape(op, "slot_mapping", slots, x.shape[:1], f"rows of {name}")
-        _checks.require(op, int8 == (scale is not None), f"{name}_scale is given or missing: INT8 caches have scales")
+        why = f"{name}_scale is given or missing: FP8 and INT8 caches, and no others, have scales"
+        _checks.require(op, scaled == (scale is not None), why)
         if scale is not None:
-            _checks.dtype(op, f"{name}_scale", scale, ("float32",))
-            _checks.shape(op, f"{name}_scale", scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
+            _check_scale(op, f"{name}_scale", scale, cache_name, cache)
     reference.store_kv_cache(tk, tv, tkc, tvc, slots, k_scale=ks, v_scale=vs)
+
+
+def _check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> None:
+    _checks.dtype(op, name, scale, ("float32",))
+    if is_int8(cache):
+        _checks.shape(op, name, scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
+        return
+    _checks.rank(op, name, scale, 1)
+    size = scale.shape[0]
+    _checks.require(op, size in (1, cache.shape[2]), f"{name} has {size} elements, expected 1 or heads of {cache_name}")

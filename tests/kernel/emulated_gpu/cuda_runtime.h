@@ -1,4 +1,5 @@
-// Enough of CUDA's names for g++ to compile csrc/gpu's collectives: a GPU thread is a thread of this process.
+// Enough of CUDA's names for g++ to compile csrc/gpu's collectives and KV store: a GPU thread is a thread of this
+// process, or a turn of a loop.
 #pragma once
 
 #include <sched.h>
@@ -19,7 +20,7 @@ struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-inline thread_local dim3 threadIdx, blockIdx, blockDim;
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 void block_barrier();  // harness.h
 inline void __syncthreads() {

@@ -30,8 +30,11 @@ def store_kv_cache(
     for x, cache, scales in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if scales is None:
             cache[where] = x[rows]
-        else:
+        elif cache.dtype == torch.int8:
             cache[where], scales[where] = quantize(x[rows])
+        else:
+            # As bytes: torch does not index every FP8 dtype.
+            cache.view(torch.uint8)[where] = to_fp8(x[rows], scales, cache.dtype).view(torch.uint8)
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,3 +43,9 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = wide.abs().amax(-1) / 127
     values = torch.where(scale[..., None] > 0, wide / scale[..., None], 0.0)
     return values.round().to(torch.int8), scale
+
+
+def to_fp8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[T, H, D] / scale, [1] or [H], to nearest even; beyond the largest finite value that value. NaN stays NaN."""
+    largest = torch.finfo(dtype).max
+    return (x.float() / scale[:, None]).clamp(-largest, largest).to(dtype)
