@@ -11,8 +11,8 @@
  * INT8 (CPU): the caches are int8, and k_scale, v_scale float32 [pages, page_size, H] (both given, else both NULL) are
  * written too: of each row and head scale = max |x| / 127 and values round(x / scale) to nearest even, all 0 where the
  * scale is 0; x finite.
- * FP8 (GPU): the caches are e4m3 (fnuz on gfx942), and k_scale, v_scale float32 [1] or [H], above 0, are read: values are
- * x / scale, to nearest even, clamped to the largest finite one; NaN stays NaN. */
+ * FP8 (GPU): the caches are e4m3 (fnuz on gfx942), and k_scale, v_scale float32 [1] or [H], above 0, are read: values
+ * are x / scale, to nearest even, clamped to the largest finite one; NaN stays NaN. */
 typedef struct rk_store_kv_cache_args {
   uint32_t struct_size;
   const rk_tensor* k;
