@@ -9,6 +9,8 @@ import radix_kernels as rk
 from tests.kernel import gpu_objects
 from tests.kernel.helpers import FLOATS, assert_same_bits, distant, spread
 
+needs_fp8 = pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no FP8")
+
 
 def layouts(pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype):
     """Both caches as plain tensors, as HND views, and interleaved in one pool."""
@@ -108,6 +110,7 @@ def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), math.nan, values[code] * x.sign())
 
 
+@needs_fp8
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("dim", [16, 100, 128])
 @pytest.mark.parametrize("per_head", [False, True])
@@ -138,6 +141,7 @@ def test_fp8(dtype, dim, per_head, hnd, rng):
         assert torch.equal(got.nan_to_num(777), expected.nan_to_num(777))
 
 
+@needs_fp8
 def test_fp8_is_what_attention_reads(rng):
     caches = [torch.zeros(4, 16, 2, 64, dtype=torch.float8_e4m3fn) for _ in range(2)]
     k, v, q = (torch.randn(50, heads, 64, generator=rng).bfloat16() for heads in (2, 2, 4))
@@ -150,6 +154,7 @@ def test_fp8_is_what_attention_reads(rng):
     assert (got.float() - exact.float()).norm() < 0.05 * exact.float().norm()
 
 
+@needs_fp8
 def test_fp8_errors():
     k = torch.ones(2, 3, 16)
     caches = [torch.zeros(2, 4, 3, 16).to(torch.float8_e4m3fn) for _ in range(2)]
