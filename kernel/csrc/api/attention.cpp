@@ -1,6 +1,7 @@
 // Attention family: checks once for every backend, then the backend's kernel.
 #include "api/attention.h"
 
+#include "api/cache_scale.h"
 #include "common/tensor.h"
 
 using namespace radix;
@@ -62,15 +63,9 @@ void check_scales(const char* op, const Arg& q, const Arg& k, const Args& args) 
     if (!s.wanted && s.scale) fail(RK_INVALID, "%s: %s is given, but %s is neither FP8 nor INT8", op, s.name, s.of);
     if (!s.scale) continue;
     const Arg a(op, s.name, s.scale);
-    a.same_device(q).dtype({DType::f32});
-    if (int8) {
-      a.shape({k.size(0), k.size(1), k.size(2)}, "pages, page_size and heads of k_cache");
-      continue;
-    }
-    a.ndim(1).contiguous();
-    if (a.size(0) != 1 && a.size(0) != k.size(-2))
-      a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of %s", (long long)a.size(0),
-               (long long)k.size(-2), k.name());
+    check_cache_scale(a, k);
+    if (int8) continue;
+    a.contiguous();
     if (a.size(0) != args.k_scale->shape[0]) fail(RK_INVALID, "%s: %s and k_scale differ in size", op, s.name);
   }
 }

@@ -1,6 +1,7 @@
 // KV cache family: checks once for every backend, then the backend's kernel.
 #include "api/kv_cache.h"
 
+#include "api/cache_scale.h"
 #include "common/check.h"
 
 using namespace radix;
@@ -26,15 +27,8 @@ void check_pair(const char* op, const Arg& rows, const Arg& cache, const char* s
          scale ? "is given, but the cache is neither FP8 nor INT8" : "is missing, FP8 and INT8 caches need it");
   if (!scale) return;
   const Arg a(op, scale_name, scale);
-  a.same_device(rows).dtype({DType::f32});
-  if (int8) {
-    a.shape({cache.size(0), cache.size(1), cache.size(2)}, "pages, page_size and heads of the cache").writable();
-    return;
-  }
-  a.ndim(1);
-  if (a.size(0) != 1 && a.size(0) != rows.size(1))
-    a.reject(RK_INVALID, "has %lld elements, expected 1 or the %lld heads of the rows", (long long)a.size(0),
-             (long long)rows.size(1));
+  check_cache_scale(a, cache);
+  if (int8) a.writable();
 }
 
 }  // namespace

@@ -115,17 +115,24 @@ def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: A
         _checks.require(op, wanted or scale is None, f"{name} is given, but {of} is neither FP8 nor INT8")
         _checks.require(op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it")
         if scale is not None:
-            _checks.dtype(op, name, scale, ("float32",))
+            check_scale(op, name, scale, "k_cache", k)
             _same_device(op, q, (name, scale))
-            if int8:
-                _checks.shape(op, name, scale, k.shape[:3], "pages, page_size and heads of k_cache")
-                continue
-            _checks.rank(op, name, scale, 1)
-            _checks.contiguous_last(op, name, scale)
-            size = scale.shape[0]
-            _checks.require(op, size in (1, k.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
-            same = k_scale is None or size == k_scale.shape[0]
-            _checks.require(op, same, f"{name} and k_scale differ in size")
+            if not int8:
+                _checks.contiguous_last(op, name, scale)
+                same = k_scale is None or scale.shape[0] == k_scale.shape[0]
+                _checks.require(op, same, f"{name} and k_scale differ in size")
+
+
+def check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> None:
+    """TypeError or ValueError unless scale is float32, of each slot and head of an INT8 cache, or of a head or all
+    heads of an FP8 one."""
+    _checks.dtype(op, name, scale, ("float32",))
+    if is_int8(cache):
+        _checks.shape(op, name, scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
+        return
+    _checks.rank(op, name, scale, 1)
+    size = scale.shape[0]
+    _checks.require(op, size in (1, cache.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
 
 
 def is_fp8(x: Any) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array
-from ._attention_checks import is_int8, is_scaled
+from ._attention_checks import check_scale, is_scaled
 
 
 def store_kv_cache(
@@ -58,15 +56,5 @@ def store_kv_cache(
         why = f"{name}_scale is given or missing: FP8 and INT8 caches, and no others, have scales"
         _checks.require(op, scaled == (scale is not None), why)
         if scale is not None:
-            _check_scale(op, f"{name}_scale", scale, cache_name, cache)
+            check_scale(op, f"{name}_scale", scale, cache_name, cache)
     reference.store_kv_cache(tk, tv, tkc, tvc, slots, k_scale=ks, v_scale=vs)
-
-
-def _check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> None:
-    _checks.dtype(op, name, scale, ("float32",))
-    if is_int8(cache):
-        _checks.shape(op, name, scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
-        return
-    _checks.rank(op, name, scale, 1)
-    size = scale.shape[0]
-    _checks.require(op, size in (1, cache.shape[2]), f"{name} has {size} elements, expected 1 or heads of {cache_name}")
