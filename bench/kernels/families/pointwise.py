@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -155,24 +155,32 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
     return Case("apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders)
 
 
+def _large_cache(
+    device: torch.device, dtype: torch.dtype, tokens: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]:
+    """K and V pages, more than the machine's caches hold, and what gives each input set slots of its own in them."""
+    page_size = 16
+    pages = max(ROTATED_BYTES // (2 * heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
+    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
+    k_cache, v_cache = (torch.zeros(pages, page_size, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2))
+
+    def next_slots() -> torch.Tensor:
+        return free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
+
+    return k_cache, v_cache, next_slots
+
+
 def _between(
     device: torch.device, dtype: torch.dtype, tokens: int, model: str, heads: int, kv_heads: int, norm: bool
 ) -> Case:
-    """q/k norm, RoPE and KV store: one op against our own single ops and against torch.
-
-    The input sets write to slots of their own in a KV cache that is larger than the machine's caches.
-    """
+    """q/k norm, RoPE and KV store: one op against our own single ops and against torch."""
     table = rk.rope_cos_sin_cache(HEAD_DIM, 8192, 1e6).to(device)
     weight = torch.randn(HEAD_DIM, device=device, dtype=dtype) if norm else None
-    page_size = 16
-    pages = max(ROTATED_BYTES // (2 * kv_heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
-    shape = (pages, page_size, kv_heads, HEAD_DIM)
-    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
-    k_cache, v_cache = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+    k_cache, v_cache, next_slots = _large_cache(device, dtype, tokens, kv_heads)
 
     def make() -> tuple[torch.Tensor, ...]:
         qkv = randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
-        slots = free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
+        slots = next_slots()
         return *qkv.split([heads, kv_heads, kv_heads], 1), torch.randint(0, 8192, (tokens,), device=device), slots
 
     def ours(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
@@ -198,17 +206,14 @@ def _between(
 
 
 def _store(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, cache_dtype: torch.dtype) -> Case:
-    page_size, fp8 = 16, cache_dtype != dtype
-    token_bytes = 2 * heads * HEAD_DIM * cache_dtype.itemsize
-    pages = max(ROTATED_BYTES // token_bytes, 2 * tokens) // page_size + 1
-    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
-    k_cache, v_cache = (torch.zeros(pages, page_size, heads, HEAD_DIM, device=device).to(cache_dtype) for _ in range(2))
+    fp8 = cache_dtype != dtype
+    k_cache, v_cache, next_slots = _large_cache(device, cache_dtype, tokens, heads)
     scale = torch.full((1,), 0.02, device=device)
     scales = {"k_scale": scale, "v_scale": scale} if fp8 else {}
 
     def make() -> tuple[torch.Tensor, ...]:
         k, v = (randn(tokens, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2))
-        return k, v, free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
+        return k, v, next_slots()
 
     def eager(k: Any, v: Any, slots: Any) -> None:
         for cache, x in ((k_cache, k), (v_cache, v)):
@@ -220,12 +225,9 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, ca
         "torch": eager,
     }
     if vllm := peers.load("vllm._custom_ops"):
-        how, caches = (
-            ("fp8", [x.view(torch.uint8) for x in (k_cache, v_cache)]) if fp8 else ("auto", [k_cache, v_cache])
-        )
+        how, caches = "fp8" if fp8 else "auto", [x.view(torch.uint8) if fp8 else x for x in (k_cache, v_cache)]
         contenders["vllm"] = lambda k, v, slots: vllm.reshape_and_cache_flash(k, v, *caches, slots, how, scale, scale)
     size = 2 * tokens * heads * HEAD_DIM
+    moved = size * (dtype.itemsize + cache_dtype.itemsize)
     name = f"{tokens}x{heads}x{HEAD_DIM}{' FP8' if fp8 else ''}"
-    return Case(
-        "store_kv_cache", name, dtype, size * (dtype.itemsize + cache_dtype.itemsize), 2 * size, make, contenders
-    )
+    return Case("store_kv_cache", name, dtype, moved, 2 * size, make, contenders)
