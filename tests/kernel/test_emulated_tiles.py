@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from radix_kernels import _loader
+from tests.child import run_at_level
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,8 +31,7 @@ print(rk._loader.bind.isa(), hash(tuple(rk.flash_attn_varlen(q, k, v, ends, ends
 
 
 def run(path: Path | str, *command: str) -> str:
-    env = {**os.environ, "RADIX_CPU_ISA": "avx2", "PYTHONPATH": str(path)}
-    done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    done = run_at_level("avx2", *command, path=str(path))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     return done.stdout
 

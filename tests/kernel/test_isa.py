@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from radix_kernels import _loader
-from tests.child import IMPORT_PATH
+from tests.child import run_at_level
 from tests.kernel.isa_levels import FAMILIES, FILES, LEVELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,14 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
 
-def run(level: str, *command: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": IMPORT_PATH}
-    return subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=590)
-
-
 def has(level: str) -> bool:
     code = "from radix_kernels import _loader; print(_loader.bind.isa())"
-    return run(level, "-c", code).stdout.strip() == level
+    return run_at_level(level, "-c", code).stdout.strip() == level
 
 
 @pytest.mark.timeout(600)  # thousands of tests, on CPUs that others share
@@ -37,7 +29,9 @@ def test_ops(level):
         pytest.skip(f"this machine has no {level}")
     other = ["--deselect", "tests/kernel/test_comm.py::test_two_processes_over_an_anonymous_file"]  # no level's matter
     # `pythonpath=.`: the package under test is this process's, not the source tree, which may have no library.
-    done = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.", *FILES, *other)
+    done = run_at_level(
+        level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.", *FILES, *other
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
@@ -48,12 +42,12 @@ def test_every_family_with_kernels_is_among_the_files():
 
 
 def test_unknown_level_is_refused():
-    done = run("sse9", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
+    done = run_at_level("sse9", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
     assert "ValueError: RADIX_CPU_ISA=sse9: expected portable, avx2" in done.stderr
 
 
 def test_level_above_the_machine_is_refused():
     if has("amx"):
         pytest.skip("this machine has every level")
-    done = run("amx", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
+    done = run_at_level("amx", "-c", "from radix_kernels import _loader; _loader.bind.isa()")
     assert "NotImplementedError: RADIX_CPU_ISA=amx: this machine has" in done.stderr

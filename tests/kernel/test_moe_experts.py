@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
 
 import radix_kernels as rk
 from tests.kernel.experts_cases import FNUZ, FP8, TOLERANCE, Experts, make
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
+from tests.kernel.triton_device import DEVICE, GPU, triton_module
 
-if importlib.util.find_spec("triton") is None:
-    if "triton" in os.environ.get("REQUIRE", ""):
-        raise ImportError("REQUIRE names triton, but it is not installed")
-    pytest.skip("triton is not installed", allow_module_level=True)
+rt = triton_module("moe")
 
-from radix_kernels.triton import moe as rt
 
-GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
-DEVICE = "cuda" if GPU else "cpu"
 TOLERANCE = dict(TOLERANCE)
 if not GPU:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
     TOLERANCE[torch.bfloat16] = (1.5e-2, 6e-2)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 
 import pytest
 import torch
 
-from tests.kernel.attention_cases import Case, make_case, oracle, random_rows, varlen_args
-from tests.kernel.helpers import ATTENTION, FLOATS, assert_close, assert_same_bits, guarded
-
-if importlib.util.find_spec("triton") is None:
-    if "triton" in os.environ.get("REQUIRE", ""):
-        raise ImportError("REQUIRE names triton, but it is not installed")
-    pytest.skip("triton is not installed", allow_module_level=True)
-
 import radix_kernels as rk
 from radix_kernels import _dispatch
-from radix_kernels.triton import attention as rt
+from tests.kernel.attention_cases import Case, make_case, oracle, random_rows, varlen_args
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded
+from tests.kernel.triton_device import DEVICE, GPU, TRITON_ATTENTION, triton_module
 
-GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
-DEVICE = "cuda" if GPU else "cpu"
-# The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
-TOLERANCE = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e-2)}
+rt = triton_module("attention")
+
+
 pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 
 
@@ -85,7 +76,7 @@ def run(case, rng, *, exact=None, out_dtype=None, tolerance=None, **options):
     lse = torch.full(case.q.shape[:2], float("nan"))
     launch(case, out.view, lse=lse, **options)
     out.check()
-    assert_close("triton flash_attn", out.view, expected, tolerance or TOLERANCE[dtype])
+    assert_close("triton flash_attn", out.view, expected, tolerance or TRITON_ATTENTION[dtype])
     assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
 
 
@@ -288,7 +279,7 @@ def test_the_public_functions_reach_it(op, rng, monkeypatch):
         *(x.to(DEVICE) for x in args), **options, **tensors, max_seqlen_q=3, return_softmax_lse=True
     )
     expected, expected_lse = oracle(exact, sinks=sinks, **options)
-    assert_close("triton flash_attn", got, expected, TOLERANCE[torch.bfloat16])
+    assert_close("triton flash_attn", got, expected, TRITON_ATTENTION[torch.bfloat16])
     assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
 
 

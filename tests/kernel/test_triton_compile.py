@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.child import IMPORT_PATH
+from tests.kernel.triton_device import need_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared memory
 
-if importlib.util.find_spec("triton") is None:
-    if "triton" in os.environ.get("REQUIRE", ""):
-        raise ImportError("REQUIRE names triton, but it is not installed")
-    pytest.skip("triton is not installed", allow_module_level=True)
+need_triton()
 
 
 # All targets in one process: torch and Triton take longer to load than a kernel to compile.

@@ -10,13 +10,13 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _dispatch, _loader
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
+from tests.kernel.triton_device import DEVICE, need_triton
 
-pytest.importorskip("triton")
+need_triton()
 
 FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 NAN = {FN: 0x7F, FNUZ: 0x80}
 TOLERANCE = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (8e-3, 1.6e-2)}  # the interpreter cuts to bfloat16
-PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytestmark = pytest.mark.cpu_only  # `--device` moves the public ops alone
 
@@ -35,17 +35,17 @@ def fp8(shape, dtype, rng, gap: int = 0) -> torch.Tensor:
     buffer = torch.full((math.prod(shape[:-1]), shape[-1] + gap), NAN[dtype], dtype=torch.uint8)
     values = (torch.randn(tuple(shape), generator=rng) * 4).to(dtype)
     buffer[:, : shape[-1]] = values.view(torch.uint8).flatten(0, -2)
-    return buffer.to(PLACE).view(dtype)[:, : shape[-1]].unflatten(0, shape[:-1])
+    return buffer.to(DEVICE).view(dtype)[:, : shape[-1]].unflatten(0, shape[:-1])
 
 
 def scales(shape, rng) -> torch.Tensor:
-    return (torch.rand(shape, generator=rng) + 0.25).to(PLACE)
+    return (torch.rand(shape, generator=rng) + 0.25).to(DEVICE)
 
 
 def result(shape, dtype):
     """Room for a result, and what gives it back after a check that nothing else was written."""
     out = guarded(shape, dtype, gap=8)
-    there = out.view if PLACE == "cpu" else out._buffer.to(PLACE).as_strided(shape, out.view.stride(), 32)
+    there = out.view if DEVICE == "cpu" else out._buffer.to(DEVICE).as_strided(shape, out.view.stride(), 32)
 
     def back() -> torch.Tensor:
         out.view.copy_(there)
@@ -60,11 +60,11 @@ def test_every_number_is_widened_exactly(dtype):
     """A product with ones on the diagonal; float16 holds every number of both formats."""
     from radix_kernels.triton import fp8_gemm
 
-    codes = torch.arange(256, dtype=torch.uint8, device=PLACE).view(16, 16)
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(16, 16)
     codes = torch.where(codes.view(dtype).float().isnan(), 0, codes)  # a NaN would fill its row
-    one = torch.eye(16, device=PLACE).to(dtype)
-    out = torch.empty(16, 16, dtype=torch.float16, device=PLACE)
-    unit = torch.ones(1, device=PLACE)
+    one = torch.eye(16, device=DEVICE).to(dtype)
+    out = torch.empty(16, 16, dtype=torch.float16, device=DEVICE)
+    unit = torch.ones(1, device=DEVICE)
     fp8_gemm.run(codes.view(dtype), one.t(), unit, unit, None, out, (0, 0, 0, 0), blocks=False, widen=True)
     assert torch.equal(out.float(), codes.view(dtype).float())
     codes[3, 3] = NAN[dtype]
@@ -82,7 +82,7 @@ def test_scaled(dtype, shape, kind, rng):
     a, b = fp8((rows, k), dtype, rng, 16), fp8((n, k), dtype, rng, 32).t()
     row = kind != "tensor"
     sa, sb = scales((rows, 1) if row else (1,), rng), scales((1, n) if row else (), rng)
-    bias = spread((n,), torch.float32 if "float" in kind else to, rng).to(PLACE) if "bias" in kind else None
+    bias = spread((n,), torch.float32 if "float" in kind else to, rng).to(DEVICE) if "bias" in kind else None
     out, back = result((rows, n), to)
     assert rk.fp8_scaled_mm(a, b, sa, sb, to, bias, out=out) is out
     exact = (a.double() @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
@@ -94,10 +94,10 @@ def test_scaled(dtype, shape, kind, rng):
 def test_a_format_that_the_chip_knows_gives_what_its_float16_gives(widen, rng):
     from radix_kernels.triton import fp8_gemm
 
-    a, b, one = fp8((20, 160), FN, rng), fp8((48, 160), FN, rng).t(), torch.ones(1, device=PLACE)
-    if not widen and PLACE == "cuda" and not fp8_gemm.multiplies(a.device, FN):
+    a, b, one = fp8((20, 160), FN, rng), fp8((48, 160), FN, rng).t(), torch.ones(1, device=DEVICE)
+    if not widen and DEVICE == "cuda" and not fp8_gemm.multiplies(a.device, FN):
         pytest.skip("this GPU multiplies no e4m3fn")
-    out = torch.empty(20, 48, dtype=torch.float16, device=PLACE)
+    out = torch.empty(20, 48, dtype=torch.float16, device=DEVICE)
     fp8_gemm.run(a, b, one * 0.1, one, None, out, (0, 0, 0, 0), blocks=False, widen=widen)
     assert_close("fp8_scaled_mm", out, (a.double() @ b.double() * 0.1).cpu(), TOLERANCE[torch.float16])
 
@@ -131,10 +131,10 @@ def test_batched(dtype, shape, rng):
 def test_matrices_further_apart_than_32_bits_count(rng):
     """A few rows of a reserved buffer."""
     far = 2**31 + 64
-    buffer = torch.empty(far + 512, dtype=torch.uint8, device=PLACE)
+    buffer = torch.empty(far + 512, dtype=torch.uint8, device=DEVICE)
     a = buffer.view(FN).as_strided((2, 32), (far, 1))
     a.view(torch.uint8).copy_(fp8((2, 32), FN, rng).view(torch.uint8))
-    b, one = fp8((16, 32), FN, rng).t(), torch.ones(1, device=PLACE)
+    b, one = fp8((16, 32), FN, rng).t(), torch.ones(1, device=DEVICE)
     exact = (a.double() @ b.double()).cpu()
     assert_close("fp8_scaled_mm", rk.fp8_scaled_mm(a, b, one, one, torch.float16), exact, TOLERANCE[torch.float16])
     batched = rk.bmm_fp8(a[:, None], b.expand(2, 32, 16), one, one, torch.float16)
@@ -142,7 +142,7 @@ def test_matrices_further_apart_than_32_bits_count(rng):
 
 
 def test_formats_are_not_mixed(rng):
-    a, b, one = fp8((4, 16), FN, rng), fp8((16, 16), FNUZ, rng).t(), torch.ones(1, device=PLACE)
+    a, b, one = fp8((4, 16), FN, rng), fp8((16, 16), FNUZ, rng).t(), torch.ones(1, device=DEVICE)
     with pytest.raises(TypeError, match="mat_b"):
         rk.fp8_scaled_mm(a, b, one, one)
 

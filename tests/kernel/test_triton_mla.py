@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 
 import pytest
 import torch
 
 import radix_kernels as rk
 from radix_kernels import _dispatch
-from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded
+from tests.kernel.helpers import assert_close, assert_same_bits, guarded
 from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, make_case, oracle
+from tests.kernel.triton_device import DEVICE, GPU, TRITON_ATTENTION, triton_module
 
-if importlib.util.find_spec("triton") is None:
-    if "triton" in os.environ.get("REQUIRE", ""):
-        raise ImportError("REQUIRE names triton, but it is not installed")
-    pytest.skip("triton is not installed", allow_module_level=True)
+rt = triton_module("mla")
 
-from radix_kernels.triton import mla as rt
 
-GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
-DEVICE = "cuda" if GPU else "cpu"
-# The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
-TOLERANCE = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e-2)}
 pytestmark = [
     pytest.mark.usefixtures("interpreter_widens_bfloat16"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy under the interpreter
@@ -83,7 +74,7 @@ def run(case: Case, causal: bool = True, any_split: bool = True) -> None:
     lse = torch.full(nope.shape[:2], math.nan)
     launch(case, out.view, lse, causal, any_split)
     out.check()
-    assert_close("triton mla_decode", out.view, expected, TOLERANCE[dtype])
+    assert_close("triton mla_decode", out.view, expected, TRITON_ATTENTION[dtype])
     assert_close("triton mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
 
 
@@ -261,7 +252,7 @@ def test_gpus_without_a_kernel_have_this_one(batch_invariant, rng, monkeypatch):
         batch_invariant=batch_invariant, max_seqlen_q=2,
     )  # fmt: skip
     expected, expected_lse = oracle(case)
-    assert_close("triton mla_decode", out, expected, TOLERANCE[torch.bfloat16])
+    assert_close("triton mla_decode", out, expected, TRITON_ATTENTION[torch.bfloat16])
     assert_close("triton mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
 
 import radix_kernels as rk
 from tests.kernel.sampling_cases import FILTERS, Row, near_tie, random_row, some_edits
+from tests.kernel.triton_device import DEVICE, GPU, triton_module
 
-if importlib.util.find_spec("triton") is None:
-    if "triton" in os.environ.get("REQUIRE", ""):
-        raise ImportError("REQUIRE names triton, but it is not installed")
-    pytest.skip("triton is not installed", allow_module_level=True)
+rt = triton_module("sampling")
 
-from radix_kernels.triton import sampling as rt
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy under the interpreter
-GPU = torch.cuda.is_available()  # without one, conftest turns the interpreter on
-DEVICE = "cuda" if GPU else "cpu"
 COLUMNS = {
     "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32,
     "seed": torch.int64, "position": torch.int64,

@@ -4,27 +4,19 @@ the whole engine, by the log-probabilities of what it says."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from radix_kernels import _loader
-from tests.child import IMPORT_PATH
-
-ROOT = Path(__file__).resolve().parents[2]
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+from tests.child import run_at_level
+from tests.kernel.isa_levels import LEVELS
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_has_the_same_bits_in_every_batch_and_with_any_threads(level: str) -> None:
-    env = {**os.environ, "RADIX_CPU_ISA": level, "PYTHONPATH": IMPORT_PATH}
-    command = [sys.executable, "-m", "tests.runtime.bits_child"]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = run_at_level(level, "-m", "tests.runtime.bits_child", timeout=280)
     if "this machine has" in done.stderr:
         pytest.skip(f"this machine has no {level}")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-// Ranks, their memory and their threads, for the device code of the collectives.
+// For device code that runs on the CPU: what tests say and compare with; ranks, their memory and their threads.
 #pragma once
 
 #include <pthread.h>
@@ -22,6 +22,12 @@ constexpr int kBlocks = 3, kBlockThreads = 4, kSide = 64;
 [[noreturn]] inline void fail_test(const char* what, int call, int at) {
   std::fprintf(stderr, "%s: call %d, element %d\n", what, call, at);
   std::_Exit(1);
+}
+
+inline double e4m3_value(int code) {  // of a finite number's
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+  return code & 0x80 ? -size : size;
 }
 
 struct Barrier {

@@ -1,29 +1,16 @@
 // The KV store's device code, a thread after the other: copies, and to FP8 every bfloat16 there is against the table of
 // e4m3's values.
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
+#include "harness.h"
 
 #include "gpu/kv_cache.cu"
 
-void block_barrier() {}
-
 namespace {
 
+using namespace emulated;
 using namespace radix;
 
 constexpr int kTokens = 64, kHeads = 4, kDim = 256, kSlots = 80;  // 65,536 elements
 constexpr float kScales[kHeads] = {1, 0.5f, 0.0037f, 1e4f};
-
-[[noreturn]] void fail_test(const char* what, int a, int b, int c) {
-  std::fprintf(stderr, "%s: %d, %d, %d\n", what, a, b, c);
-  std::exit(1);
-}
-
-double value_of(int code) {  // of 0 .. 0x7e
-  return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
-}
 
 // The nearest, an even code of two; searched for, not computed.
 uint8_t nearest(float x) {
@@ -31,10 +18,10 @@ uint8_t nearest(float x) {
   const double a = std::fabs(static_cast<double>(x));
   int best = 0;
   for (int code = 1; code < 0x7f; code++) {
-    const double d = std::fabs(value_of(code) - a), least = std::fabs(value_of(best) - a);
+    const double d = std::fabs(e4m3_value(code) - a), least = std::fabs(e4m3_value(best) - a);
     if (d < least || (d == least && code % 2 == 0)) best = code;
   }
-  if (a > value_of(0x7e)) best = 0x7e;
+  if (a > e4m3_value(0x7e)) best = 0x7e;
   return static_cast<uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
 }
 
@@ -85,7 +72,7 @@ void check_quantized(bool per_head, const int64_t* slots) {
   for (size_t at = 0; at < t.cache.size(); at++) {
     const int got = t.cache[at], wanted = expected[at], size = wanted & 0x7f;
     const bool any_sign = size == 0x7f || size == 0;  // NaN, zero
-    if (got != wanted && !(any_sign && (got & 0x7f) == size)) fail_test("code", N, got, static_cast<int>(at));
+    if (got != wanted && !(any_sign && (got & 0x7f) == size)) fail_test("code", got, static_cast<int>(at));
   }
 }
 
@@ -99,7 +86,7 @@ void check_copied(int64_t dim, uint8_t bits, const int64_t* slots) {
   for (int token = 0; token < kTokens; token++)
     for (int head = 0; head < kHeads && slots[token] >= 0; head++)
       std::memcpy(&expected[t.at(slots[token], head) * item], &t.rows[(token * kHeads + head) * bytes], bytes);
-  if (t.cache != expected) fail_test("copy", static_cast<int>(dim), bits, 0);
+  if (t.cache != expected) fail_test("copy", static_cast<int>(dim), bits);
 }
 
 }  // namespace

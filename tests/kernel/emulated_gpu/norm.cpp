@@ -55,12 +55,6 @@ struct Tensors {
   }
 };
 
-double decoded(e4m3 x) {
-  const int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
-  const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
-  return x.bits & 0x80 ? -size : size;
-}
-
 template <int N>
 void one_call(const PeerView& view, const Step& s, Tensors& t) {
   if (static_cast<int>(blockIdx.x) * s.rows_per_block >= s.rows) return;
@@ -99,7 +93,7 @@ void check(const Step& s, int call, const Tensors& t) {
       if (!s.quantized && std::fabs(t.out[at] - x[i]) > 1e-5 * largest) fail_test("norm", call, at);
       if (!s.quantized) continue;
       if (std::fabs(t.scale[row] - scale) > 1e-5 * scale) fail_test("scale", call, at);
-      const double error = std::fabs(decoded(t.quantized[at]) * scale - x[i]);
+      const double error = std::fabs(e4m3_value(t.quantized[at].bits) * scale - x[i]);
       if (error > std::fabs(x[i]) / 15.9 + scale / 1000) fail_test("quantized", call, at);
     }
   }

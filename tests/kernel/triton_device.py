@@ -1,0 +1,32 @@
+"""Where tests run Triton's kernels: on the GPU, or without one in Triton's interpreter, which conftest turns on."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernel.helpers import ATTENTION
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+# The interpreter cuts float32 to bfloat16 where a chip rounds to the nearest.
+TRITON_ATTENTION = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e-2)}
+
+
+def need_triton() -> None:
+    """Skips the module that calls it first where Triton is missing, or fails where REQUIRE names it."""
+    if importlib.util.find_spec("triton") is None:
+        if "triton" in os.environ.get("REQUIRE", ""):
+            raise ImportError("REQUIRE names triton, but it is not installed")
+        pytest.skip("triton is not installed", allow_module_level=True)
+
+
+def triton_module(name: str) -> Any:
+    """A module of `radix_kernels.triton`; as `need_triton` where Triton is missing."""
+    need_triton()
+    return importlib.import_module(f"radix_kernels.triton.{name}")
