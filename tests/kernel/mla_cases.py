@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,8 +64,13 @@ def make_case(
     return Case((*q, cache, table, lens, starts), tokens)
 
 
-def oracle(case: Case, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Straight from the definition, a query at a time."""
+def amplitude(case: Case, causal: bool = True) -> Callable[[], torch.Tensor]:
+    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is relative to."""
+    return lambda: oracle(case, causal, magnitudes=True)[0]
+
+
+def oracle(case: Case, causal: bool = True, magnitudes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Straight from the definition, a query at a time. magnitudes: of the values."""
     nope, rope, *_, starts = case.args
     q = torch.cat((nope, rope), -1).double()
     out, lse = torch.zeros(nope.shape, dtype=torch.float64), torch.full(nope.shape[:2], -math.inf, dtype=torch.float64)
@@ -77,5 +83,6 @@ def oracle(case: Case, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]
             at = int(starts[row]) + i
             scores = q[at] @ seen.T * SCALE
             lse[at] = torch.logsumexp(scores, -1)
-            out[at] = torch.softmax(scores, -1) @ seen[:, :LATENT]
+            values = seen[:, :LATENT]
+            out[at] = torch.softmax(scores, -1) @ (values.abs() if magnitudes else values)
     return out, lse

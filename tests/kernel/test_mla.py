@@ -9,7 +9,7 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded, spread
-from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, make_case, oracle, split
+from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, amplitude, make_case, oracle, split
 
 
 def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
@@ -25,7 +25,7 @@ def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
     )  # fmt: skip
     assert got is out.view
     out.check()
-    assert_close("mla_decode", got, expected, ATTENTION[dtype])
+    assert_close("mla_decode", got, expected, ATTENTION[dtype], amplitude(case, causal))
     assert_close("mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
     defined, defined_lse = rk.reference.mla_decode(
         *(x.double() for x in case.args[:2]), *case.args[2:], softmax_scale=SCALE, causal=causal,
@@ -119,6 +119,37 @@ def test_rows_that_no_run_cuts(heads, batch, rng, request):
     """As many rows of one length as there are runs, nearly: each run has a whole row, so nothing is joined."""
     batch = 4 if request.config.getoption("--device") == "cpu" else batch
     run(make_case([(1, 270)] * batch, rng, heads=heads, page_size=64))
+
+
+@pytest.mark.parametrize("heads", [16, 80])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("rises", [True, False])
+def test_maxima_that_move(heads, fp8, rises, rng):
+    """With every tile, or with the first alone: sums so far are scaled down, or what comes adds next to nothing."""
+    case = make_case([(1, 400), (2, 130)], rng, heads=heads)
+    case.args[0][..., 0] = 8
+    for row, tokens in enumerate(case.tokens):
+        ramp = torch.arange(len(tokens)) / 2
+        tokens[:, 0] = (ramp if rises else ramp.flip(0)).to(torch.bfloat16)
+        for at, token in enumerate(tokens):
+            case.args[2][case.args[3][row, at // 16], at % 16, 0] = token[0]
+    if fp8:
+        packed, *stored = (
+            rk.reference.pack_mla_tokens(*split(x.to(torch.bfloat16))) for x in (case.args[2], *case.tokens)
+        )
+        tokens = [rk.reference.unpack_mla_cache(x, torch.float64) for x in stored]
+        case = Case((*case.args[:2], packed, *case.args[3:]), tokens)
+    run(case)
+
+
+@pytest.mark.parametrize("heads", [16, 80])
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_a_scale_of_any_sign(heads, scale, rng):
+    case = make_case([(1, 130), (1, 20)], rng, heads=heads)
+    exact = [x.double() for x in case.args[:2]]
+    expected = rk.reference.mla_decode(*exact, *case.args[2:], softmax_scale=scale)
+    got = rk.mla_decode(*case.args, softmax_scale=scale)
+    assert_close("mla_decode", got, expected, ATTENTION[torch.bfloat16])
 
 
 @pytest.mark.parametrize("heads", [4, 16, 64])

@@ -52,12 +52,19 @@ struct Softmax {
   float shrink[2];                        // what the last move made of earlier ones
   int limit = INT_MIN;                    // scores whose bits are below this leave both maxima where they are
 
-  // s becomes exp2((s - top) * scale + raise). A maximum stays where it would grow by no more than `slack`, so
-  // probabilities come out up to 2^(raise + slack). With much slack all maxima of the warp stay in most steps: then one
-  // comparison is all there is to do; kOften: that would not pay. Returns whether one moved: then what was summed up so
-  // far shrinks.
+  // s becomes exp2((s - top) * scale + raise): settle, then weigh. Returns whether a maximum moved.
   template <bool kOften, int R>
   __device__ bool step(float (&s)[R], float scale, float raise, float slack) {
+    const bool moved = settle<kOften>(s, scale, raise, slack);
+    weigh<0, R>(s, scale);
+    return moved;
+  }
+
+  // A maximum stays where it would grow by no more than `slack`, so probabilities come out up to 2^(raise + slack).
+  // With much slack all maxima of the warp stay in most steps: then one comparison is all there is to do; kOften: that
+  // would not pay. Returns whether one moved: then what was summed up so far shrinks.
+  template <bool kOften, int R>
+  __device__ bool settle(const float (&s)[R], float scale, float raise, float slack) {
     bool moved;
     if constexpr (kOften) {
       move(s, scale, raise, slack);
@@ -66,9 +73,15 @@ struct Softmax {
       moved = __any_sync(~0u, bits_of_largest(s) >= limit);
       if (__builtin_expect(moved, 0)) move(s, scale, raise, slack);
     }
+    return moved;
+  }
+
+  // Scores kFirst .. kLast - 1 become probabilities and join the sums.
+  template <int kFirst, int kLast, int R>
+  __device__ void weigh(float (&s)[R], float scale) {
     float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-    for (int i = 0; i < R; i += 4)
+    for (int i = kFirst; i < kLast; i += 4)
 #pragma unroll
       for (int r = 0; r < 2; r++)
 #pragma unroll
@@ -79,7 +92,6 @@ struct Softmax {
         }
 #pragma unroll
     for (int r = 0; r < 2; r++) sum[r] += part[r][0] + part[r][1];
-    return moved;
   }
 
  private:

@@ -127,6 +127,8 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
   if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
   if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
   const Kernel kernel = kernel_for(p, a.any_split != 0, p.kv_dtype == DType::u8);
+  if (kernel == Kernel::kWide && !(p.scale > 0))
+    fail(RK_UNSUPPORTED, "mla_decode: more than 16 query rows want softmax_scale above 0, got %g", p.scale);
   if (kernel != Kernel::kNarrow) return run_any_split(args, kernel, stream);
   for (int64_t row = 0; row < p.batch; row += kMaxRows) {
     args.first_row = static_cast<int>(row);

@@ -211,11 +211,11 @@ class Consumer {
       hopper::wgmma_commit();
     }
     hopper::wgmma_wait<1>();
-    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide]);
+    hopper::barrier_arrive_warp(&shared_.empty[at][kSide]);
     hopper::wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < 4; b++) hopper::wgmma_hold(o_[b]);
-    if (lane_ == 0) hopper::barrier_arrive(&shared_.empty[at][kSide + 2]);
+    hopper::barrier_arrive_warp(&shared_.empty[at][kSide + 2]);
   }
 
   // l becomes the sum over all lanes and warps.
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int at = 0; at < 2; at++)
       for (int part = 0; part < kParts; part++) {
         hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
-        hopper::barrier_init(&shared.empty[at][part], 4);
+        hopper::barrier_init(&shared.empty[at][part], hopper::kWarpArrivals * 4);
       }
     for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.told[at], 1);
     hopper::barrier_init(&shared.meeting, kThreads);

@@ -11,13 +11,14 @@
 // during the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
 #pragma once
 
+#include "cuda/attention/prefill_softmax.h"
 #include "cuda/hopper/registers.h"
 #include "cuda/mla/producer_fp8.h"
 #include "cuda/mla/role.h"
 
 namespace radix::mla::wide {
 
-using attention::decode::exp2_approx;
+using attention::prefill::Softmax;
 using hopper::named_barrier;
 
 constexpr int kRows = 64, kThreads = 512;
@@ -29,7 +30,7 @@ template <bool kFp8>
 struct Share {
   static constexpr int kSide = 168, kScorer = 128, kCopier = 48;
   // Blocks of Q that the scorer holds in registers: what it need not read from shared memory, which all products share.
-  static constexpr int kHeld = 2;
+  static constexpr int kHeld = 1;
 };
 template <>
 struct Share<true> {
@@ -43,7 +44,8 @@ struct Shared {
   float2 last[2][128];  // and at the end of the segment, if the tile is its last
   uint64_t full[2][kParts], empty[2][kParts];
   uint64_t meeting;
-  uint64_t ready[2], taken[2];  // P and the factors of a buffer: written, and the factors read by both sides
+  uint64_t ready[2][2];  // P of the first or last half of a buffer's tokens, with `by` or `last`: written
+  uint64_t taken[2];     // and the factors read by both sides
   int scratch[kThreads / 32 + 2];
 };
 static_assert(sizeof(Shared) <= 232448);
@@ -98,19 +100,25 @@ class Scorer : Role {
       for (int r = 0; r < 2; r++) {
         const int position = s.kv_len - s.queries + (packed + row(r)) / a.group;
         limit_[r] = a.p.causal ? min(s.kv_len, position + 1) : s.kv_len;
-        m_[r] = -INFINITY, l_[r] = 0;
       }
+      softmax_ = {};
       // Tokens that the block's first query sees, and so all of them.
       all_ = a.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a.group + 1) : s.kv_len;
       start(0);
       for (int t = 0;; t++) {
         hopper::wgmma_wait<0>();
         hopper::wgmma_hold(s_);
-        const float2 by = soften((s.first + t) * kTile);
+        mask((s.first + t) * kTile);
+        const bool moved = softmax_.template settle<false>(s_, scale_, 0.f, kSlack);
         hopper::barrier_wait(&shared.taken[t & 1], (use >> (t & 1) & 1) ^ 1);
+        // The sides add the values of half of the tokens while the other half's exponentials are computed.
+        softmax_.template weigh<0, 16>(s_, scale_);
+        shared.by[t & 1][thread] = moved ? make_float2(softmax_.shrink[0], softmax_.shrink[1]) : make_float2(1, 1);
+        give<0>(t & 1);
+        softmax_.template weigh<16, 32>(s_, scale_);
         const bool last = t + 1 == s.tiles;
         if (last) sum_up(t & 1);
-        give(t & 1, by);
+        give<1>(t & 1);
         use ^= 1 << (t & 1);
         if (last) break;
         start((t + 1) & 1);
@@ -161,59 +169,41 @@ class Scorer : Role {
     hopper::wgmma_commit();
   }
 
-  // s becomes P, relative to 2^m, and joins l; returns the factors of sums so far.
-  __device__ float2 soften(int token) {
-    const bool masked = token + kTile > all_;
+  // Scores of tokens that a row does not see become -inf.
+  __device__ void mask(int token) {
+    if (token + kTile <= all_) return;
     const int at = token + lane % 4 * 2;
-    float top[2] = {-INFINITY, -INFINITY}, by[2], base[2], sum[2] = {};
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-      s_[i] *= scale_;
-      if (masked && at + i / 4 * 8 + i % 2 >= limit_[i / 2 % 2]) s_[i] = -INFINITY;
-      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s_[i]);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-      by[r] = 1;
-      if (top[r] > m_[r] + kSlack) by[r] = weight(m_[r], top[r]), m_[r] = top[r];
-      base[r] = m_[r] == -INFINITY ? 0.f : m_[r];
-    }
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-      s_[i] = exp2_approx(s_[i] - base[i / 2 % 2]);
-      sum[i / 2 % 2] += s_[i];
-    }
-    l_[0] = l_[0] * by[0] + sum[0], l_[1] = l_[1] * by[1] + sum[1];
-    return {by[0], by[1]};
+    for (int i = 0; i < 32; i++)
+      if (at + i / 4 * 8 + i % 2 >= limit_[i / 2 % 2]) s_[i] = -INFINITY;
   }
 
-  // P and the factors to the two sides.
-  __device__ void give(int at, float2 by) {
+  // Half of P to the two sides, with the factors that were written before.
+  template <int kHalf>
+  __device__ void give(int at) {
     // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r names the place of its row r.
     const int row = thread / 32 * 16 + lane % 16;
     const uint32_t to = hopper::shared_address(probabilities(at)) + row * 128;
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int k = 2 * kHalf; k < 2 * kHalf + 2; k++)
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                        to + (((2 * k + lane / 16) ^ row % 8) << 4)),
                    "r"(pack2<T>(s_[8 * k], s_[8 * k + 1])), "r"(pack2<T>(s_[8 * k + 2], s_[8 * k + 3])),
                    "r"(pack2<T>(s_[8 * k + 4], s_[8 * k + 5])), "r"(pack2<T>(s_[8 * k + 6], s_[8 * k + 7]))
                    : "memory");
-    shared.by[at][thread] = by;
     hopper::fence_async_shared();
-    hopper::barrier_arrive(&shared.ready[at]);
+    hopper::barrier_arrive(&shared.ready[at][kHalf]);
   }
 
   // The factors of O at the end of a segment, whose last tile is in buffer `at`.
   __device__ void sum_up(int at) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      l_[r] += __shfl_xor_sync(~0u, l_[r], 1);
-      l_[r] += __shfl_xor_sync(~0u, l_[r], 2);
+      softmax_.sum[r] += __shfl_xor_sync(~0u, softmax_.sum[r], 1);
+      softmax_.sum[r] += __shfl_xor_sync(~0u, softmax_.sum[r], 2);
     }
-    shared.last[at][thread] = {l_[0] == 0 ? 0.f : 1.f / l_[0], l_[1] == 0 ? 0.f : 1.f / l_[1]};
+    const auto inverse = [](float sum) { return sum == 0 ? 0.f : 1.f / sum; };
+    shared.last[at][thread] = {inverse(softmax_.sum[0]), inverse(softmax_.sum[1])};
   }
 
   __device__ void leave_sums(const Segment& s, int packed, int rows, int run) const {
@@ -224,17 +214,18 @@ class Scorer : Role {
       const attention::Params& p = a.p;
       const int at = packed + row(r);
       const int64_t token = s.q_begin + at / a.group, head = at % a.group;
+      const float top = softmax_.top[r] * scale_, sum = softmax_.sum[r];
       if (!s.complete()) {
-        part_sums<kRows>(part(s, run), row(r)) = make_float2(m_[r], l_[r]);
+        part_sums<kRows>(part(s, run), row(r)) = make_float2(top, sum);
       } else if (p.lse) {
-        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[r], l_[r]);
+        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(top, sum);
       }
     }
   }
 
   float scale_;
   int limit_[2], all_ = 0;
-  float m_[2], l_[2];
+  Softmax softmax_;
   uint32_t q_[kHeld > 0 ? kHeld : 1][4][4];
   float s_[32];
 };
@@ -262,8 +253,8 @@ class Side : Role {
  private:
   // O += P V for the tile in buffer `at`, whose first token is `token`; returns the factors for the end of a segment.
   __device__ float2 add(int at, int token, int kv_len) {
-    hopper::barrier_wait(&shared.ready[at], use >> at & 1);
-    const float2 by = shared.by[at][thread], last = shared.last[at][thread];
+    hopper::barrier_wait(&shared.ready[at][0], use >> at & 1);
+    const float2 by = shared.by[at][thread];
     if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
@@ -278,15 +269,21 @@ class Side : Role {
     uint64_t p = hopper::swizzled_operand(probabilities(0));
     asm volatile("" : "+l"(v), "+l"(p));
     v = hopper::advanced(v, at * (kBlocks * kBlockBytes)), p = hopper::advanced(p, at * (kBlocks * kBlockBytes));
+    // Sixteen tokens for 128 of the dimensions.
+    const auto product = [&](int half, int k) {
+      hopper::WgmmaTurned<kOperand<T>, 128, hopper::Turned::b>::run(
+          o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
+    };
     hopper::wgmma_fence();
+    product(0, 0), product(0, 1);
+    hopper::barrier_wait(&shared.ready[at][1], use >> at & 1);
+    const float2 last = shared.last[at][thread];
+    hopper::wgmma_fence();
+    product(0, 2), product(0, 3);
+    hopper::wgmma_commit();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        hopper::WgmmaTurned<kOperand<T>, 128, hopper::Turned::b>::run(
-            o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
-      hopper::wgmma_commit();
-    }
+    for (int k = 0; k < 4; k++) product(1, k);
+    hopper::wgmma_commit();
     hopper::barrier_arrive(&shared.taken[at]);
     hopper::wgmma_wait<1>();
     hopper::wgmma_hold(o_[0]);
@@ -301,11 +298,7 @@ class Side : Role {
   // This warp has read a part of the buffer, as the scores' products have: P came after them.
   __device__ void release(int at, int part) {
     uint64_t* empty = &shared.empty[at][part];
-    if (a.sharing > 1) {
-      if (lane < 2) hopper::barrier_arrive_remote(empty, lane);
-    } else if (lane == 0) {
-      hopper::barrier_arrive(empty);
-    }
+    a.sharing > 1 ? hopper::barrier_arrive_warp_remote(empty, 2) : hopper::barrier_arrive_warp(empty);
   }
 
   __device__ void store(const Segment& s, float2 by) {
@@ -365,10 +358,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int part = 0; part < kParts; part++) {
         hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
         // Both sides read P, which lies in the last part.
-        hopper::barrier_init(&shared.empty[at][part], (part == kParts - 1 ? 8 : 4) * a.sharing);
+        hopper::barrier_init(&shared.empty[at][part], hopper::kWarpArrivals * (part == kParts - 1 ? 8 : 4) * a.sharing);
       }
     for (int at = 0; at < 2; at++) {
-      hopper::barrier_init(&shared.ready[at], 128);
+      for (int half = 0; half < 2; half++) hopper::barrier_init(&shared.ready[at][half], 128);
       hopper::barrier_init(&shared.taken[at], 256);
     }
     hopper::barrier_init(&shared.meeting, kThreads);
