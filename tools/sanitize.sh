@@ -3,13 +3,15 @@
 #
 #   tools/sanitize.sh PACKAGES OUT [PLANTED]
 #
-# PACKAGES is a folder that holds an installed radix_kernels (pip install --target, or what `make dev ONLY=` prints).
-# OUT gets a log for each family and tool. PLANTED is such a folder too, built with a barrier missing from decode
-# attention: racecheck must find it there. To build it:
+# PACKAGES is a folder that holds an installed radix_kernels (pip install --target). racecheck does not follow a lane that
+# arrives at a barrier for its warp, so there every lane arrives for itself:
 #
-#   CUDAFLAGS=-DRADIX_PLANT_MISSING_BARRIER make dev BACKEND=cuda ONLY=attention ARCHS=90a-real
+#   CUDAFLAGS=-DRADIX_EVERY_LANE_ARRIVES make wheel BACKEND=cuda ARCHS=90a-real
 #
-# (in a fresh clone, so that no object of another build is taken). FAMILIES and TOOLS choose what runs, PYTHON the
+# Of a wheel as it is shipped it reports reads of stages that are filled anew (in `prefill` and `refill`). OUT gets a log
+# for each family and tool. PLANTED is such a folder too, built with a barrier missing from decode attention as well
+# (CUDAFLAGS="-DRADIX_EVERY_LANE_ARRIVES -DRADIX_PLANT_MISSING_BARRIER"): racecheck must find it there. Each
+# in a fresh clone, so that no object of another build is taken. FAMILIES and TOOLS choose what runs, PYTHON the
 # interpreter. Exit status: how many runs found something, plus one if the planted barrier was not found: the tool's own
 # status and a hazard in its log, for a run that dies early shows nothing.
 set -uo pipefail

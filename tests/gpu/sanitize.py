@@ -215,8 +215,7 @@ def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype
 
 def refill() -> None:
     """Products whose stages are filled more than once, most with a second tile for a block or a cluster of 132
-    multiprocessors, begun before the first has left. racecheck may report a refill that is none: it does not follow an
-    arrival of one lane for its warp."""
+    multiprocessors, begun before the first has left."""
     rng = torch.Generator().manual_seed(0)
     for m, n, k in (
         (2250, 3456, 512),  # tiles of 256 tokens (fast_accum: 256 columns), two for a cluster

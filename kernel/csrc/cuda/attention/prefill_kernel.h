@@ -59,7 +59,7 @@ class Consumer {
     if (t.n_begin < t.n_end) {
       multiply(t, o, softmax);
     } else {
-      release(&shared_.q_empty);
+      barrier_arrive_warp(&shared_.q_empty);
     }
     store(t, o, softmax);
   }
@@ -118,7 +118,7 @@ class Consumer {
     uint32_t p[C::kBlockN * sizeof(T) / 8];
     uint32_t q[kHeldSteps > 0 ? 4 * kHeldSteps : 1];
     load_queries(q);
-    if (kQueriesLeave) release(&shared_.q_empty);
+    if (kQueriesLeave) barrier_arrive_warp(&shared_.q_empty);
     int n = t.n_end - 1;
     wait_keys();
     see_gathered();
@@ -154,7 +154,7 @@ class Consumer {
       adjust(t, n - 1, masked, s);
       moved = softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
     }
-    if (!kQueriesLeave) release(&shared_.q_empty);
+    if (!kQueriesLeave) barrier_arrive_warp(&shared_.q_empty);
     wait_values();
     see_gathered();
     start_output(o, p);
@@ -174,9 +174,6 @@ class Consumer {
     softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
   }
 
-  __device__ void release(uint64_t* empty) {
-    if (lane_ == 0) barrier_arrive(empty);
-  }
   template <class Ring>
   __device__ void release_block(uint64_t* empty, Ring& ring) {
     arrive(&empty[ring.index]);
@@ -185,9 +182,9 @@ class Consumer {
   // Of a block that the cluster shares.
   __device__ void arrive(uint64_t* empty) {
     if constexpr (C::kCluster > 1) {
-      if (lane_ < C::kCluster) barrier_arrive_remote(empty, lane_);
+      barrier_arrive_warp_remote(empty, C::kCluster);
     } else {
-      release(empty);
+      barrier_arrive_warp(empty);
     }
   }
 
@@ -205,7 +202,7 @@ class Consumer {
   }
   __device__ void release_values() {
     if constexpr (C::kFp8) {
-      release(&shared_.t_empty[v_at_.index]);
+      barrier_arrive_warp(&shared_.t_empty[v_at_.index]);
       v_at_.next();
     } else {
       release_block(shared_.v_empty, v_at_);
@@ -423,17 +420,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   constexpr int kArrivals = C::kGather ? 32 * C::kGatherers : C::kIssuers;  // of the producer at a block
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
-    barrier_init(&shared.q_empty, 4 * C::kConsumers + 3);
+    barrier_init(&shared.q_empty, kWarpArrivals * (4 * C::kConsumers + 3));
     for (int i = 0; i < C::kStages; i++) {
       barrier_init(&shared.k_full[i], kArrivals);
       barrier_init(&shared.v_full[i], kArrivals);
-      barrier_init(&shared.k_empty[i], 4 * C::kConsumers * C::kCluster);
-      barrier_init(&shared.v_empty[i], (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
+      barrier_init(&shared.k_empty[i], kWarpArrivals * 4 * C::kConsumers * C::kCluster);
+      barrier_init(&shared.v_empty[i], kWarpArrivals * (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
     }
     if constexpr (C::kFp8) {
       for (int i = 0; i < C::kTurnedStages; i++) {
-        barrier_init(&shared.t_full[i], 2);
-        barrier_init(&shared.t_empty[i], 4 * C::kConsumers);
+        barrier_init(&shared.t_full[i], kWarpArrivals * 2);
+        barrier_init(&shared.t_empty[i], kWarpArrivals * 4 * C::kConsumers);
       }
     }
     barrier_init_fence();

@@ -39,7 +39,7 @@ class Producer {
         send_blocks(t);
       }
       __syncwarp();
-      if (threadIdx.x >= 32 && lane_ == 0) barrier_arrive(&shared_.q_empty);  // the tile was read
+      if (threadIdx.x >= 32) barrier_arrive_warp(&shared_.q_empty);  // the tile was read
     }
     pdl_trigger();
   }
@@ -55,7 +55,7 @@ class Producer {
         if (t.row < 0) break;
         transposer.transpose(t);
         __syncwarp();
-        if (lane_ == 0) barrier_arrive(&shared_.q_empty);
+        barrier_arrive_warp(&shared_.q_empty);
       }
       pdl_trigger();
     }

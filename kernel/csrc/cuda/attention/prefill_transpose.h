@@ -27,11 +27,11 @@ class Transposer {
       valid < C::kBlockN ? turn<true>(valid) : turn<false>(valid);
       fence_async_shared();
       __syncwarp();
-      if (lane_ == 0) barrier_arrive(&shared_.t_full[to_.index]);
+      barrier_arrive_warp(&shared_.t_full[to_.index]);
       if constexpr (C::kCluster > 1) {
-        if (lane_ < C::kCluster) barrier_arrive_remote(&shared_.v_empty[at_.index], lane_);
+        barrier_arrive_warp_remote(&shared_.v_empty[at_.index], C::kCluster);
       } else {
-        if (lane_ == 0) barrier_arrive(&shared_.v_empty[at_.index]);
+        barrier_arrive_warp(&shared_.v_empty[at_.index]);
       }
       at_.next();
       to_.next();

@@ -97,9 +97,9 @@ class ManyConsumer {
   // This warp has read a stage.
   __device__ void release(int stage) {
     if constexpr (Tile::kCluster == 1) {
-      if (lane_ == 0) hopper::barrier_arrive(&empty_[stage]);
+      hopper::barrier_arrive_warp(&empty_[stage]);
     } else {
-      if (lane_ < Tile::kCluster) hopper::barrier_arrive_remote(&empty_[stage], lane_);
+      hopper::barrier_arrive_warp_remote(&empty_[stage], Tile::kCluster);
     }
   }
 
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     prefetch_tensor_map(&x_map);
     for (int i = 0; i < kStages; i++) {
       barrier_init(&full[i], 1);
-      barrier_init(&empty[i], 8 * kCluster);  // the consumer warps
+      barrier_init(&empty[i], kWarpArrivals * 8 * kCluster);  // the consumer warps
     }
     barrier_init_fence();
   }

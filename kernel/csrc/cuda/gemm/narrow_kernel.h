@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
     prefetch_tensor_map(&x_map);
     for (int i = 0; i < kStages; i++) {
       barrier_init(&full[i], Tile::kBlockScaled ? 33 : 1);  // the producer's thread; its lanes' scales
-      barrier_init(&empty[i], kConsumers / 32);
+      barrier_init(&empty[i], kWarpArrivals * kConsumers / 32);
     }
     barrier_init_fence();
   }
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
     for (int chunk = chunks.first; chunk < chunks.last; chunk++, ring.next()) {
       barrier_wait(&full[ring.index], ring.parity);
       self.multiply(ring.index);
-      if (threadIdx.x % 32 == 0) barrier_arrive(&empty[ring.index]);
+      barrier_arrive_warp(&empty[ring.index]);
     }
     pdl_wait();
     float* parts = shared.parts;

@@ -234,7 +234,9 @@ class WideConsumer {
   __device__ void release() {
     const uint32_t at = empty_ + behind_.index * 8;
     if constexpr (kShare == Share::k) {
-      if (lane() == 0) hopper::barrier_arrive_at(at);
+      hopper::barrier_arrive_warp_at(at);
+    } else if constexpr (hopper::kWarpArrivals > 1) {
+      hopper::barrier_arrive_warp_remote(shared_.empty + behind_.index, kWideCluster);
     } else {
       if (lane() < kWideCluster) hopper::barrier_arrive_remote_at(at);
     }

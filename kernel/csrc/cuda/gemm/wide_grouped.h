@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; i++) {
       barrier_init(&shared.full[i], kBlockScaled ? 33 : 1);
-      barrier_init(&shared.empty[i], 8 * kWideCluster);
+      barrier_init(&shared.empty[i], kWarpArrivals * 8 * kWideCluster);
     }
     barrier_init_fence();
   }

@@ -159,11 +159,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const int first = blockIdx.x / kWideCluster, step = gridDim.x / kWideCluster;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; i++) {
-      barrier_init(&shared.full[i], kBlockScaled ? 33 : 1);              // the producer, and the warp of the scales
-      barrier_init(&shared.empty[i], 8 * (kShareK ? 1 : kWideCluster));  // the warps that read what it fills
+      barrier_init(&shared.full[i], kBlockScaled ? 33 : 1);  // the producer, and the warp of the scales
+      barrier_init(&shared.empty[i], kWarpArrivals * 8 * (kShareK ? 1 : kWideCluster));  // the warps that read it
     }
     barrier_init(shared.columns_full, 32);
-    barrier_init(shared.columns_empty, 8);
+    barrier_init(shared.columns_empty, kWarpArrivals * 8);
     barrier_init_fence();
   }
   cluster_sync();
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       self.store(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
       if constexpr (!kBlockScaled) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(shared.columns_empty);
+        barrier_arrive_warp(shared.columns_empty);
       }
     }
     self.finish();

@@ -44,6 +44,15 @@ __device__ inline void barrier_arrive_remote(const uint64_t* barrier, int rank) 
 __device__ inline void barrier_arrive_remote_at(uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
+// A warp's arrival (barrier_arrive_warp) at that barrier of each of the cluster's `blocks` blocks.
+__device__ inline void barrier_arrive_warp_remote(const uint64_t* barrier, int blocks) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kWarpArrivals > 1) {
+    for (int rank = 0; rank < blocks; rank++) barrier_arrive_remote(barrier, rank);
+  } else if (lane < blocks) {
+    barrier_arrive_remote(barrier, lane);
+  }
+}
 __device__ inline float4 load_remote(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -27,6 +27,22 @@ __device__ inline void barrier_arrive_at(uint32_t barrier) {
 __device__ inline void barrier_arrive(uint64_t* barrier) {
   barrier_arrive_at(shared_address(barrier));
 }
+
+// A warp has read or written a stage: its lane 0 arrives for all. racecheck takes that for lane 0's own accesses, so
+// that with RADIX_EVERY_LANE_ARRIVES, which tools/sanitize.sh wants, each lane arrives. Barriers of warps are made for
+// kWarpArrivals of each.
+#ifdef RADIX_EVERY_LANE_ARRIVES
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+__device__ inline void barrier_arrive_warp_at(uint32_t barrier) {
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) barrier_arrive_at(barrier);
+}
+__device__ inline void barrier_arrive_warp(uint64_t* barrier) {
+  barrier_arrive_warp_at(shared_address(barrier));
+}
+
 // Arrives, and keeps the phase open until so many bytes have been copied.
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
