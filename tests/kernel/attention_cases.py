@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,12 @@ def random_rows(count: int, rng: torch.Generator, longest: int = 150) -> list[tu
         n = [1, kv, int(integers(1, kv + 1, (), rng)), 0][kind]
         rows.append((n, kv))
     return rows
+
+
+def amplitude(case: Case, **options: Any) -> Callable[[], torch.Tensor]:
+    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is relative to."""
+    magnitudes = replace(case, values=[values.abs() for values in case.values])
+    return lambda: oracle(magnitudes, **options)[0]
 
 
 def oracle(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
