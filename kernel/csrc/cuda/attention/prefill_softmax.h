@@ -47,16 +47,28 @@ __device__ inline uint32_t pack(float low, float high) {
 // rows side by side is, so that one's latencies hide under the other's.
 struct Softmax {
   float top[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
-  float base[2];                          // top * scale - raise; 0 before the first score
+  float base[2] = {0, 0};                 // top * scale - raise; 0 before the first score
   float sum[2] = {0, 0};                  // of this thread's probabilities
   float shrink[2];                        // what the last move made of earlier ones
   int limit = INT_MIN;                    // scores whose bits are below this leave both maxima where they are
 
-  // s becomes exp2((s - top) * scale + raise): settle, then weigh. Returns whether a maximum moved.
+  // s becomes exp2((s - top) * scale + raise) once the maxima are settled. Returns whether one moved.
   template <bool kOften, int R>
   __device__ bool step(float (&s)[R], float scale, float raise, float slack) {
     const bool moved = settle<kOften>(s, scale, raise, slack);
-    weigh<0, R>(s, scale);
+    float part[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < R; i += 4)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = s[i + 2 * r + e];
+          x = exp2_fast(fmaf(x, scale, -base[r]));
+          part[r][e] += x;
+        }
+#pragma unroll
+    for (int r = 0; r < 2; r++) sum[r] += part[r][0] + part[r][1];
     return moved;
   }
 
@@ -74,24 +86,6 @@ struct Softmax {
       if (__builtin_expect(moved, 0)) move(s, scale, raise, slack);
     }
     return moved;
-  }
-
-  // Scores kFirst .. kLast - 1 become probabilities and join the sums.
-  template <int kFirst, int kLast, int R>
-  __device__ void weigh(float (&s)[R], float scale) {
-    float part[2][2] = {{0, 0}, {0, 0}};
-#pragma unroll
-    for (int i = kFirst; i < kLast; i += 4)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[i + 2 * r + e];
-          x = exp2_fast(fmaf(x, scale, -base[r]));
-          part[r][e] += x;
-        }
-#pragma unroll
-    for (int r = 0; r < 2; r++) sum[r] += part[r][0] + part[r][1];
   }
 
  private:

@@ -83,9 +83,11 @@ class Producer {
       const int page = __shfl_sync(~0u, boxes.page, (first + mine) % 32);
       const int token = __shfl_sync(~0u, boxes.token, (first + mine) % 32);
       uint64_t* full = &shared_.full[at][warp_];
-      wait_empty(at, warp_);
+      // What was copied here before has come: the next bytes may be announced before there is room for them.
+      hopper::barrier_wait(full, (use_ >> at & 1) ^ 1);
       if (lane_ == 0) hopper::barrier_arrive_expect(full, bytes);
       __syncwarp();
+      wait_empty(at, warp_);
       if (sends) {
         if (a_.sharing > 1) {
           hopper::tma_multicast_3d(to + at * sizeof(shared_.tile[0]), &map_, full, 3, block * 64, token, page);

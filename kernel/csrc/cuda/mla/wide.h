@@ -29,12 +29,10 @@ constexpr float kSlack = 8;
 template <bool kFp8>
 struct Share {
   static constexpr int kSide = 168, kScorer = 128, kCopier = 48;
-  // Blocks of Q that the scorer holds in registers: what it need not read from shared memory, which all products share.
-  static constexpr int kHeld = 1;
 };
 template <>
 struct Share<true> {
-  static constexpr int kSide = 160, kScorer = 96, kCopier = 96, kHeld = 0;
+  static constexpr int kSide = 160, kScorer = 96, kCopier = 96;
 };
 
 struct Shared {
@@ -81,7 +79,7 @@ struct Role {
 };
 
 // The warpgroup of scores and softmax.
-template <class T, int kHeld>
+template <class T>
 class Scorer : Role {
  public:
   __device__ Scorer(const WideArgs& args, Shared& memory)
@@ -95,7 +93,6 @@ class Scorer : Role {
       named_barrier(kScorer, 128);  // no warp's products read the queries before any more
       load_queries<T, kRows, 4>(a, s, packed, rows, thread / 32, lane, shared.q);
       named_barrier(kScorer, 128);
-      hold_queries();
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int position = s.kv_len - s.queries + (packed + row(r)) / a.group;
@@ -106,20 +103,14 @@ class Scorer : Role {
       all_ = a.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a.group + 1) : s.kv_len;
       start(0);
       for (int t = 0;; t++) {
+        const int at = t & 1, token = (s.first + t) * kTile;
+        const bool last = t + 1 == s.tiles;
+        hopper::barrier_wait(&shared.taken[at], (use >> at & 1) ^ 1);
         hopper::wgmma_wait<0>();
         hopper::wgmma_hold(s_);
-        mask((s.first + t) * kTile);
-        const bool moved = softmax_.template settle<false>(s_, scale_, 0.f, kSlack);
-        hopper::barrier_wait(&shared.taken[t & 1], (use >> (t & 1) & 1) ^ 1);
-        // The sides add the values of half of the tokens while the other half's exponentials are computed.
-        softmax_.template weigh<0, 16>(s_, scale_);
-        shared.by[t & 1][thread] = moved ? make_float2(softmax_.shrink[0], softmax_.shrink[1]) : make_float2(1, 1);
-        give<0>(t & 1);
-        softmax_.template weigh<16, 32>(s_, scale_);
-        const bool last = t + 1 == s.tiles;
-        if (last) sum_up(t & 1);
-        give<1>(t & 1);
-        use ^= 1 << (t & 1);
+        // Two copies: behind a branch that changes scores, all of them would be moved to other registers.
+        token + kTile > all_ ? soften<true>(at, token, last) : soften<false>(at, token, last);
+        use ^= 1 << at;
         if (last) break;
         start((t + 1) & 1);
       }
@@ -131,17 +122,6 @@ class Scorer : Role {
   }
 
  private:
-  // The first blocks of Q as operands.
-  __device__ void hold_queries() {
-    const uint32_t from = hopper::shared_address(shared.q);
-    const int r = thread / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int block = 0; block < kHeld; block++)
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        attention::decode::load_matrices(q_[block][k], from + place_of(r, block * 8 + 2 * k + lane / 16));
-  }
-
   // Starts S of the tile in buffer `at`.
   __device__ void start(int at) {
     // Made anew each time: kept from tile to tile, the operands' 72 descriptors would be spilled.
@@ -158,38 +138,66 @@ class Scorer : Role {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const uint64_t keys = hopper::next_k(tile + block * (kBlockBytes >> 4), k);
-          if (block < kHeld) {
-            hopper::WgmmaRegisters<kOperand<T>, 64, false>::run(s_, q_[block][k], keys, block > 0 || k > 0);
-          } else {
-            hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k), keys,
-                                                block > 0 || k > 0);
-          }
+          hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k), keys,
+                                              block > 0 || k > 0);
         }
     }
     hopper::wgmma_commit();
   }
 
+  // P of the tile in buffer `at` to the two sides, a half at a time: they add the first half's values while the other's
+  // exponentials are computed. The first half is computed as if no maximum moved, while that is being found out.
+  template <bool kMasked>
+  __device__ void soften(int at, int token, bool last) {
+    if constexpr (kMasked) mask(token);
+    float p[16];
+    weigh<0>(p);
+    const bool moved = softmax_.template settle<false>(s_, scale_, 0.f, kSlack);
+    if (__builtin_expect(moved, 0)) weigh<0>(p);
+    shared.by[at][thread] = moved ? make_float2(softmax_.shrink[0], softmax_.shrink[1]) : make_float2(1, 1);
+    give<0>(at, p);
+    sum(p);
+    weigh<1>(p);
+    sum(p);
+    if (last) sum_up(at);
+    give<1>(at, p);
+  }
+
   // Scores of tokens that a row does not see become -inf.
   __device__ void mask(int token) {
-    if (token + kTile <= all_) return;
     const int at = token + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 32; i++)
       if (at + i / 4 * 8 + i % 2 >= limit_[i / 2 % 2]) s_[i] = -INFINITY;
   }
 
+  // Probabilities of half of the tokens, relative to the maxima.
+  template <int kHalf>
+  __device__ void weigh(float (&p)[16]) const {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      p[i] = attention::prefill::exp2_fast(fmaf(s_[16 * kHalf + i], scale_, -softmax_.base[i / 2 % 2]));
+  }
+  __device__ void sum(const float (&p)[16]) {
+    float part[4] = {};
+#pragma unroll
+    for (int i = 0; i < 16; i++) part[i % 4] += p[i];
+#pragma unroll
+    for (int r = 0; r < 2; r++) softmax_.sum[r] += part[2 * r] + part[2 * r + 1];
+  }
+
   // Half of P to the two sides, with the factors that were written before.
   template <int kHalf>
-  __device__ void give(int at) {
+  __device__ void give(int at, const float (&p)[16]) {
     // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r names the place of its row r.
     const int row = thread / 32 * 16 + lane % 16;
     const uint32_t to = hopper::shared_address(probabilities(at)) + row * 128;
 #pragma unroll
-    for (int k = 2 * kHalf; k < 2 * kHalf + 2; k++)
+    for (int k = 0; k < 2; k++)
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + (((2 * k + lane / 16) ^ row % 8) << 4)),
-                   "r"(pack2<T>(s_[8 * k], s_[8 * k + 1])), "r"(pack2<T>(s_[8 * k + 2], s_[8 * k + 3])),
-                   "r"(pack2<T>(s_[8 * k + 4], s_[8 * k + 5])), "r"(pack2<T>(s_[8 * k + 6], s_[8 * k + 7]))
+                       to + (((2 * (2 * kHalf + k) + lane / 16) ^ row % 8) << 4)),
+                   "r"(pack2<T>(p[8 * k], p[8 * k + 1])), "r"(pack2<T>(p[8 * k + 2], p[8 * k + 3])),
+                   "r"(pack2<T>(p[8 * k + 4], p[8 * k + 5])), "r"(pack2<T>(p[8 * k + 6], p[8 * k + 7]))
                    : "memory");
     hopper::fence_async_shared();
     hopper::barrier_arrive(&shared.ready[at][kHalf]);
@@ -226,7 +234,6 @@ class Scorer : Role {
   float scale_;
   int limit_[2], all_ = 0;
   Softmax softmax_;
-  uint32_t q_[kHeld > 0 ? kHeld : 1][4][4];
   float s_[32];
 };
 
@@ -253,17 +260,18 @@ class Side : Role {
  private:
   // O += P V for the tile in buffer `at`, whose first token is `token`; returns the factors for the end of a segment.
   __device__ float2 add(int at, int token, int kv_len) {
-    hopper::barrier_wait(&shared.ready[at][0], use >> at & 1);
-    const float2 by = shared.by[at][thread];
-    if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
-#pragma unroll
-      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
-    }
+    // Before P: the tile has long come then.
     wait_full(at, kSide);
     wait_full(at, kSide + 2);
     if (a.box_tokens > 0 && token + kTile > kv_len) {
       clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
       named_barrier(kSides + kSide, 128);
+    }
+    hopper::barrier_wait(&shared.ready[at][0], use >> at & 1);
+    const float2 by = shared.by[at][thread];
+    if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
     }
     uint64_t v = hopper::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
     uint64_t p = hopper::swizzled_operand(probabilities(0));
@@ -398,11 +406,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (threadIdx.x >= 256) {
     if constexpr (R::kScorer < 128) {
       hopper::give_registers<R::kScorer>();
-      Scorer<T, R::kHeld>(a, shared).run(walk, place);
+      Scorer<T>(a, shared).run(walk, place);
       named_barrier(kTaken, kTakers);
     }
     hopper::take_registers<128>();
-    if constexpr (R::kScorer == 128) Scorer<T, R::kHeld>(a, shared).run(walk, place);
+    if constexpr (R::kScorer == 128) Scorer<T>(a, shared).run(walk, place);
   } else {
     hopper::take_registers<R::kSide>();
     hopper::named_arrive(kTaken, kTakers);
