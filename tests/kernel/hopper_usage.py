@@ -44,7 +44,7 @@ LIMITS = {
     "mla_narrow_kernel<Config<bf16, 2, true> >": (255, 384),
     "mla_slim_kernel<*>": (128, 0),
     "mla_wide_kernel<*, false>": (128, 40),
-    "mla_wide_kernel<bf16, true>": (128, 72),
+    "mla_wide_kernel<bf16, true>": (128, 104),
     # Products.
     "skinny_kernel<*>": (80, 0),
     "narrow_kernel<*, NarrowTile<1, 1, 16, *> >": (80, 0),
