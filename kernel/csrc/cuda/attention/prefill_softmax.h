@@ -47,7 +47,7 @@ __device__ inline uint32_t pack(float low, float high) {
 // rows side by side is, so that one's latencies hide under the other's.
 struct Softmax {
   float top[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
-  float base[2] = {0, 0};                 // top * scale - raise; 0 before the first score
+  float base[2];                          // top * scale - raise; 0 before the first score
   float sum[2] = {0, 0};                  // of this thread's probabilities
   float shrink[2];                        // what the last move made of earlier ones
   int limit = INT_MIN;                    // scores whose bits are below this leave both maxima where they are

@@ -99,6 +99,7 @@ class Scorer : Role {
         limit_[r] = a.p.causal ? min(s.kv_len, position + 1) : s.kv_len;
       }
       softmax_ = {};
+      softmax_.base[0] = softmax_.base[1] = 0;  // read before the first maxima are settled
       // Tokens that the block's first query sees, and so all of them.
       all_ = a.p.causal ? min(s.kv_len, s.kv_len - s.queries + packed / a.group + 1) : s.kv_len;
       start(0);
