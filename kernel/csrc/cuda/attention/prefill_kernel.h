@@ -169,23 +169,15 @@ class Consumer {
     start_scores(s, q);
     wgmma_wait<0>();
     wgmma_hold(s);
-    arrive(&shared_.k_empty[k_at_.index]);
+    barrier_arrive_warp(&shared_.k_empty[k_at_.index], C::kCluster);
     adjust(t, n, is_masked(n), s);
     softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
   }
 
   template <class Ring>
   __device__ void release_block(uint64_t* empty, Ring& ring) {
-    arrive(&empty[ring.index]);
+    barrier_arrive_warp(&empty[ring.index], C::kCluster);
     ring.next();
-  }
-  // Of a block that the cluster shares.
-  __device__ void arrive(uint64_t* empty) {
-    if constexpr (C::kCluster > 1) {
-      barrier_arrive_warp_remote(empty, C::kCluster);
-    } else {
-      barrier_arrive_warp(empty);
-    }
   }
 
   __device__ void wait_keys() { barrier_wait(&shared_.k_full[k_at_.index], k_at_.parity); }

@@ -64,7 +64,7 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float& x = s[i + 2 * r + e];
-          x = exp2_fast(fmaf(x, scale, -base[r]));
+          x = weigh(x, r, scale);
           part[r][e] += x;
         }
 #pragma unroll
@@ -87,6 +87,9 @@ struct Softmax {
     }
     return moved;
   }
+
+  // The probability of a score of row r, relative to its present maximum.
+  __device__ float weigh(float s, int r, float scale) const { return exp2_fast(fmaf(s, scale, -base[r])); }
 
  private:
   // Floats that are not negative compare like integers, of which one instruction takes three; the order of negative

@@ -28,11 +28,7 @@ class Transposer {
       fence_async_shared();
       __syncwarp();
       barrier_arrive_warp(&shared_.t_full[to_.index]);
-      if constexpr (C::kCluster > 1) {
-        barrier_arrive_warp_remote(&shared_.v_empty[at_.index], C::kCluster);
-      } else {
-        barrier_arrive_warp(&shared_.v_empty[at_.index]);
-      }
+      barrier_arrive_warp(&shared_.v_empty[at_.index], C::kCluster);
       at_.next();
       to_.next();
     }

@@ -95,13 +95,7 @@ class ManyConsumer {
   }
 
   // This warp has read a stage.
-  __device__ void release(int stage) {
-    if constexpr (Tile::kCluster == 1) {
-      hopper::barrier_arrive_warp(&empty_[stage]);
-    } else {
-      hopper::barrier_arrive_warp_remote(&empty_[stage], Tile::kCluster);
-    }
-  }
+  __device__ void release(int stage) { hopper::barrier_arrive_warp(&empty_[stage], Tile::kCluster); }
 
   template <int kColumns>
   __device__ void multiply(float (&sum)[kColumns / 2]) {

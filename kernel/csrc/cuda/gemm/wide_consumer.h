@@ -236,7 +236,7 @@ class WideConsumer {
     if constexpr (kShare == Share::k) {
       hopper::barrier_arrive_warp_at(at);
     } else if constexpr (hopper::kWarpArrivals > 1) {
-      hopper::barrier_arrive_warp_remote(shared_.empty + behind_.index, kWideCluster);
+      hopper::barrier_arrive_warp(shared_.empty + behind_.index, kWideCluster);
     } else {
       if (lane() < kWideCluster) hopper::barrier_arrive_remote_at(at);
     }

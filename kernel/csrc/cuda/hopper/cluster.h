@@ -44,10 +44,12 @@ __device__ inline void barrier_arrive_remote(const uint64_t* barrier, int rank) 
 __device__ inline void barrier_arrive_remote_at(uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
-// A warp's arrival (barrier_arrive_warp) at that barrier of each of the cluster's `blocks` blocks.
-__device__ inline void barrier_arrive_warp_remote(const uint64_t* barrier, int blocks) {
+// A warp's arrival at the barrier that each of the cluster's `blocks` blocks has there; 1: there is no cluster.
+__device__ inline void barrier_arrive_warp(uint64_t* barrier, int blocks) {
   const int lane = threadIdx.x % 32;
-  if constexpr (kWarpArrivals > 1) {
+  if (blocks == 1) {
+    barrier_arrive_warp(barrier);
+  } else if constexpr (kWarpArrivals > 1) {
     for (int rank = 0; rank < blocks; rank++) barrier_arrive_remote(barrier, rank);
   } else if (lane < blocks) {
     barrier_arrive_remote(barrier, lane);

@@ -176,8 +176,7 @@ class Scorer : Role {
   template <int kHalf>
   __device__ void weigh(float (&p)[16]) const {
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-      p[i] = attention::prefill::exp2_fast(fmaf(s_[16 * kHalf + i], scale_, -softmax_.base[i / 2 % 2]));
+    for (int i = 0; i < 16; i++) p[i] = softmax_.weigh(s_[16 * kHalf + i], i / 2 % 2, scale_);
   }
   __device__ void sum(const float (&p)[16]) {
     float part[4] = {};
@@ -261,7 +260,7 @@ class Side : Role {
  private:
   // O += P V for the tile in buffer `at`, whose first token is `token`; returns the factors for the end of a segment.
   __device__ float2 add(int at, int token, int kv_len) {
-    // Before P: the tile has long come then.
+    // Scores came of it, so once P is there this need not be waited for any more.
     wait_full(at, kSide);
     wait_full(at, kSide + 2);
     if (a.box_tokens > 0 && token + kTile > kv_len) {
@@ -306,8 +305,7 @@ class Side : Role {
   }
   // This warp has read a part of the buffer, as the scores' products have: P came after them.
   __device__ void release(int at, int part) {
-    uint64_t* empty = &shared.empty[at][part];
-    a.sharing > 1 ? hopper::barrier_arrive_warp_remote(empty, 2) : hopper::barrier_arrive_warp(empty);
+    hopper::barrier_arrive_warp(&shared.empty[at][part], a.sharing > 1 ? 2 : 1);
   }
 
   __device__ void store(const Segment& s, float2 by) {
