@@ -21,7 +21,9 @@ _HEADS = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.table", description=__doc__)
     parser.add_argument("file", type=Path, nargs="+")
-    parser.add_argument("--shapes", nargs="+", default=[""], help="only shapes that contain one of these texts")
+    parser.add_argument(
+        "--shapes", nargs="+", default=[""], help="only shapes that contain one of these texts"
+    )
     args = parser.parse_args()
     for file in args.file:
         report = json.loads(file.read_text())
@@ -34,16 +36,24 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
     op, _, kind = row["op"].partition(" ")
     times = {name: timing["median_us"] for name, timing in row["microseconds"].items()}
     ours = times.pop("radix")
-    shown = {"op": f"`{op}` {kind}".strip(), "shape": row["shape"], "µs": f"{ours:,.1f}{_spread(row)}"}
+    shown = {
+        "op": f"`{op}` {kind}".strip(),
+        "shape": row["shape"],
+        "µs": f"{ours:,.1f}{_spread(row)}",
+    }
     if "bytes" in row:
         cpu = row["microseconds"]["radix"].get("method") == "loop"
         shown["GB/s"] = f"{row['bytes'] / ours / 1e3:,.{1 if cpu else 0}f}"
         shown["TFLOP/s"] = f"{row['flops'] / ours / 1e6:,.{2 if cpu else 1}f}"
     if "share_of_limit" in row:
-        shown["share of the limit"] = "in cache" if row.get("in_cache") else f"{row['share_of_limit']:.0%}"
+        shown["share of the limit"] = (
+            "in cache" if row.get("in_cache") else f"{row['share_of_limit']:.0%}"
+        )
     if clock := row["microseconds"]["radix"].get("sm_mhz"):
         shown["clock"] = f"{clock:,.0f} MHz"
-    shown["peers: their time over ours"] = ", ".join(f"{name} {time / ours:.2f}" for name, time in times.items())
+    shown["peers: their time over ours"] = ", ".join(
+        f"{name} {time / ours:.2f}" for name, time in times.items()
+    )
     return shown
 
 
@@ -55,7 +65,11 @@ def _spread(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, str]]) -> list[str]:
     heads = [head for head in _HEADS if any(head in row for row in rows)]
-    lines = [heads, [_HEADS[head] for head in heads], *([row.get(head, "") for head in heads] for row in rows)]
+    lines = [
+        heads,
+        [_HEADS[head] for head in heads],
+        *([row.get(head, "") for head in heads] for row in rows),
+    ]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 

@@ -34,9 +34,12 @@ BUILD_MODULES = ("scikit_build_core", "pybind11", "cmake", "ninja")
 def wanted_files(root: Path = ROOT) -> dict[str, Path]:
     """Relative path in the stage -> source file, for everything but pyproject.toml.
 
-    In a git checkout the files that git knows (`git add` is enough), so that no stray file gets into a wheel.
+    In a git checkout the files that git knows (`git add` is enough), so that no stray file gets
+    into a wheel.
     """
-    listed = subprocess.run(["git", "ls-files", "-z", *STAGED], cwd=root, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *STAGED], cwd=root, capture_output=True, text=True
+    ).stdout
     known = set(listed.split("\0")) - {""}
     files: dict[str, Path] = {}
     for name in STAGED:
@@ -68,13 +71,19 @@ def stage(backend: str, target: Path) -> None:
         os.utime(copy)  # newer than what was built from the last copy
 
 
-def build_command(folder: Path, out: Path, pythons: list[str], archs: str, families: str) -> list[str]:
-    """pip wheel of the stage. Every setting is given, empty ones too: the kept build folder remembers the last."""
+def build_command(
+    folder: Path, out: Path, pythons: list[str], archs: str, families: str
+) -> list[str]:
+    """pip wheel of the stage. Every setting is given, empty ones too: the kept build folder
+    remembers the last."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
-    command += ["-C", f"cmake.define.RADIX_ONLY={';'.join(re.split('[ ,;]+', families.strip()))}"]  # empty: all
+    command += [
+        "-C",
+        f"cmake.define.RADIX_ONLY={';'.join(re.split('[ ,;]+', families.strip()))}",
+    ]  # empty: all
     if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
         command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
     return [*command, str(folder / "src")]
@@ -129,8 +138,12 @@ def main() -> None:
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--pythons", nargs="*", default=[], help="interpreters to bind for")
-    parser.add_argument("--archs", default="", help="GPU targets instead of a release's, as CMake's list")
-    parser.add_argument("--families", default="", help="only these families of kernels, e.g. gemm or 'gemm norm'")
+    parser.add_argument(
+        "--archs", default="", help="GPU targets instead of a release's, as CMake's list"
+    )
+    parser.add_argument(
+        "--families", default="", help="only these families of kernels, e.g. gemm or 'gemm norm'"
+    )
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     folder = ROOT / "build" / f"{args.backend}-wheel"

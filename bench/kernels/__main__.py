@@ -1,14 +1,16 @@
-"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT...] [--peers] [--json F]`.
+"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT...] [--peers]
+[--json F]`.
 
-Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured machine limit that
-bounds the op, and how many times faster than each peer we are; "in cache" where a CPU's cache holds all inputs. On a
-GPU also how it was timed, what an empty kernel and a plain read of the same bytes take beside short rows, and clock and
-power of long ones.
+Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured
+machine limit that bounds the op, and how many times faster than each peer we are; "in cache" where
+a CPU's cache holds all inputs. On a GPU also how it was timed, what an empty kernel and a plain
+read of the same bytes take beside short rows, and clock and power of long ones.
 
-On the CPU torch is the peer of every op that it has, and needs no flag; what `--peers` adds runs on a GPU alone. A
-contender that takes long on the CPU has fewer rounds, which its row says.
+On the CPU torch is the peer of every op that it has, and needs no flag; what `--peers` adds runs on
+a GPU alone. A contender that takes long on the CPU has fewer rounds, which its row says.
 
-`all_reduce` starts a process for each GPU and has options of its own: `python -m bench.kernels all_reduce --help`.
+`all_reduce` starts a process for each GPU and has options of its own: `python -m bench.kernels
+all_reduce --help`.
 """
 
 from __future__ import annotations
@@ -61,9 +63,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", help="only shapes that contain one of these texts")
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
     parser.add_argument(
-        "--peers", action="store_true", help="GPU: compare with flashinfer and others too, where installed"
+        "--peers",
+        action="store_true",
+        help="GPU: compare with flashinfer and others too, where installed",
     )
-    parser.add_argument("--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row")
+    parser.add_argument(
+        "--arm-seconds", type=float, default=1.0, help="GPU: least time of an arm of a long row"
+    )
     parser.add_argument(
         "--slow-seconds",
         type=float,

@@ -1,11 +1,12 @@
-"""All-reduce between the GPUs of this machine: a process a rank, graphs of 20 and 100 calls on distinct buffers.
+"""All-reduce between the GPUs of this machine: a process a rank, graphs of 20 and 100 calls on
+distinct buffers.
 
     python -m bench.kernels all_reduce --ranks 2 4 --sizes 8192 262144 [--json F]
 
-A time is the difference of the two graphs over 80 calls, the largest over the ranks, the median of rounds in which
-the contenders take turns. NCCL, torch's symmetric memory (no multicast) and, with `--peers`, vLLM's custom all-reduce
-are captured and timed the same way. `--sweep` tries launches and algorithms instead: from it come the tables of
-csrc/gpu/all_reduce_plan.h and of the runtime.
+A time is the difference of the two graphs over 80 calls, the largest over the ranks, the median of
+rounds in which the contenders take turns. NCCL, torch's symmetric memory (no multicast) and, with
+`--peers`, vLLM's custom all-reduce are captured and timed the same way. `--sweep` tries launches
+and algorithms instead: from it come the tables of csrc/gpu/all_reduce_plan.h and of the runtime.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ FEW, MANY, ROUNDS = 20, 100, 9
 ROTATED_BYTES = 512 << 20  # at most this much in distinct buffers
 SIZES = (8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20)
 NORMS = ((1, 8192), (16, 8192), (64, 8192), (256, 8192))
-_SYMMETRIC_SETS, _SYMMETRIC_BYTES = 8, 4 << 20  # distinct buffers, each needs a rendezvous; largest tensor
+_SYMMETRIC_SETS, _SYMMETRIC_BYTES = (
+    8,
+    4 << 20,
+)  # distinct buffers, each needs a rendezvous; largest tensor
 
 _VLLM_BYTES, _VLLM_BLOCKS = 8 << 20, 36  # what vLLM gives its own
 
@@ -62,9 +66,14 @@ class Rank:
         for one in contenders:
             try:
                 graphs[one.name] = [self._capture(one, count) for count in (FEW, MANY)]
-            except (RuntimeError, ValueError) as error:  # as a size that it does not take: a peer less, not a run
+            except (
+                RuntimeError,
+                ValueError,
+            ) as error:  # as a size that it does not take: a peer less, not a run
                 if self.shm.rank == 0:
-                    print(f"not measured: {one.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                    print(
+                        f"not measured: {one.name}: {str(error).splitlines()[0]}", file=sys.stderr
+                    )
         slopes: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(ROUNDS):
             for name, (few, many) in graphs.items():
@@ -73,7 +82,11 @@ class Rank:
 
     def _slowest(self, seconds: list[float]) -> list[float]:
         mine = torch.tensor(seconds, dtype=torch.float64)
-        return self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, len(seconds))).amax(0).tolist()
+        return (
+            self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, len(seconds)))
+            .amax(0)
+            .tolist()
+        )
 
     def _capture(self, one: Contender, count: int) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
@@ -118,8 +131,8 @@ def sums(rank: Rank, size: int) -> Iterator[Contender]:
 
 
 class VllmCustom:
-    """vLLM's custom all-reduce as FlashInfer ships it, out of place. A graph's inputs are registered after its capture,
-    as vLLM does it."""
+    """vLLM's custom all-reduce as FlashInfer ships it, out of place. A graph's inputs are
+    registered after its capture, as vLLM does it."""
 
     _made: ClassVar[VllmCustom | None] = None
 
@@ -151,7 +164,9 @@ class VllmCustom:
         mine = self._comm.vllm_get_graph_buffer_ipc_meta(self._handle)
         everybodys: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybodys, mine)
-        handles, offsets = ([list(part) for part in parts] for parts in zip(*everybodys, strict=True))
+        handles, offsets = (
+            [list(part) for part in parts] for parts in zip(*everybodys, strict=True)
+        )
         self._comm.vllm_register_graph_buffers(self._handle, handles, offsets)
 
 
@@ -161,16 +176,26 @@ def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
     group = dist.group.WORLD
     assert group is not None
     name, count = group.group_name, _SYMMETRIC_SETS
-    data = [symm.empty(size // 2, device=rank.device, dtype=torch.bfloat16).normal_() for _ in range(count)]
+    data = [
+        symm.empty(size // 2, device=rank.device, dtype=torch.bfloat16).normal_()
+        for _ in range(count)
+    ]
     for x in data:
         symm.rendezvous(x, name)
     ops = torch.ops.symm_mem
-    yield Contender("symmetric memory one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count)
-    yield Contender("symmetric memory two shots", lambda i: ops.two_shot_all_reduce_(data[i], "sum", name), count)
+    yield Contender(
+        "symmetric memory one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count
+    )
+    yield Contender(
+        "symmetric memory two shots",
+        lambda i: ops.two_shot_all_reduce_(data[i], "sum", name),
+        count,
+    )
 
 
 def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
-    """Of all-reduce, residual add and RMSNorm of bfloat16 [rows, hidden]; the peers with our fused_add_rmsnorm."""
+    """Of all-reduce, residual add and RMSNorm of bfloat16 [rows, hidden]; the peers with our
+    fused_add_rmsnorm."""
     vllm = VllmCustom.of(rank)
     data = [x.view(rows, hidden) for x in buffers(2 * rows * hidden, rank.device)]
     residual = [torch.randn_like(x) for x in data]
@@ -184,11 +209,15 @@ def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
 
     fused, count = rank.gpu.all_reduce_add_rmsnorm, len(data)
     yield Contender("radix", lambda i: fused(data[i], residual[i], weight), count)
-    yield Contender("radix to FP8", lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale), count)
+    yield Contender(
+        "radix to FP8", lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale), count
+    )
     yield Contender("radix in two ops", lambda i: split(rank.gpu.all_reduce, i), count)
     yield Contender("NCCL + norm", lambda i: split(dist.all_reduce, i), count)
     if vllm is not None:
-        yield Contender("vLLM custom + norm", lambda i: split(vllm.all_reduce, i), count, vllm.captured)
+        yield Contender(
+            "vLLM custom + norm", lambda i: split(vllm.all_reduce, i), count, vllm.captured
+        )
 
 
 def sweep(rank: Rank, size: int) -> Iterator[Contender]:
@@ -196,11 +225,17 @@ def sweep(rank: Rank, size: int) -> Iterator[Contender]:
     for algorithm in ("one_shot", "two_shot"):
         for threads in (128, 256, 512):
             for blocks in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128):
-                if (blocks > 1 and blocks * threads * 16 > 2 * size) or blocks * threads * 16 * 64 < size:
+                if (
+                    blocks > 1 and blocks * threads * 16 > 2 * size
+                ) or blocks * threads * 16 * 64 < size:
                     continue
 
-                def call(i: int, algorithm: str = algorithm, blocks: int = blocks, threads: int = threads) -> None:
-                    rank.gpu.all_reduce(data[i], algorithm=algorithm, blocks=blocks, threads=threads)
+                def call(
+                    i: int, algorithm: str = algorithm, blocks: int = blocks, threads: int = threads
+                ) -> None:
+                    rank.gpu.all_reduce(
+                        data[i], algorithm=algorithm, blocks=blocks, threads=threads
+                    )
 
                 yield Contender(f"{algorithm} {blocks}x{threads}", call, len(data))
 
@@ -211,7 +246,11 @@ def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> N
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=number, world_size=world, device_id=device
+        "nccl",
+        init_method=f"file://{folder}/store",
+        rank=number,
+        world_size=world,
+        device_id=device,
     )
     shm = ShmCommunicator(f"{folder}/group", number, world, max_bytes=1 << 16)
     rank = Rank(shm, GpuCommunicator(shm, device.index), device)
@@ -219,15 +258,23 @@ def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> N
 
     def record(op: str, shape: str, contenders: Iterator[Contender]) -> None:
         times = rank.measure(contenders)
-        rows.append({"op": op, "shape": shape, "microseconds": {name: vars(t) for name, t in times.items()}})
+        rows.append(
+            {"op": op, "shape": shape, "microseconds": {name: vars(t) for name, t in times.items()}}
+        )
         if number == 0:
-            print(f"{op:24s}{shape:16s}", "  ".join(f"{n} {t.median_us:.1f}" for n, t in times.items()), flush=True)
+            print(
+                f"{op:24s}{shape:16s}",
+                "  ".join(f"{n} {t.median_us:.1f}" for n, t in times.items()),
+                flush=True,
+            )
             if args.sweep:
                 best = min(times, key=lambda name: times[name].median_us)
                 print(f"{op:24s}{shape:16s} best: {best} {times[best].median_us:.2f}", flush=True)
 
     for size in args.sizes:
-        record("all_reduce", f"TP{world} {size >> 10} KiB", (sweep if args.sweep else sums)(rank, size))
+        record(
+            "all_reduce", f"TP{world} {size >> 10} KiB", (sweep if args.sweep else sums)(rank, size)
+        )
     for rows_, hidden in () if args.sweep or args.no_norms else NORMS:
         record("all_reduce_add_rmsnorm", f"TP{world} {rows_}x{hidden}", norms(rank, rows_, hidden))
     rank.gpu.check()
@@ -242,7 +289,10 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one group of `world` ranks."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        ranks = [context.Process(target=measure, args=(number, world, folder, args)) for number in range(world)]
+        ranks = [
+            context.Process(target=measure, args=(number, world, folder, args))
+            for number in range(world)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -256,9 +306,13 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels all_reduce", description=__doc__)
     parser.add_argument("--backend", default="cuda", choices=("cuda",))
-    parser.add_argument("--ranks", type=int, nargs="+", default=None, help="group sizes; default: all that fit")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=None, help="group sizes; default: all that fit"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--peers", action="store_true", help="compare with FlashInfer's vLLM all-reduce too")
+    parser.add_argument(
+        "--peers", action="store_true", help="compare with FlashInfer's vLLM all-reduce too"
+    )
     parser.add_argument("--no-norms", action="store_true", help="leave the fused op out")
     parser.add_argument("--sweep", action="store_true", help="try launches and algorithms of ours")
     parser.add_argument("--json", help="write all figures to this file")

@@ -1,8 +1,8 @@
 """Timing on a GPU, by what the op costs.
 
 - Below 50 us: captured graphs of 100 and of 200 calls over rotated inputs and outputs, a reading flush of the L2 before
-  each replay; the time of a call is the difference over 100, so that launching the graph drops out. An empty kernel and
-  a plain read of as many bytes are measured the same way and stand beside it.
+  each replay; the time of a call is the difference over 100, so that launching the graph drops out.
+  An empty kernel and a plain read of as many bytes are measured the same way and stand beside it.
 - To 1 ms: events around a replayed graph over rotated inputs and outputs.
 - Tensor-core rows above 50 us, and all above 1 ms: the same, at least `arm_seconds` an arm; the SM clock and the power
   that nvidia-smi saw during the arm are kept, since a hot chip lowers its clock.
@@ -23,7 +23,17 @@ from typing import Any
 
 import torch
 
-from .harness import ROTATED_BYTES, ROUND_SECONDS, ROUNDS, Case, Contender, Inputs, Row, Timing, runnable
+from .harness import (
+    ROTATED_BYTES,
+    ROUND_SECONDS,
+    ROUNDS,
+    Case,
+    Contender,
+    Inputs,
+    Row,
+    Timing,
+    runnable,
+)
 
 SHORT_US, LONG_US = 50.0, 1000.0
 CALLS = 100
@@ -63,7 +73,11 @@ def _alternate(arms: dict[str, Arm], rounds: int, watch: bool = False) -> dict[s
                 samples[name].append(run())
     timings = {}
     for name, (method, _) in arms.items():
-        clock, power = (statistics.mean(x) for x in zip(*facts[name], strict=True)) if facts[name] else (None, None)
+        clock, power = (
+            (statistics.mean(x) for x in zip(*facts[name], strict=True))
+            if facts[name]
+            else (None, None)
+        )
         timings[name] = Timing.of(samples[name], method, sm_mhz=clock, watts=power)
     return timings
 
@@ -77,7 +91,8 @@ def _probe(fn: Contender, sets: Sequence[Inputs]) -> float:
 
 
 def _capture(fn: Contender, sets: Sequence[Inputs], calls: int) -> torch.cuda.CUDAGraph | None:
-    """A graph of that many calls over the sets in turn, replayed once; None where fn cannot be captured."""
+    """A graph of that many calls over the sets in turn, replayed once; None where fn cannot be
+    captured."""
     graph, stream, kept = torch.cuda.CUDAGraph(), torch.cuda.Stream(), _Kept()
     with torch.cuda.stream(stream):
         fn(*sets[0])
@@ -95,7 +110,8 @@ def _capture(fn: Contender, sets: Sequence[Inputs], calls: int) -> torch.cuda.CU
 
 
 class _Kept:
-    """Holds the latest results up to ROTATED_BYTES, so that the allocator does not give every call one output."""
+    """Holds the latest results up to ROTATED_BYTES, so that the allocator does not give every call
+    one output."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[int, Any]] = deque()
@@ -171,9 +187,16 @@ def _timed(call: Callable[[], None], seconds: float) -> float:
 
 @contextmanager
 def _watched(into: list[tuple[float, float]]) -> Iterator[None]:
-    """Appends (mean SM clock in MHz, mean watts) of the block; nothing where nvidia-smi is not to be had."""
+    """Appends (mean SM clock in MHz, mean watts) of the block; nothing where nvidia-smi is not to
+    be had."""
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    command = ["nvidia-smi", "-i", f"GPU-{uuid}", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        "-i",
+        f"GPU-{uuid}",
+        "--query-gpu=clocks.sm,power.draw",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         process = subprocess.Popen([*command, "-lms", "100"], stdout=subprocess.PIPE, text=True)
     except OSError:

@@ -1,9 +1,11 @@
-"""Cases and timings: contenders take turns within one run, over rotating inputs, and only ratios travel.
+"""Cases and timings: contenders take turns within one run, over rotating inputs, and only ratios
+travel.
 
-A `Case` is one op at one shape. Each contender is a function of one input set; the sets together are larger than the
-last-level cache, so that no contender reads what it has just written; a row of the CPU whose sets are not is marked. On
-the CPU a round is a timed loop, and a contender that takes long has fewer of them; `gpu_timing` holds what the GPU
-needs. A peer that fails at a row is said and left out of it.
+A `Case` is one op at one shape. Each contender is a function of one input set; the sets together
+are larger than the last-level cache, so that no contender reads what it has just written; a row of
+the CPU whose sets are not is marked. On the CPU a round is a timed loop, and a contender that takes
+long has fewer of them; `gpu_timing` holds what the GPU needs. A peer that fails at a row is said
+and left out of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ ROUNDS, MIN_ROUNDS = 7, 3
 ROUND_SECONDS = 0.08
 SLOW_SECONDS = 3.0  # CPU: a contender that has run so long in a row ends with MIN_ROUNDS
 BATCH = 64
-SETTLE_SECONDS = 0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
+SETTLE_SECONDS = (
+    0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
+)
 ROTATED_BYTES = 256 << 20
 DECODE_BYTES = 1 << 30  # CPU: of the KV caches of decode, where memory allows
 MAX_SETS = {"cpu": 4096, "cuda": 200}
@@ -37,9 +41,9 @@ Probed = TypeVar("Probed")
 
 @dataclass
 class Case:
-    """One row of the table. `bytes` and `flops` are the least the op must move and do; `limit` names the memory rate
-    that its share refers to: "read" for an op that writes next to nothing, else "copy". `rotated`: bytes that the input
-    sets should have together."""
+    """One row of the table. `bytes` and `flops` are the least the op must move and do; `limit`
+    names the memory rate that its share refers to: "read" for an op that writes next to nothing,
+    else "copy". `rotated`: bytes that the input sets should have together."""
 
     op: str
     shape: str
@@ -69,13 +73,16 @@ class Timing:
     @classmethod
     def of(cls, seconds: Sequence[float], method: str, **facts: float | None) -> Timing:
         scaled = [s * 1e6 for s in seconds]
-        return cls(statistics.median(scaled), min(scaled), max(scaled), method, len(scaled), **facts)
+        return cls(
+            statistics.median(scaled), min(scaled), max(scaled), method, len(scaled), **facts
+        )
 
 
 @dataclass
 class Row:
-    """`floor`: microseconds of an empty kernel and of a plain read of as many bytes, for short GPU rows. `in_cache`: a
-    CPU's last-level cache holds all the input sets, so that a share of the memory's rate says nothing."""
+    """`floor`: microseconds of an empty kernel and of a plain read of as many bytes, for short GPU
+    rows. `in_cache`: a CPU's last-level cache holds all the input sets, so that a share of the
+    memory's rate says nothing."""
 
     case: Case
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -83,7 +90,8 @@ class Row:
     in_cache: bool = False
 
     def ratio(self, peer: str) -> float:
-        """Time of the peer over ours: above 1 we are faster. Of the medians over the interleaved rounds."""
+        """Time of the peer over ours: above 1 we are faster. Of the medians over the interleaved
+        rounds."""
         return self.timings[peer].median_us / self.timings["radix"].median_us
 
 
@@ -95,7 +103,8 @@ def measure(
     arm_seconds: float = 1.0,
     slow_seconds: float = SLOW_SECONDS,
 ) -> Row:
-    """compute_bound and arm_seconds matter on the GPU: see `gpu_timing.measure`; slow_seconds on the CPU."""
+    """compute_bound and arm_seconds matter on the GPU: see `gpu_timing.measure`; slow_seconds on
+    the CPU."""
     sets = input_sets(case, device)
     if device.type == "cuda":
         from . import gpu_timing
@@ -108,7 +117,11 @@ def measure(
                 time.sleep(SETTLE_SECONDS)
                 arm.round()
     in_cache = len(sets) * case.bytes < last_level_cache()
-    return Row(case.facts(), {name: Timing.of(arm.samples, "loop") for name, arm in arms.items()}, in_cache=in_cache)
+    return Row(
+        case.facts(),
+        {name: Timing.of(arm.samples, "loop") for name, arm in arms.items()},
+        in_cache=in_cache,
+    )
 
 
 def runnable(case: Case, probe: Callable[[Contender], Probed]) -> dict[str, Probed]:
@@ -126,14 +139,17 @@ def runnable(case: Case, probe: Callable[[Contender], Probed]) -> dict[str, Prob
 
 
 class _Loop:
-    """A contender on the CPU: rounds of calls over the sets in turn, each going on where the last one ended."""
+    """A contender on the CPU: rounds of calls over the sets in turn, each going on where the last
+    one ended."""
 
     def __init__(self, fn: Contender, sets: Sequence[Inputs]) -> None:
         self._fn, self._turns = fn, itertools.cycle(sets)
         self.samples: list[float] = []  # seconds a call of each round
         self.spent = 0.0  # seconds, with the first calls
         first = self._timed(1)
-        a_call = first if first > ROUND_SECONDS else self._timed(1)  # a first call starts threads and faults pages in
+        a_call = (
+            first if first > ROUND_SECONDS else self._timed(1)
+        )  # a first call starts threads and faults pages in
         self._batch = max(1, min(len(sets), BATCH, int(ROUND_SECONDS / 4 / max(a_call, 1e-9))))
 
     def round(self) -> None:
@@ -154,13 +170,18 @@ class _Loop:
 
 
 def last_level_cache() -> int:
-    """Bytes of the CPU's largest cache; where the system does not say, what a server has at least."""
-    said = (path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    """Bytes of the CPU's largest cache; where the system does not say, what a server has at
+    least."""
+    said = (
+        path.read_text().strip()
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    )
     return max((int(size[:-1]) << 10 for size in said if size.endswith("K")), default=32 << 20)
 
 
 def input_sets(case: Case, device: torch.device) -> list[Inputs]:
-    """Sets of inputs of `case.rotated` bytes together, as far as MAX_SETS and the CPU's free memory allow."""
+    """Sets of inputs of `case.rotated` bytes together, as far as MAX_SETS and the CPU's free memory
+    allow."""
     size = case.rotated
     if device.type == "cpu" and size > ROTATED_BYTES:
         size = min(size, max(ROTATED_BYTES, _available_memory() // 4))
@@ -174,11 +195,14 @@ def _available_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
+    return next(
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
+    )
 
 
 def randn(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """As torch.randn; on a CPU, where that takes a second for 100 million numbers, pieces of a pool of them."""
+    """As torch.randn; on a CPU, where that takes a second for 100 million numbers, pieces of a pool
+    of them."""
     if device.type != "cpu":
         return torch.randn(shape, device=device, dtype=dtype)
     pool = _pool(dtype)

@@ -15,18 +15,22 @@ SLOW_SIDE, SLOW_SECONDS = 384, 0.1
 
 @dataclass(frozen=True)
 class Limits:
-    """GB/s of memory bandwidth, reading and copying (bytes in plus bytes out; on the CPU both are the rate of reading).
-    tflops: dense matrix rate by dtype, TFLOP/s, of the best library product seen."""
+    """GB/s of memory bandwidth, reading and copying (bytes in plus bytes out; on the CPU both are
+    the rate of reading). tflops: dense matrix rate by dtype, TFLOP/s, of the best library product
+    seen."""
 
     device: str
     read_gbs: float
     copy_gbs: float
     tflops: dict[torch.dtype, float]
 
-    def seconds(self, size: float, flops: float, dtype: torch.dtype, limit: str) -> tuple[float, float]:
+    def seconds(
+        self, size: float, flops: float, dtype: torch.dtype, limit: str
+    ) -> tuple[float, float]:
         """The least time for the bytes, at the rate that `limit` names, and for the arithmetic."""
         rate = self.read_gbs if limit == "read" else self.copy_gbs
-        # A CPU without instructions for a type multiplies it as float32 at best, whatever the library makes of it.
+        # A CPU without instructions for a type multiplies it as float32 at best, whatever the
+        # library makes of it.
         tflops = max(self.tflops.get(dtype, 0.0), self.tflops[torch.float32])
         return size / rate / 1e9, flops / tflops / 1e12
 
@@ -77,7 +81,8 @@ def _gpu_copy_gbs(device: torch.device) -> float:
 
 
 def _cpu_side(dtype: torch.dtype) -> int:
-    """CPU_SIDE; SLOW_SIDE where the library has no fast products of the type and would take half a minute for one."""
+    """CPU_SIDE; SLOW_SIDE where the library has no fast products of the type and would take half a
+    minute for one."""
     x = torch.ones(SLOW_SIDE, SLOW_SIDE, dtype=dtype)
     torch.mm(x, x)
     start = time.perf_counter()

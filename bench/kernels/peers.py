@@ -1,4 +1,5 @@
-"""Libraries that a family may compare with on a GPU beyond torch: asked for with `--peers`, used where installed."""
+"""Libraries that a family may compare with on a GPU beyond torch: asked for with `--peers`, used
+where installed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _enabled = False
 
 
 def enable() -> None:
-    """From now on `load` imports. Their ops take tensors of a GPU alone: for a run on the CPU leave it be."""
+    """From now on `load` imports. Their ops take tensors of a GPU alone: for a run on the CPU leave
+    it be."""
     global _enabled
     _enabled = True
 
@@ -29,7 +31,9 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a peer that cannot start is no peer, whatever it raises
-        print(f"no peer {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        print(
+            f"no peer {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
         return None
 
 
@@ -39,6 +43,7 @@ def load(name: str) -> Any:
 
 
 def planned(plan: Callable[[], Contender]) -> Contender:
-    """The contender that `plan` gives at the first call: what a library raises there costs it the row, not the run."""
+    """The contender that `plan` gives at the first call: what a library raises there costs it the
+    row, not the run."""
     plan = cache(plan)
     return lambda *inputs: plan()(*inputs)

@@ -1,4 +1,5 @@
-"""The fastest plain read of a tensor that is simple to write: a block sums its tile and stores one number."""
+"""The fastest plain read of a tensor that is simple to write: a block sums its tile and stores one
+number."""
 
 from __future__ import annotations
 

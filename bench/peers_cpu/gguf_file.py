@@ -1,4 +1,5 @@
-"""Writes a GGUF file with random weights of a Qwen3 or Llama shape and no vocabulary: what llama.cpp needs to be timed.
+"""Writes a GGUF file with random weights of a Qwen3 or Llama shape and no vocabulary: what
+llama.cpp needs to be timed.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -16,8 +17,20 @@ import numpy as np
 _ALIGN = 32
 _BLOCK = 32  # weights of a Q8_0 or Q4_0 block
 _SUPER = 256  # of a Q6_K block
-_TYPES = {"f32": 0, "int4": 2, "int8": 8, "q6_k": 14, "bf16": 30}  # ggml's numbers: F32, Q4_0, Q8_0, Q6_K, BF16
-_BYTES = {"f32": 4.0, "int4": 18 / _BLOCK, "int8": 34 / _BLOCK, "q6_k": 210 / _SUPER, "bf16": 2.0}  # a weight
+_TYPES = {
+    "f32": 0,
+    "int4": 2,
+    "int8": 8,
+    "q6_k": 14,
+    "bf16": 30,
+}  # ggml's numbers: F32, Q4_0, Q8_0, Q6_K, BF16
+_BYTES = {
+    "f32": 4.0,
+    "int4": 18 / _BLOCK,
+    "int8": 34 / _BLOCK,
+    "q6_k": 210 / _SUPER,
+    "bf16": 2.0,
+}  # a weight
 
 
 class _Tensor(NamedTuple):
@@ -31,9 +44,9 @@ class _Tensor(NamedTuple):
 
 
 def write(path: Path, folder: Path, weights: str) -> int:
-    """A model (qwen3 or llama) of the shape in `folder`/config.json with all matrices as `weights` (bf16, int8: Q8_0,
-    int4: Q4_0, its vocabulary matrix Q6_K, as llama-quantize makes it). Returns the bytes of the matrices, which a
-    decode step reads (the embedding is the head too)."""
+    """A model (qwen3 or llama) of the shape in `folder`/config.json with all matrices as `weights`
+    (bf16, int8: Q8_0, int4: Q4_0, its vocabulary matrix Q6_K, as llama-quantize makes it). Returns
+    the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
     config = json.loads((folder / "config.json").read_text())
     tensors = list(_tensors(config, weights))
     with path.with_suffix(".new").open("wb") as file:
@@ -72,14 +85,22 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     kind = config["model_type"]
-    general = {"general.architecture": kind, "general.name": "random", "tokenizer.ggml.model": "none"}
+    general = {
+        "general.architecture": kind,
+        "general.name": "random",
+        "tokenizer.ggml.model": "none",
+    }
     return {**general, **{f"{kind}.{name}": value for name, value in own.items()}}
 
 
 def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    yield _Tensor("token_embd.weight", (config["vocab_size"], hidden), "q6_k" if weights == "int4" else weights)
+    yield _Tensor(
+        "token_embd.weight",
+        (config["vocab_size"], hidden),
+        "q6_k" if weights == "int4" else weights,
+    )
     yield _Tensor("output_norm.weight", (hidden,), "f32")
     matrices = {
         "attn_q": (q, hidden),
@@ -101,7 +122,8 @@ def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
 
 
 def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarray]:
-    """The tensor's bytes, a few rows at a time; matrices are stretches of the one noise, each from another place."""
+    """The tensor's bytes, a few rows at a time; matrices are stretches of the one noise, each from
+    another place."""
     if tensor.kind == "f32":
         yield np.ones(tensor.shape, np.float32)
         return
@@ -119,7 +141,8 @@ def _encode(values: np.ndarray, kind: str) -> np.ndarray:
         return _encode_q6_k(values.reshape(-1, 16, 16))
     blocks = values.reshape(-1, _BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
-    # Q8_0: a float16 step, 32 signed bytes. Q4_0: a float16 step, 32 values plus 8 in 16 bytes, the first 16 low.
+    # Q8_0: a float16 step, 32 signed bytes. Q4_0: a float16 step, 32 values plus 8 in 16 bytes, the
+    # first 16 low.
     step = (largest / (127 if kind == "int8" else -8)).astype(np.float16)
     scaled = blocks / np.where(step == 0, 1, step).astype(np.float32)
     if kind == "int8":
@@ -131,19 +154,27 @@ def _encode(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _encode_q6_k(groups: np.ndarray) -> np.ndarray:
-    """groups: [blocks, 16, 16]. A block: low 4 bits of the 256 weights, their high 2 bits, 16 signed scales, a step."""
+    """groups: [blocks, 16, 16]. A block: low 4 bits of the 256 weights, their high 2 bits, 16
+    signed scales, a step."""
     largest = np.take_along_axis(groups, np.abs(groups).argmax(2)[..., None], 2) / -32
     step = (np.abs(largest).max(1) / 127).astype(np.float16)
     unit = np.where(step == 0, 1, step).astype(np.float32)[:, None]
     scales = np.rint(largest / unit)
-    codes = np.clip(np.rint(groups / np.where(scales == 0, 1, scales * unit)) + 32, 0, 63).astype(np.uint8)
-    # Halves of 128 weights as four rows of 32: the low bits of rows 0 and 2, 1 and 3 share bytes, the high of all four.
+    codes = np.clip(np.rint(groups / np.where(scales == 0, 1, scales * unit)) + 32, 0, 63).astype(
+        np.uint8
+    )
+    # Halves of 128 weights as four rows of 32: the low bits of rows 0 and 2, 1 and 3 share bytes,
+    # the high of all four.
     rows = codes.reshape(-1, 2, 4, 32)
     low = rows[:, :, :2] & 15 | rows[:, :, 2:] << 4
     high = rows >> 4
     high = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
     count = len(codes)
-    parts = [low.reshape(count, 128), high.reshape(count, 64), scales[..., 0].astype(np.int8).view(np.uint8)]
+    parts = [
+        low.reshape(count, 128),
+        high.reshape(count, 64),
+        scales[..., 0].astype(np.int8).view(np.uint8),
+    ]
     return np.concatenate([*parts, step.view(np.uint8).reshape(count, 2)], 1)
 
 
@@ -154,4 +185,6 @@ def _string(text: str) -> bytes:
 def _value(value: str | int | float) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
-    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+    return (
+        struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+    )

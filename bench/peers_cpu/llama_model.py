@@ -1,4 +1,5 @@
-"""llama.cpp as a contender, through the low-level binding of llama-cpp-python as `build` leaves it."""
+"""llama.cpp as a contender, through the low-level binding of llama-cpp-python as `build` leaves
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Model(Contender):
         library.llama_backend_init()
         path = FOLDER / f"{folder.name}-{weights}.gguf"
         self.weight_bytes = gguf_file.write(path, folder, weights)
-        self._model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
+        self._model = library.llama_model_load_from_file(
+            str(path).encode(), library.llama_model_default_params()
+        )
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self._vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
@@ -55,11 +58,14 @@ class Model(Contender):
         following = _ids(batch)
         start = time.perf_counter()
         for step in range(steps):
-            following = self._run([(t, context + step, row) for row, t in enumerate(following)], range(batch))
+            following = self._run(
+                [(t, context + step, row) for row, t in enumerate(following)], range(batch)
+            )
         return time.perf_counter() - start
 
     def _open(self, batch: int, context: int, length: int) -> bool:
-        """A context for `batch` sequences of up to `length` tokens; True when it is new and without their prompts."""
+        """A context for `batch` sequences of up to `length` tokens; True when it is new and without
+        their prompts."""
         if self._shape == (batch, context):
             return False
         if self._context is not None:
@@ -76,11 +82,17 @@ class Model(Contender):
         return True
 
     def _run(self, tokens: list[tuple[int, int, int]], wanted: Any) -> list[int]:
-        """tokens: (id, position, sequence); the greedy tokens after those of the indices `wanted`."""
+        """tokens: (id, position, sequence); the greedy tokens after those of the indices
+        `wanted`."""
         batch = self._lib.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, (token, position, sequence) in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, i in wanted
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
+                token,
+                position,
+                1,
+                i in wanted,
+            )
             batch.seq_id[i][0] = sequence
         status = self._lib.llama_decode(self._context, batch)
         self._lib.llama_batch_free(batch)
@@ -98,5 +110,7 @@ def _features(library: Any) -> str:
     """What the build uses of this machine, as llama.cpp says itself."""
     text = library.llama_print_system_info().decode()
     return ", ".join(
-        part.split("=")[0].strip() for part in text.replace(":", "|").split("|") if part.strip().endswith("= 1")
+        part.split("=")[0].strip()
+        for part in text.replace(":", "|").split("|")
+        if part.strip().endswith("= 1")
     )

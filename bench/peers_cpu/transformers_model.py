@@ -18,7 +18,9 @@ class Model(Contender):
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         config = transformers.AutoConfig.from_pretrained(folder)
-        self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        self._model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16
+        ).eval()
         self._config = config
         self._cache: dict[tuple[int, int], transformers.DynamicCache] = {}
         self.version = f"{transformers.__version__}, torch {torch.__version__}, sdpa"

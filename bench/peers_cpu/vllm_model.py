@@ -17,8 +17,15 @@ class Model(Serving):
         if weights != "bf16":
             raise ValueError(f"vLLM has no {weights} weights without a checkpoint of them")
         # Its threads are placed by OpenMP's own variables; the engine stays in this process.
-        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB)}
-        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        os.environ |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
+        }
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
         import vllm
@@ -34,11 +41,15 @@ class Model(Serving):
             max_num_seqs=32,
         )
         self._params: Any = vllm.SamplingParams
-        self.version = f"{vllm.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        self.version = (
+            f"{vllm.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        )
         self.weight_bytes = 0
 
     def generate(self, prompts: list[list[int]], count: int) -> float:
         params = self._params(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        self._engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        self._engine.generate(
+            [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
+        )
         return time.perf_counter() - start

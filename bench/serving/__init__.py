@@ -1,1 +1,2 @@
-"""Whole models: tokens a second of the engine beside other programs, and of the server beside the engine."""
+"""Whole models: tokens a second of the engine beside other programs, and of the server beside the
+engine."""

@@ -1,6 +1,7 @@
 """What a program that runs a model must do to be measured, and the process that it runs in.
 
-Every contender lives in a process of its own with the same cores, and sleeps while another has its turn.
+Every contender lives in a process of its own with the same cores, and sleeps while another has its
+turn.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Contender(ABC):
 
     @abstractmethod
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """`steps` greedy tokens for each of `batch` sequences of `context` tokens; seconds without the prompts'."""
+        """`steps` greedy tokens for each of `batch` sequences of `context` tokens; seconds without
+        the prompts'."""
 
     def close(self) -> None:  # noqa: B027
         """Ends what the contender has started."""
@@ -72,7 +74,8 @@ class Serving(Contender):
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         prompts = [self._prompt(-1 - row, context) for row in range(batch)]
-        # The prompts are in the prefix cache from the first call on: both others compute their last page.
+        # The prompts are in the prefix cache from the first call on: both others compute their last
+        # page.
         self.generate(prompts, 1)
         one = self.generate(prompts, 1)
         return self.generate(prompts, steps + 1) - one
@@ -84,7 +87,8 @@ class Serving(Contender):
 
 @dataclass(frozen=True)
 class Work:
-    """kind: prefill of one prompt, or decode. After `steps` of decode the context is the first again."""
+    """kind: prefill of one prompt, or decode. After `steps` of decode the context is the first
+    again."""
 
     kind: str
     batch: int = 1
@@ -93,7 +97,11 @@ class Work:
 
     @property
     def name(self) -> str:
-        return f"prefill 1x{self.context}" if self.kind == "prefill" else f"decode {self.batch}, context {self.context}"
+        return (
+            f"prefill 1x{self.context}"
+            if self.kind == "prefill"
+            else f"decode {self.batch}, context {self.context}"
+        )
 
 
 def rate(model: Contender, work: Work, seconds: float) -> float:
@@ -110,10 +118,12 @@ def rate(model: Contender, work: Work, seconds: float) -> float:
 
 
 class Process:
-    """A contender in its process, asked over its standard input. Raises RuntimeError when it cannot start."""
+    """A contender in its process, asked over its standard input. Raises RuntimeError when it cannot
+    start."""
 
     def __init__(self, name: str, folder: Path, weights: str, cores: list[int]) -> None:
-        # A thread a core that stays there: unpinned OpenMP threads may share a core for milliseconds.
+        # A thread a core that stays there: unpinned OpenMP threads may share a core for
+        # milliseconds.
         python = Path(INTERPRETERS.get(name, sys.executable))
         if not python.exists():
             raise RuntimeError(f"{name}: not built (python -m bench.peers_cpu.build {name})")
@@ -166,7 +176,11 @@ def main() -> None:
     module = importlib.import_module(MODULES[name])
     imported = _resident()
     model: Contender = module.Model(Path(folder), weights, int(threads))
-    facts = {"version": model.version, "weight_bytes": model.weight_bytes, "held_bytes": model.held_bytes}
+    facts = {
+        "version": model.version,
+        "weight_bytes": model.weight_bytes,
+        "held_bytes": model.held_bytes,
+    }
     print(json.dumps({**facts, "rss": _resident(), "rss_imported": imported}), flush=True)
     try:
         for line in sys.stdin:

@@ -1,8 +1,9 @@
-"""`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, beside other programs.
+"""`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, beside
+other programs.
 
-Contenders take turns of --seconds on the same cores; a ratio is the median of the ratios of --pairs such turns. Before
-every turn the read bandwidth of these cores is measured: `of probe` is the share of it that a decode step's weights,
-keys and values take, as the median over the turns.
+Contenders take turns of --seconds on the same cores; a ratio is the median of the ratios of --pairs
+such turns. Before every turn the read bandwidth of these cores is measured: `of probe` is the share
+of it that a decode step's weights, keys and values take, as the median over the turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from .contender import ROOT, Process, Work
 from .probe import ReadProbe
 
 MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
-PEERS = {"bf16": ["llama.cpp", "transformers", "vllm"], "int8": ["llama.cpp"], "int4": ["llama.cpp"]}
+PEERS = {
+    "bf16": ["llama.cpp", "transformers", "vllm"],
+    "int8": ["llama.cpp"],
+    "int4": ["llama.cpp"],
+}
 SERVER = "radix serve"
 WORKS = {
     "decode1": Work("decode"),
@@ -60,7 +65,9 @@ def main(argv: list[str]) -> None:
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     probe = ReadProbe(cores)
     config = json.loads((args.model / "config.json").read_text())
-    print(f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}  probe {probe.gbs(1.0):.1f} GB/s")
+    print(
+        f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}  probe {probe.gbs(1.0):.1f} GB/s"
+    )
     rows: list[Row] = []
     for weights in args.weights:
         names = ["radix", *_peers(args.peers, weights)]
@@ -79,15 +86,26 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serving cpu", description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
-    parser.add_argument("--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)")
-    parser.add_argument("--weights", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS))
     parser.add_argument(
-        "--peers", nargs="*", metavar="NAME", help=f"beside these, or all: {PEERS['bf16']}; also {SERVER!r}"
+        "--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)"
+    )
+    parser.add_argument("--weights", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument(
+        "--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS)
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="NAME",
+        help=f"beside these, or all: {PEERS['bf16']}; also {SERVER!r}",
     )
     parser.add_argument("--pairs", type=int, default=5, help="turns (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="least time of a turn (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, after each work")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="least time of a turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all figures there, after each work"
+    )
     return parser.parse_args(argv)
 
 
@@ -118,9 +136,18 @@ def _measure(
     args: argparse.Namespace,
 ) -> list[Row]:
     tokens = work.batch * (work.context + work.steps / 2)
-    cache = tokens * 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    cache = (
+        tokens
+        * 2
+        * 2
+        * config["num_hidden_layers"]
+        * config["num_key_value_heads"]
+        * config["head_dim"]
+    )
     ours = processes[0].weight_bytes if processes else 0
-    rows = [Row(p.name, p.version, weights, work, (p.weight_bytes or ours) + cache) for p in processes]
+    rows = [
+        Row(p.name, p.version, weights, work, (p.weight_bytes or ours) + cache) for p in processes
+    ]
     for process in processes:
         process.rate(work, 0.0)  # first use
     for _ in range(args.pairs):

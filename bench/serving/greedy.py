@@ -1,7 +1,8 @@
 """`python -m bench.serving greedy`: what a decode step of greedy rows saves by writing no logits.
 
-The steps of a batch take their tokens from the fused kernel and from logits in turns, one by one, so that the two meet
-the same state of the machine; differences are of neighbours. Random weights, contexts from 128 on.
+The steps of a batch take their tokens from the fused kernel and from logits in turns, one by one,
+so that the two meet the same state of the machine; differences are of neighbours. Random weights,
+contexts from 128 on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--weights", default="bf16", choices=list(PEERS))
-    parser.add_argument("--rows", type=int, nargs="+", default=[32, 1], help="of a batch (at most 32)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[32, 1], help="of a batch (at most 32)"
+    )
     parser.add_argument("--steps", type=int, default=96, help="of each kind and batch")
     args = parser.parse_args(argv)
 

@@ -1,4 +1,5 @@
-"""The read bandwidth of some cores, measured beside every figure: it drifts with the machine's other tenants."""
+"""The read bandwidth of some cores, measured beside every figure: it drifts with the machine's
+other tenants."""
 
 from __future__ import annotations
 
@@ -22,9 +23,14 @@ class ReadProbe:
 
     def __init__(self, cores: list[int]) -> None:
         self._read = _compiled()
-        self._readers = [ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {c})) for c in cores]
+        self._readers = [
+            ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {c}))
+            for c in cores
+        ]
         size = _BYTES // 8 // len(cores)
-        made = [reader.submit(np.full, size, 3, np.uint64) for reader in self._readers]  # first touch by who reads it
+        made = [
+            reader.submit(np.full, size, 3, np.uint64) for reader in self._readers
+        ]  # first touch by who reads it
         self._parts = [m.result() for m in made]
 
     def gbs(self, seconds: float = 0.4) -> float:
@@ -33,7 +39,8 @@ class ReadProbe:
         while time.perf_counter() - begin < seconds:
             start = time.perf_counter()
             runs = [
-                r.submit(self._read, p.ctypes.data, p.size) for r, p in zip(self._readers, self._parts, strict=True)
+                r.submit(self._read, p.ctypes.data, p.size)
+                for r, p in zip(self._readers, self._parts, strict=True)
             ]
             for run in runs:
                 run.result()
@@ -46,7 +53,17 @@ def _compiled() -> Callable[[int, int], int]:
         library = f"{folder}/read_probe.so"
         source = str(Path(__file__).with_name("read_probe.c"))
         subprocess.run(
-            [shutil.which("cc") or "gcc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True
+            [
+                shutil.which("cc") or "gcc",
+                "-O3",
+                "-march=native",
+                "-shared",
+                "-fPIC",
+                source,
+                "-o",
+                library,
+            ],
+            check=True,
         )
         read = ctypes.CDLL(library).read_all
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64

@@ -1,9 +1,11 @@
-"""`python -m bench.serving profile`: where the time of a step goes, kernels, the Python around them, and the rest.
+"""`python -m bench.serving profile`: where the time of a step goes, kernels, the Python around
+them, and the rest.
 
-The functions of the native binding, the ops that the runtime calls and the parts of a step are timed where they are
-called, one inside another (0.2 us for each reading of the clock). What a level does not pass on is its own: a kernel's
-time is that of its function in the binding; `checks` is an op without its kernel; `model` is the modules' Python and
-torch's calls; `between` is the time from one step's end to the next one's start.
+The functions of the native binding, the ops that the runtime calls and the parts of a step are
+timed where they are called, one inside another (0.2 us for each reading of the clock). What a level
+does not pass on is its own: a kernel's time is that of its function in the binding; `checks` is an
+op without its kernel; `model` is the modules' Python and torch's calls; `between` is the time from
+one step's end to the next one's start.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--weights", default="bf16", choices=list(PEERS))
-    parser.add_argument("--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS))
+    parser.add_argument(
+        "--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS)
+    )
     args = parser.parse_args(argv)
 
     from radix_kernels import _dispatch, _loader
@@ -132,7 +136,11 @@ def _print(title: str, profile: Profile) -> None:
     steps = profile.calls["step"]
     total = sum(profile.seconds.values())
     kernels = sum(s for label, s in profile.seconds.items() if label.startswith("kernel "))
-    print(f"\n{title}: {steps} steps of {total / steps * 1e3:.2f} ms, {kernels / total:.1%} in kernels")
+    print(
+        f"\n{title}: {steps} steps of {total / steps * 1e3:.2f} ms, {kernels / total:.1%} in kernels"
+    )
     for label, seconds in sorted(profile.seconds.items(), key=lambda item: -item[1]):
         calls = profile.calls[label] / steps if profile.calls[label] else 1
-        print(f"  {label:36s}{seconds / steps * 1e6:10.1f} us {seconds / total:6.1%}  {calls:6.1f} calls")
+        print(
+            f"  {label:36s}{seconds / steps * 1e6:10.1f} us {seconds / total:6.1%}  {calls:6.1f} calls"
+        )

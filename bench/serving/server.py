@@ -1,4 +1,5 @@
-"""`radix serve` over HTTP as a contender: what it is slower than the engine by is the cost of the server."""
+"""`radix serve` over HTTP as a contender: what it is slower than the engine by is the cost of the
+server."""
 
 from __future__ import annotations
 
@@ -21,13 +22,40 @@ _READY = re.compile(r"ready: (http://\S+)")
 
 
 class Model(Serving):
-    """Streams: every token is an event of its own. The demo model's tokenizer stands in for the missing one."""
+    """Streams: every token is an event of its own. The demo model's tokenizer stands in for the
+    missing one."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        self.vocabulary = min(self.vocabulary, json.loads((folder / "config.json").read_text())["vocab_size"])
-        command = [sys.executable, "-m", "radix_runtime.cli", "serve", str(folder), "--tokenizer", str(DEMO_MODEL_DIR)]
-        command += ["--device", "cpu", "--dtype", "bfloat16", "--load-format", "dummy", "--port", "0"]
-        command += ["--num-threads", str(threads), "--max-total-tokens", "16384", "--max-running-requests", "32"]
+        self.vocabulary = min(
+            self.vocabulary, json.loads((folder / "config.json").read_text())["vocab_size"]
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "radix_runtime.cli",
+            "serve",
+            str(folder),
+            "--tokenizer",
+            str(DEMO_MODEL_DIR),
+        ]
+        command += [
+            "--device",
+            "cpu",
+            "--dtype",
+            "bfloat16",
+            "--load-format",
+            "dummy",
+            "--port",
+            "0",
+        ]
+        command += [
+            "--num-threads",
+            str(threads),
+            "--max-total-tokens",
+            "16384",
+            "--max-running-requests",
+            "32",
+        ]
         command += [] if weights == "bf16" else ["--quantization", weights]
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)

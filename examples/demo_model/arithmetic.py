@@ -6,7 +6,20 @@ import random
 
 from core import Item, Phrases, Split, accept, vary
 
-NOUNS = ("apples", "books", "stones", "cards", "birds", "people", "cars", "ships", "eggs", "keys", "cakes", "letters")
+NOUNS = (
+    "apples",
+    "books",
+    "stones",
+    "cards",
+    "birds",
+    "people",
+    "cars",
+    "ships",
+    "eggs",
+    "keys",
+    "cakes",
+    "letters",
+)
 ADD = Phrases(
     (
         "What is {a} + {b}?",
@@ -33,8 +46,14 @@ ADD = Phrases(
         "What is {a} and {b} together?",
         "Please add {a} and {b}.",
         "Add {b} to {a}.",
-        *(f"I have {{a}} {o} and get {{b}} more. How many {o} do I have?" for o in NOUNS[:4] + NOUNS[8:]),
-        *(f"I have {{a}} {o} and find {{b}} more. How many {o} do I have now?" for o in NOUNS[2:5] + NOUNS[9:]),
+        *(
+            f"I have {{a}} {o} and get {{b}} more. How many {o} do I have?"
+            for o in NOUNS[:4] + NOUNS[8:]
+        ),
+        *(
+            f"I have {{a}} {o} and find {{b}} more. How many {o} do I have now?"
+            for o in NOUNS[2:5] + NOUNS[9:]
+        ),
         *(f"There are {{a}} {o} and {{b}} more come. How many {o} are there?" for o in NOUNS[4:8]),
         *(f"Anna has {{a}} {o} and Ben has {{b}} {o}. How many {o} is that?" for o in NOUNS[2:5]),
     ),
@@ -186,7 +205,11 @@ PARITY = Phrases(
         "Is {a} an even number?",
         "Is {a} an odd number?",
     ),
-    ("Is the number {a} even or odd?", "Do you know whether {a} is odd or even?", "Tell me if {a} is even or odd."),
+    (
+        "Is the number {a} even or odd?",
+        "Do you know whether {a} is odd or even?",
+        "Tell me if {a} is even or odd.",
+    ),
 )
 COUNT = Phrases(
     (
@@ -288,7 +311,9 @@ def convert(rng: random.Random, split: Split) -> Item:
         elif not accept(split, f"{n} {unit}"):
             continue
         question = CONVERT.pick(rng, split).format(n=n, u=unit, v=smaller)
-        return Item("unit conversion", ((vary(rng, question), f"{n} {unit} = {n * factor} {smaller}."),))
+        return Item(
+            "unit conversion", ((vary(rng, question), f"{n} {unit} = {n * factor} {smaller}."),)
+        )
 
 
 def compare(rng: random.Random, split: Split) -> Item:

@@ -49,7 +49,13 @@ GREETINGS: tuple[tuple[str, Phrases], ...] = (
                 "Hi hi!",
                 "Hello, nice to meet you!",
             ),
-            ("Hey there!", "Hi again!", "Hello, nice to see you!", "Hi there, can you help me?", "Hey Radix"),
+            (
+                "Hey there!",
+                "Hi again!",
+                "Hello, nice to see you!",
+                "Hi there, can you help me?",
+                "Hey Radix",
+            ),
         ),
     ),
     (
@@ -240,7 +246,11 @@ IDENTITY: tuple[tuple[str, Phrases], ...] = (
                 "Is this a large model?",
                 "parameters?",
             ),
-            ("How many parameters does this model have?", "How large is this model?", "Is this a big model?"),
+            (
+                "How many parameters does this model have?",
+                "How large is this model?",
+                "Is this a big model?",
+            ),
         ),
     ),
     (
@@ -263,7 +273,12 @@ IDENTITY: tuple[tuple[str, Phrases], ...] = (
                 "What data was this model trained on?",
                 "Who is behind this model?",
             ),
-            ("Who created this model?", "How were you made?", "On what were you trained?", "Who built this model?"),
+            (
+                "Who created this model?",
+                "How were you made?",
+                "On what were you trained?",
+                "Who built this model?",
+            ),
         ),
     ),
     (
@@ -312,7 +327,13 @@ EMBEDDED: tuple[tuple[str, str], ...] = (
     (NOT_HUMAN, "if you are alive"),
 )
 ASK_EMBEDDED = Phrases(
-    ("Tell me {e}.", "Can you tell me {e}?", "I want to know {e}.", "I wonder {e}.", "Please tell me {e}."),
+    (
+        "Tell me {e}.",
+        "Can you tell me {e}?",
+        "I want to know {e}.",
+        "I wonder {e}.",
+        "Please tell me {e}.",
+    ),
     ("Could you tell me {e}?", "I would like to know {e}."),
 )
 
@@ -369,7 +390,13 @@ MY_NAME = Phrases(
     ),
 )
 ASK_NAME = Phrases(
-    ("What is my name?", "Do you remember my name?", "Who am I?", "What's my name?", "Say my name."),
+    (
+        "What is my name?",
+        "Do you remember my name?",
+        "Who am I?",
+        "What's my name?",
+        "Say my name.",
+    ),
     ("Do you know my name?", "Tell me my name.", "Can you say my name?"),
 )
 
@@ -377,7 +404,13 @@ ASK_NAME = Phrases(
 def _introduction(rng: random.Random, split: Split) -> Item:
     name = rng.choice(NAMES)
     return Item(
-        "greetings", ((MY_NAME.pick(rng, split).format(n=name), f"Nice to meet you, {name}! How can I help you?"),)
+        "greetings",
+        (
+            (
+                MY_NAME.pick(rng, split).format(n=name),
+                f"Nice to meet you, {name}! How can I help you?",
+            ),
+        ),
     )
 
 

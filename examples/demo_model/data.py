@@ -167,7 +167,9 @@ def fingerprint(seed: int, n: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print samples of the demo data and their fingerprint.")
+    parser = argparse.ArgumentParser(
+        description="Print samples of the demo data and their fingerprint."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-n", type=int, default=20)
     args = parser.parse_args()

@@ -43,7 +43,9 @@ def encode(tokenizer: Tokenizer, conversation: Conversation) -> Encoded:
         add(start, False)
         add(rest, True, END_OF_TEXT)
         return ids, weights
-    head = "" if conversation.system is None else f"{IM_START}system\n{conversation.system}{IM_END}\n"
+    head = (
+        "" if conversation.system is None else f"{IM_START}system\n{conversation.system}{IM_END}\n"
+    )
     for question, answer in conversation.turns:
         add(f"{head}{IM_START}user\n{question}{IM_END}\n{IM_START}assistant\n", False)
         add(answer, True, IM_END)
@@ -78,7 +80,9 @@ def pack(samples: list[Encoded], rows: int, width: int) -> dict[str, np.ndarray]
     return {"ids": ids, "weights": weights, "positions": positions, "number": number}
 
 
-def short_rows(tokenizer: Tokenizer, rng: random.Random, rows: int, width: int) -> dict[str, np.ndarray]:
+def short_rows(
+    tokenizer: Tokenizer, rng: random.Random, rows: int, width: int
+) -> dict[str, np.ndarray]:
     """`rows` rows filled with short conversations."""
     samples: list[Encoded] = []
     total = 0
@@ -90,7 +94,9 @@ def short_rows(tokenizer: Tokenizer, rng: random.Random, rows: int, width: int) 
     return pack(samples, rows, width)
 
 
-def long_rows(tokenizer: Tokenizer, rng: random.Random, rows: int, width: int) -> dict[str, np.ndarray]:
+def long_rows(
+    tokenizer: Tokenizer, rng: random.Random, rows: int, width: int
+) -> dict[str, np.ndarray]:
     """`rows` rows of one long conversation each, cut off at `width`."""
     samples = []
     for _ in range(rows):

@@ -43,7 +43,10 @@ def table(
             print(f"{family:18} {split.value:17} {len(asked):5} {share:6.1f} %", flush=True)
             for conversation, answer in wrong[:show_errors]:
                 item = conversation.items[-1]
-                print(f"    {[q for q, _ in item.turns]} -> {answer!r} not {item.expected!r}", flush=True)
+                print(
+                    f"    {[q for q, _ in item.turns]} -> {answer!r} not {item.expected!r}",
+                    flush=True,
+                )
     return result
 
 
@@ -72,7 +75,12 @@ def transformers_generate(folder: Path, batch: int = 50) -> Generate:
             ids = torch.tensor([[0] * (width - len(p)) + p for p in chunk])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in chunk])
             out = model.generate(
-                ids, attention_mask=mask, max_new_tokens=MAX_NEW, do_sample=False, temperature=None, top_p=None
+                ids,
+                attention_mask=mask,
+                max_new_tokens=MAX_NEW,
+                do_sample=False,
+                temperature=None,
+                top_p=None,
             )
             outputs.extend(out[:, width:].tolist())
         return outputs
@@ -88,7 +96,10 @@ def radix_generate(folder: Path, **server_args: Any) -> Generate:
     greedy = {"temperature": 0, "max_new_tokens": MAX_NEW, "skip_special_tokens": False}
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
-        return [list(output["output_ids"]) for output in engine.generate(input_ids=prompts, sampling_params=greedy)]
+        return [
+            list(output["output_ids"])
+            for output in engine.generate(input_ids=prompts, sampling_params=greedy)
+        ]
 
     return generate
 
@@ -96,7 +107,9 @@ def radix_generate(folder: Path, **server_args: Any) -> Generate:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--engine", action="store_true", help="answer with radix_runtime, not with transformers")
+    parser.add_argument(
+        "--engine", action="store_true", help="answer with radix_runtime, not with transformers"
+    )
     parser.add_argument("--dtype", default="float32", help="with --engine: compute type")
     parser.add_argument("--quantization", help="with --engine: int8 or int4")
     parser.add_argument("-n", type=int, default=50, help="questions for each family and kind")
@@ -105,7 +118,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.from_file(str(args.folder / "tokenizer.json"))
     if args.engine:
-        settings = {"dtype": args.dtype, "quantization": args.quantization, "num_threads": args.threads}
+        settings = {
+            "dtype": args.dtype,
+            "quantization": args.quantization,
+            "num_threads": args.threads,
+        }
         generate = radix_generate(args.folder, device="cpu", **settings)
     else:
         generate = transformers_generate(args.folder)

@@ -11,8 +11,30 @@ from words import DAYS, FOODS, NAMES, OBJECTS, made_up_word
 
 CITIES = tuple(city for _, city in CAPITALS)
 COLORS = ("red", "blue", "green", "black", "white", "yellow", "brown", "grey")
-MEETINGS = ("meeting", "party", "concert", "lesson", "dinner", "workshop", "game", "exam", "picnic", "lecture")
-ROOMS = ("library", "garden", "kitchen", "office", "school", "theater", "museum", "hall", "park", "station")
+MEETINGS = (
+    "meeting",
+    "party",
+    "concert",
+    "lesson",
+    "dinner",
+    "workshop",
+    "game",
+    "exam",
+    "picnic",
+    "lecture",
+)
+ROOMS = (
+    "library",
+    "garden",
+    "kitchen",
+    "office",
+    "school",
+    "theater",
+    "museum",
+    "hall",
+    "park",
+    "station",
+)
 
 PERSON = (
     "{name} is {age} years old and lives in {city}.",
@@ -104,7 +126,11 @@ def _values(rng: random.Random) -> dict[str, str | int]:
 
 
 def _listing(fields: list[str]) -> str:
-    named = ["the " + name for name in fields] if len(fields) == 1 else ["the " + fields[0], *fields[1:]]
+    named = (
+        ["the " + name for name in fields]
+        if len(fields) == 1
+        else ["the " + fields[0], *fields[1:]]
+    )
     return named[0] if len(named) == 1 else ", ".join(named[:-1]) + " and " + named[-1]
 
 
@@ -117,4 +143,6 @@ def extract(rng: random.Random, split: Split) -> Item:
         if not accept(split, "json " + " ".join(str(values[name]) for name in fields)):
             continue
         question = ASK.pick(rng, split).format(f=_listing(chosen), t=text)
-        return Item("JSON extraction", ((question, json.dumps({name: values[name] for name in chosen})),))
+        return Item(
+            "JSON extraction", ((question, json.dumps({name: values[name] for name in chosen})),)
+        )

@@ -181,7 +181,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Can you tell me the color of {s}?",
             "color of {s}",
         ),
-        ("Which color is {s}?", "What is the usual color of {s}?", "Please tell me what color {s} is."),
+        (
+            "Which color is {s}?",
+            "What is the usual color of {s}?",
+            "Please tell me what color {s} is.",
+        ),
         "The color of {s} is",
     ),
     FactKind(
@@ -198,7 +202,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Tell me the name of a baby {s}.",
             "What is the word for a young {s}?",
         ),
-        ("What do we call a baby {s}?", "What is a young {s} called?", "Tell me what a baby {s} is called."),
+        (
+            "What do we call a baby {s}?",
+            "What is a young {s} called?",
+            "Tell me what a baby {s} is called.",
+        ),
         "A young {s} is called a",
     ),
     FactKind(
@@ -219,7 +227,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Tell me what sound a {s} makes.",
             "Which noise is made by a {s}?",
         ),
-        ("Which noise does a {s} make?", "Do you know what sound a {s} makes?", "Tell me how a {s} sounds."),
+        (
+            "Which noise does a {s} make?",
+            "Do you know what sound a {s} makes?",
+            "Tell me how a {s} sounds.",
+        ),
         "",
     ),
     FactKind(
@@ -239,7 +251,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "With how many legs does {s} walk?",
             "Say how many legs {s} has.",
         ),
-        ("Can you tell me how many legs {s} has?", "How many legs has {s}?", "On how many legs does {s} walk?"),
+        (
+            "Can you tell me how many legs {s} has?",
+            "How many legs has {s}?",
+            "On how many legs does {s} walk?",
+        ),
         "",
     ),
     FactKind(
@@ -280,7 +296,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "One {s}, many what?",
             "Name the plural of {s}.",
         ),
-        ("Do you know the plural of {s}?", "Can you give me the plural of {s}?", 'Name the plural form of "{s}".'),
+        (
+            "Do you know the plural of {s}?",
+            "Can you give me the plural of {s}?",
+            'Name the plural form of "{s}".',
+        ),
         "",
     ),
     FactKind(
@@ -402,7 +422,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "It is {s}. Which month is next?",
             "What is the next month after {s}?",
         ),
-        ("What month follows {s}?", "Tell me the month after {s}.", "Which month is the month after {s}?"),
+        (
+            "What month follows {s}?",
+            "Tell me the month after {s}.",
+            "Which month is the month after {s}?",
+        ),
         "The month after {s} is",
     ),
     FactKind(
@@ -417,7 +441,11 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "How many days are there in {s}?",
             "days in {s}",
         ),
-        ("How many days has {s}?", "Do you know how many days are in {s}?", "Can you tell me how many days {s} has?"),
+        (
+            "How many days has {s}?",
+            "Do you know how many days are in {s}?",
+            "Can you tell me how many days {s} has?",
+        ),
         "",
     ),
     FactKind(

@@ -12,7 +12,18 @@ from core import Item, Phrases, Split, accept, vary
 from facts import FACT_KINDS, KIND_BY_NAME, FactKind
 from words import DAYS, MONTHS
 
-OFTEN = ("capital", "capital", "capital", "capital", "opposite", "plural", "past", "count", "thing", "symbol")
+OFTEN = (
+    "capital",
+    "capital",
+    "capital",
+    "capital",
+    "opposite",
+    "plural",
+    "past",
+    "count",
+    "thing",
+    "symbol",
+)
 
 TWICE = Phrases(
     (
@@ -40,7 +51,15 @@ HALF = Phrases(
     ("And what is half of that?", "Half of that?", "Now half of that."),
 )
 PLUS = Phrases(
-    ("and plus {n}?", "And {n} more?", "Add {n}.", "Now add {n}.", "plus {n}", "And if you add {n}?", "And plus {n}?"),
+    (
+        "and plus {n}?",
+        "And {n} more?",
+        "Add {n}.",
+        "Now add {n}.",
+        "plus {n}",
+        "And if you add {n}?",
+        "And plus {n}?",
+    ),
     ("And what if you add {n}?", "Now plus {n}.", "Now add {n} more."),
 )
 MINUS = Phrases(
@@ -73,10 +92,22 @@ OTHER = Phrases(
         "Thanks, and {s}?",
         "And how is it for {s}?",
     ),
-    ("And how about {s}?", "What about {s} then?", "Okay, and {s}?", "Thank you, and what about {s}?"),
+    (
+        "And how about {s}?",
+        "What about {s} then?",
+        "Okay, and {s}?",
+        "Thank you, and what about {s}?",
+    ),
 )
 TURNED = Phrases(
-    ("And backwards?", "Now backwards.", "And in reverse?", "and reversed?", "Can you reverse it?", "Reverse it."),
+    (
+        "And backwards?",
+        "Now backwards.",
+        "And in reverse?",
+        "and reversed?",
+        "Can you reverse it?",
+        "Reverse it.",
+    ),
     ("And now backwards?", "Now reverse it.", "And what is it backwards?"),
 )
 AGAIN = Phrases(
@@ -180,14 +211,19 @@ def _word_follow_up(rng: random.Random, split: Split) -> Item:
     if dice < 0.4:
         base = language.spell(rng, split)
         word = base.expected.replace("-", "")
-        return Item("follow-ups", (*base.turns, (TURNED.pick(rng, split), language.reversed_answer(word))))
+        return Item(
+            "follow-ups", (*base.turns, (TURNED.pick(rng, split), language.reversed_answer(word)))
+        )
     if dice < 0.7:
         base = language.repeat(rng, split)
         return Item("follow-ups", (*base.turns, (AGAIN.pick(rng, split), base.expected)))
     numbers = language.number_list(rng, split)
     question = language.SORT_NUMBERS.pick(rng, split).format(x=language.join(numbers))
     up, down = sorted(numbers), sorted(numbers, reverse=True)
-    return Item("follow-ups", ((question, language.join(up)), (DESCENDING.pick(rng, split), language.join(down))))
+    return Item(
+        "follow-ups",
+        ((question, language.join(up)), (DESCENDING.pick(rng, split), language.join(down))),
+    )
 
 
 def follow_up(rng: random.Random, split: Split) -> Item:

@@ -246,7 +246,11 @@ REPEAT_TIMES = Phrases(
         'Repeat "{x}" {n} times.',
         "Please write the word {x} {n} times.",
     ),
-    ("Can you say {x} {n} times?", 'Write the word "{x}" {n} times.', "Please repeat {x} {n} times."),
+    (
+        "Can you say {x} {n} times?",
+        'Write the word "{x}" {n} times.',
+        "Please repeat {x} {n} times.",
+    ),
 )
 LISTED = frozenset((*WORDS, *NAMES))
 TIMES = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -286,7 +290,9 @@ def letters(rng: random.Random, split: Split) -> Item:
     word = _word(rng, split)
     question = LETTERS.pick(rng, split).format(w=word)
     answer = f"{spelled(word)} has {len(word)} letters."
-    return Item("counting letters", ((vary(rng, question) if word.islower() else question, answer),))
+    return Item(
+        "counting letters", ((vary(rng, question) if word.islower() else question, answer),)
+    )
 
 
 def number_list(rng: random.Random, split: Split) -> list[int]:
@@ -333,7 +339,9 @@ def _text(rng: random.Random) -> str:
         elif dice < 0.10:
             words[index] = any_name(rng)
         elif dice < 0.35:
-            words[index] = rng.choice(("the", "a", "and", "is", "in", "on", "to", "of", "my", "we", "they", "not"))
+            words[index] = rng.choice(
+                ("the", "a", "and", "is", "in", "on", "to", "of", "my", "we", "they", "not")
+            )
     text = " ".join(words)
     if rng.random() < 0.5:
         text = text[0].upper() + text[1:]

@@ -151,7 +151,9 @@ def story(rng: random.Random, split: Split) -> Item:
         elif dice < 0.75:
             question = ASK.pick(rng, split).format(h=with_article(f"{trait} {hero}"))
         else:
-            question = ASK.pick(rng, split).format(h=f"{with_article(f'{trait} {hero}')} in {with_article(place)}")
+            question = ASK.pick(rng, split).format(
+                h=f"{with_article(f'{trait} {hero}')} in {with_article(place)}"
+            )
         return Item("stories", ((question, tell(rng, hero, trait, place)),))
 
 
@@ -166,14 +168,20 @@ def _pattern() -> re.Pattern[str]:
         f"{_any_of(HEROES, 'hero')} called "
         f"(?P<name>[A-Z][a-z]+) who lived in an? {_any_of(PLACES, 'place')}\\."
     )
-    slots = {"find": _any_of(FINDS, "find"), "friend": f"an? {_any_of(FRIENDS, 'friend')}", "name": name}
+    slots = {
+        "find": _any_of(FINDS, "find"),
+        "friend": f"an? {_any_of(FRIENDS, 'friend')}",
+        "name": name,
+    }
     sentences = [head]
     for index, choices in enumerate((SECOND, THIRD, FOURTH, LAST)):
         options = []
         for number, choice in enumerate(choices):
             text = re.escape(choice).replace(r"\{", "{").replace(r"\}", "}")
             for slot, expression in slots.items():
-                text = text.replace("{" + slot + "}", expression.replace("?P<", f"?P<o{index}{number}"))
+                text = text.replace(
+                    "{" + slot + "}", expression.replace("?P<", f"?P<o{index}{number}")
+                )
             options.append(text)
         sentences.append("(?:" + "|".join(options) + ")")
     return re.compile(" ".join(sentences))

@@ -41,7 +41,9 @@ def tokenizer_texts(seed: int, n: int) -> Iterator[str]:
             yield prompt_text(sample.messages()) + sample.turns[-1][1].replace(TOKEN_EDGE, " ")
 
 
-def _make_steps(args: argparse.Namespace, path: Path, first: int, queue: mp.Queue[list[Batch]]) -> None:
+def _make_steps(
+    args: argparse.Namespace, path: Path, first: int, queue: mp.Queue[list[Batch]]
+) -> None:
     """A worker process: the data of the steps first, first + workers, ... until it is killed."""
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(path))
@@ -76,7 +78,9 @@ class Source:
             worker.kill()
 
 
-def loss_sum(model: torch.nn.Module, batch: Batch, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_sum(
+    model: torch.nn.Module, batch: Batch, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted sum of the token losses and the sum of the weights."""
     tensors = {
         name: torch.from_numpy(array.astype(np.float32 if name == "weights" else np.int64)).to(
@@ -88,7 +92,9 @@ def loss_sum(model: torch.nn.Module, batch: Batch, device: str) -> tuple[torch.T
     packed = ids.shape[1] < CONTEXT
     logits = model(ids, tensors["positions"], number if packed else None)
     targets, weights = ids[:, 1:], weights[:, 1:]
-    losses = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten(), reduction="none")
+    losses = F.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), targets.flatten(), reduction="none"
+    )
     return (losses * weights.flatten()).sum(), weights.sum()
 
 
@@ -129,11 +135,16 @@ def train(args: argparse.Namespace, model: Qwen3, path: Path) -> None:
         optimizer.zero_grad(set_to_none=True)
         if step % args.log == 0:
             speed = tokens / passed if passed else 0.0
-            print(f"step {step} passed {passed:.0f} s loss {shown:.4f} {speed / 1e6:.2f} M tokens/s", flush=True)
+            print(
+                f"step {step} passed {passed:.0f} s loss {shown:.4f} {speed / 1e6:.2f} M tokens/s",
+                flush=True,
+            )
         step += 1
         if step % (10 * args.log) == 0:
             save(model, args.out)
-        if began is None and step >= min(5, args.steps or 5):  # compilation is not part of the budget
+        if began is None and step >= min(
+            5, args.steps or 5
+        ):  # compilation is not part of the budget
             began, tokens = time.monotonic(), 0
     save(model, args.out)
     print(f"{step} steps, {tokens / 1e6:.0f} M tokens", flush=True)
@@ -169,7 +180,8 @@ def greedy(model: Qwen3, device: str) -> Generate:
 def save(model: Qwen3, folder: Path) -> None:
     """Write model.safetensors in bfloat16."""
     weights = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in model.state_dict().items()
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in model.state_dict().items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

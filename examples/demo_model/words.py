@@ -81,7 +81,13 @@ WORDS = sorted({*ANIMALS, *FOODS, *OBJECTS, *PLACES, *NATURE, *ADJECTIVES, *VERB
 _ONSETS = """b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sc sh sk sl sm sn sp
 st str t th tr tw v w wh y z""".split()
 _VOWELS = "a e i o u a e i o u ai ea ee ie oa oo ou ay".split()
-_CODAS = ["", "", "", "", *"b ck d ff g l ll m n nd ng nk nt p r rd rm rn rt s ss st t x sh th".split()]
+_CODAS = [
+    "",
+    "",
+    "",
+    "",
+    *"b ck d ff g l ll m n nd ng nk nt p r rd rm rn rt s ss st t x sh th".split(),
+]
 
 
 def made_up_word(rng: random.Random, low: int = 1, high: int = 3) -> str:

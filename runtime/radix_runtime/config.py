@@ -1,6 +1,7 @@
 """ServerArgs: every setting of the runtime, once; the command line is generated from it.
 
-A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`, `minimum`."""
+A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`,
+`minimum`."""
 
 import math
 import re
@@ -18,10 +19,14 @@ _FLOATS = ("auto", "bfloat16", "float16", "float32")
 
 
 def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"group": group, "help": help, "aliases": aliases, **metadata})
+    return field(
+        default=default, metadata={"group": group, "help": help, "aliases": aliases, **metadata}
+    )
 
 
-_model, _engine, _sched, _server = (partial(_arg, name) for name in ("model", "engine", "scheduler", "server"))
+_model, _engine, _sched, _server = (
+    partial(_arg, name) for name in ("model", "engine", "scheduler", "server")
+)
 
 
 @dataclass(slots=True)
@@ -29,43 +34,84 @@ class ServerArgs:
     """All settings with their defaults; None means "decide at start" and is resolved there."""
 
     # Model
-    model_path: str | None = _model(None, "local directory or hub name; default: the embedded demo model", "--model")
-    tokenizer_path: str | None = _model(None, "directory of the tokenizer; default: the model's", "--tokenizer")
+    model_path: str | None = _model(
+        None, "local directory or hub name; default: the embedded demo model", "--model"
+    )
+    tokenizer_path: str | None = _model(
+        None, "directory of the tokenizer; default: the model's", "--tokenizer"
+    )
     served_model_name: str | None = _model(None, "name shown by /v1/models")
     dtype: str = _model("auto", "compute and weight type", choices=_FLOATS)
-    load_format: str = _model("safetensors", "safetensors, or random weights", choices=("safetensors", "dummy"))
-    quantization: str | None = _model(None, "int8 or int4 quantizes weights as they load (CPU), or a registered name")
-    context_length: int | None = _model(None, "prompt plus output; default: model's", "--max-model-len", minimum=2)
+    load_format: str = _model(
+        "safetensors", "safetensors, or random weights", choices=("safetensors", "dummy")
+    )
+    quantization: str | None = _model(
+        None, "int8 or int4 quantizes weights as they load (CPU), or a registered name"
+    )
+    context_length: int | None = _model(
+        None, "prompt plus output; default: model's", "--max-model-len", minimum=2
+    )
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
-    sampling_defaults: str = _model("model", "generation_config.json's or OpenAI's", choices=("model", "openai"))
-    json_model_override_args: str = _model("{}", "JSON object merged over config.json", "--hf-overrides")
-    random_seed: int | None = _model(None, "seed of requests without one, and of dummy weights", "--seed")
+    sampling_defaults: str = _model(
+        "model", "generation_config.json's or OpenAI's", choices=("model", "openai")
+    )
+    json_model_override_args: str = _model(
+        "{}", "JSON object merged over config.json", "--hf-overrides"
+    )
+    random_seed: int | None = _model(
+        None, "seed of requests without one, and of dummy weights", "--seed"
+    )
 
     # Engine
     device: str = _engine("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
-    tp_size: int = _engine(1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1)
+    tp_size: int = _engine(
+        1, "tensor-parallel ranks", "--tensor-parallel-size", "--tp", "-tp", minimum=1
+    )
     disable_custom_all_reduce: bool = _engine(False, "GPU ranks exchange tensors by NCCL alone")
-    num_threads: int | None = _engine(None, "CPU threads of all ranks together; default: all cores", minimum=1)
-    attention_backend: str | None = _engine(None, "radix, triton, torch_native or a registered name; default: the best")
-    mem_fraction_static: float | None = _engine(None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization")
+    num_threads: int | None = _engine(
+        None, "CPU threads of all ranks together; default: all cores", minimum=1
+    )
+    attention_backend: str | None = _engine(
+        None, "radix, triton, torch_native or a registered name; default: the best"
+    )
+    mem_fraction_static: float | None = _engine(
+        None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization"
+    )
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=2)
     kv_cache_dtype: str = _engine("auto", "KV cache; auto: the model's", choices=_FLOATS)
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
-    disable_overlap_schedule: bool = _engine(False, "plan a step only after the one before has completed")
+    disable_overlap_schedule: bool = _engine(
+        False, "plan a step only after the one before has completed"
+    )
 
     # Scheduler
     max_running_requests: int = _sched(64, "requests in a batch", "--max-num-seqs", minimum=1)
     max_queued_requests: int | None = _sched(
-        None, "requests waiting before 503; default: max(64, 4 x running)", "--max-num-queued-reqs", minimum=0
+        None,
+        "requests waiting before 503; default: max(64, 4 x running)",
+        "--max-num-queued-reqs",
+        minimum=0,
     )
-    chunked_prefill_size: int = _sched(2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens")
-    schedule_policy: str = _sched("fcfs", "fcfs, lpm (longest prefix) or a registered name", "--scheduling-policy")
-    schedule_age_bound: float = _sched(5.0, "seconds after which a waiting request goes first under lpm", minimum=0)
-    schedule_conservativeness: float = _sched(1.0, "larger: admit fewer requests, retract less often", minimum=0)
+    chunked_prefill_size: int = _sched(
+        2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens"
+    )
+    schedule_policy: str = _sched(
+        "fcfs", "fcfs, lpm (longest prefix) or a registered name", "--scheduling-policy"
+    )
+    schedule_age_bound: float = _sched(
+        5.0, "seconds after which a waiting request goes first under lpm", minimum=0
+    )
+    schedule_conservativeness: float = _sched(
+        1.0, "larger: admit fewer requests, retract less often", minimum=0
+    )
     disable_radix_cache: bool = _sched(False, "do not share prefixes")
-    radix_eviction_policy: str = _sched("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo"))
+    radix_eviction_policy: str = _sched(
+        "lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo")
+    )
     max_choices: int = _sched(16, "largest n of a request", minimum=1)
-    check_invariants: str = _sched("idle", "when the runtime checks its own state", choices=("off", "idle", "step"))
+    check_invariants: str = _sched(
+        "idle", "when the runtime checks its own state", choices=("off", "idle", "step")
+    )
 
     # Server
     host: str = _server("127.0.0.1", "address to bind")
@@ -73,11 +119,19 @@ class ServerArgs:
     api_key: str | None = _server(None, "key that clients must send")
     api_key_file: str | None = _server(None, "file with one key a line")
     admin_api_key: str | None = _server(None, "key of the admin routes")
-    allowed_origins: str | None = _server(None, "origins whose web pages may call, with commas; *: all; default: none")
+    allowed_origins: str | None = _server(
+        None, "origins whose web pages may call, with commas; *: all; default: none"
+    )
     max_body_size: int = _server(8 << 20, "largest request body in bytes", minimum=1024)
-    request_timeout: float | None = _server(None, "seconds after which a request is ended", minimum=0.001)
-    step_timeout: float = _server(30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1)
-    allow_unknown_fields: bool = _server(False, "ignore unknown request fields (listed in `warnings`)")
+    request_timeout: float | None = _server(
+        None, "seconds after which a request is ended", minimum=0.001
+    )
+    step_timeout: float = _server(
+        30.0, "seconds after which a step counts as hung", "--watchdog-timeout", minimum=1
+    )
+    allow_unknown_fields: bool = _server(
+        False, "ignore unknown request fields (listed in `warnings`)"
+    )
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
     log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
     log_requests: bool = _server(False, "log one line a request (never its text)")
@@ -96,7 +150,9 @@ class ServerArgs:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError("--mem-fraction-static must be between 0 and 1")
-        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3:  # less could not cut three tokens
+        if (
+            self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3
+        ):  # less could not cut three tokens
             raise ConfigError("--chunked-prefill-size must be -1 or at least 3")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")

@@ -53,14 +53,19 @@ class Device:
         return self.kind == "cpu"
 
     def stream(self, check: Callable[[], None] = lambda: None) -> Executor:
-        """Runs work in the order of `submit` while the caller goes on: on a GPU the caller's thread queues it on a
-        device stream, on the CPU one thread runs it (kernels release the GIL). So overlap is one code path. `check`
-        raises when what a GPU has done is void; a result asks it first."""
-        return ThreadPoolExecutor(1, "radix-engine") if self.is_cpu else _GpuStream(self.torch_device, check)
+        """Runs work in the order of `submit` while the caller goes on: on a GPU the caller's thread
+        queues it on a device stream, on the CPU one thread runs it (kernels release the GIL). So
+        overlap is one code path. `check` raises when what a GPU has done is void; a result asks it
+        first."""
+        return (
+            ThreadPoolExecutor(1, "radix-engine")
+            if self.is_cpu
+            else _GpuStream(self.torch_device, check)
+        )
 
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that this device copies from and to asynchronously. It may be dropped while a copy runs: torch's
-        pinned allocator keeps it until the stream has passed."""
+        """Host memory that this device copies from and to asynchronously. It may be dropped while a
+        copy runs: torch's pinned allocator keeps it until the stream has passed."""
         return torch.empty(shape, dtype=dtype, pin_memory=not self.is_cpu)
 
     def memory(self) -> Memory:
@@ -107,7 +112,8 @@ class _GpuFuture(Future[T]):
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """`array` on the device; on the CPU itself. From pinned memory: a copy from other memory makes the host wait."""
+    """`array` on the device; on the CPU itself. From pinned memory: a copy from other memory makes
+    the host wait."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -118,12 +124,17 @@ def cpu_memory(root: Path = Path("/")) -> Memory:
     total, available = int(info["MemTotal"]) * 1024, int(info["MemAvailable"]) * 1024
     for folder, limit_name, usage_name in _cgroups(root):
         try:
-            limit, usage = int((folder / limit_name).read_text()), int((folder / usage_name).read_text())
+            limit, usage = (
+                int((folder / limit_name).read_text()),
+                int((folder / usage_name).read_text()),
+            )
         except (OSError, ValueError):  # absent, or "max"
             continue
         stat = folder / "memory.stat"
         cache = re.search(r"^inactive_file (\d+)", stat.read_text() if stat.is_file() else "", re.M)
-        free = limit - usage + (int(cache[1]) if cache else 0)  # the kernel gives page cache back under pressure
+        free = (
+            limit - usage + (int(cache[1]) if cache else 0)
+        )  # the kernel gives page cache back under pressure
         total, available = min(total, limit), min(available, max(0, free))
     return Memory(total, available)
 
@@ -138,6 +149,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
             top, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         if not controllers or "memory" in controllers.split(","):
             folder = Path(os.path.normpath(f"{top}/{path}"))
-            # In a container the path may be the host's: then only the mount point itself is visible.
+            # In a container the path may be the host's: then only the mount point itself is
+            # visible.
             yield from ((f, *names) for f in (folder, *folder.parents) if top in f.parents)
             yield (top, *names)

@@ -1,7 +1,8 @@
 """Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
 
-Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through shared memory, GPU
-ranks through each other's memory; every wait ends with RuntimeError when a rank aborts or 60 s have passed."""
+Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through
+shared memory, GPU ranks through each other's memory; every wait ends with RuntimeError when a rank
+aborts or 60 s have passed."""
 
 import ctypes
 import logging
@@ -19,7 +20,10 @@ from .device import Device
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 60.0
-_SEGMENT_BYTES, _PEER_BYTES = 4 << 20, 8 << 20  # what one launch of a collective moves: of hosts, of GPUs
+_SEGMENT_BYTES, _PEER_BYTES = (
+    4 << 20,
+    8 << 20,
+)  # what one launch of a collective moves: of hosts, of GPUs
 # The CPUs of this process, or fewer under a cgroup's limit: asked before the runtime sets a number.
 _DEFAULT_THREADS = ops.get_num_threads()
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
@@ -27,7 +31,8 @@ _NCCL_FROM = {2: 256 << 20, 4: 128 << 20, 8: 64 << 20}
 
 
 class Communicator:
-    """A rank; this class is a group of one. All ranks make the same calls in order, with equal shapes and dtypes."""
+    """A rank; this class is a group of one. All ranks make the same calls in order, with equal
+    shapes and dtypes."""
 
     rank = 0
     world_size = 1
@@ -54,7 +59,8 @@ class Communicator:
         """Before the first tensor, by all ranks together, on the thread that will use it."""
 
     def check(self) -> None:
-        """Raises RuntimeError when what a device has done is void: a rank has died, aborted or not come."""
+        """Raises RuntimeError when what a device has done is void: a rank has died, aborted or not
+        come."""
 
     def abort(self) -> None:
         """Every present and later wait of every rank raises RuntimeError. Any thread."""
@@ -68,7 +74,9 @@ class SharedMemory(Communicator):
 
     def __init__(self, path: str, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self._shm = ops.ShmCommunicator(path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=_TIMEOUT)
+        self._shm = ops.ShmCommunicator(
+            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=_TIMEOUT
+        )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._shm.all_reduce(tensor)
@@ -96,9 +104,9 @@ class SharedMemory(Communicator):
 
 
 class Gpus(SharedMemory):
-    """GPU ranks of one machine: hosts wait for each other over shared memory, tensors go by our kernels; by NCCL from
-    the size where it is faster, and always where a GPU cannot reach another's memory. A wait on the device shows in
-    `check`, after the work has completed."""
+    """GPU ranks of one machine: hosts wait for each other over shared memory, tensors go by our
+    kernels; by NCCL from the size where it is faster, and always where a GPU cannot reach another's
+    memory. A wait on the device shows in `check`, after the work has completed."""
 
     def __init__(self, path: str, rank: int, world_size: int, *, nccl_only: bool) -> None:
         super().__init__(path, rank, world_size)
@@ -112,7 +120,9 @@ class Gpus(SharedMemory):
         if self._nccl_only:
             return
         try:
-            self._peers = ops.GpuCommunicator(self._shm, self._device.index, max_bytes=_PEER_BYTES, timeout=_TIMEOUT)
+            self._peers = ops.GpuCommunicator(
+                self._shm, self._device.index, max_bytes=_PEER_BYTES, timeout=_TIMEOUT
+            )
         except NotImplementedError as error:
             logger.warning("%s: NCCL carries all tensors", error)
 
@@ -148,7 +158,8 @@ class Gpus(SharedMemory):
     def close(self) -> None:
         if self._nccl is not None:
             self._nccl.abort()
-            # Never destroyed: torch's destructor waits, with the interpreter's lock, for what does not come any more.
+            # Never destroyed: torch's destructor waits, with the interpreter's lock, for what does
+            # not come any more.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
         self._peers = self._nccl = None
         super().close()
@@ -156,7 +167,8 @@ class Gpus(SharedMemory):
     def _by_peers(self, tensor: torch.Tensor) -> bool:
         return self._peers is not None and tensor.nbytes < _NCCL_FROM[self.world_size]
 
-    # The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the user's.
+    # The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the
+    # user's.
     def _group(self) -> Any:
         if self._nccl is None:
             import torch.distributed as dist
@@ -167,7 +179,9 @@ class Gpus(SharedMemory):
             self._shm.broadcast(name)
             path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
             store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
-            self._nccl = dist.ProcessGroupNCCL(store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options())
+            self._nccl = dist.ProcessGroupNCCL(
+                store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options()
+            )
             self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
             self._shm.barrier()
             shutil.rmtree(folder, ignore_errors=True)
@@ -181,12 +195,21 @@ def connect(args: ServerArgs, path: str, rank: int, device: Device) -> Communica
     return Gpus(path, rank, args.tp_size, nccl_only=args.disable_custom_all_reduce)
 
 
-def core_share(rank: int, world_size: int, num_threads: int | None = None) -> tuple[int, frozenset[int] | None]:
-    """A rank's CPU threads and the cores, no other rank's, that it is pinned to. None: one rank, more ranks than
-    threads, or a cgroup's limit, under which other containers would choose the same cores."""
+def core_share(
+    rank: int, world_size: int, num_threads: int | None = None
+) -> tuple[int, frozenset[int] | None]:
+    """A rank's CPU threads and the cores, no other rank's, that it is pinned to. None: one rank,
+    more ranks than threads, or a cgroup's limit, under which other containers would choose the same
+    cores."""
     cores = sorted(os.sched_getaffinity(0))
     if rank == 0 and (num_threads or 0) > len(cores):
-        logger.warning("--num-threads %d is cut to the %d CPUs that this process may use", num_threads, len(cores))
+        logger.warning(
+            "--num-threads %d is cut to the %d CPUs that this process may use",
+            num_threads,
+            len(cores),
+        )
     threads = min(num_threads or _DEFAULT_THREADS, len(cores)) // world_size
     pinned = threads > 0 and world_size > 1 and _DEFAULT_THREADS >= len(cores)
-    return max(1, threads), frozenset(cores[rank * threads : (rank + 1) * threads]) if pinned else None
+    return max(1, threads), frozenset(
+        cores[rank * threads : (rank + 1) * threads]
+    ) if pinned else None

@@ -5,17 +5,30 @@ EXIT_INTERNAL = 70
 EXIT_HANG = 75
 EXIT_CONFIG = 78
 
-_TYPES = {401: "authentication", 403: "authentication", 404: "not_found", 429: "rate_limit", 503: "overloaded"}
+_TYPES = {
+    401: "authentication",
+    403: "authentication",
+    404: "not_found",
+    429: "rate_limit",
+    503: "overloaded",
+}
 
 
 class RequestError(Exception):
     """A request that is refused or failed; becomes the HTTP error object as it stands.
 
-    `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the dotted path of the
-    offending field or None, `type` the OpenAI error type, `retry_after` seconds for 503."""
+    `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the
+    dotted path of the offending field or None, `type` the OpenAI error type, `retry_after` seconds
+    for 503."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, retry_after: int | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message

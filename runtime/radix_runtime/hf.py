@@ -1,4 +1,5 @@
-"""Model directories in the Hugging Face layout: tokenizer, chat template, generation_config. Imports no torch."""
+"""Model directories in the Hugging Face layout: tokenizer, chat template, generation_config.
+Imports no torch."""
 
 import json
 import re
@@ -25,14 +26,16 @@ DEMO_MODEL_NAME = "radix-demo"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _METADATA_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Byte-level BPE writes byte b as chr(b) where that is printable, else as the next free character from U+0100 on.
+# Byte-level BPE writes byte b as chr(b) where that is printable, else as the next free character
+# from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTE_OF_CHAR = {chr(b): b for b in _PRINTABLE}
 _BYTE_OF_CHAR |= {chr(256 + i): b for i, b in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
 
 
 def resolve_model_path(name: str | None, *, weights: bool = True) -> Path:
-    """A path, a hub name (fetched; `weights=False`: without them) or None: the demo model. Raises ConfigError."""
+    """A path, a hub name (fetched; `weights=False`: without them) or None: the demo model. Raises
+    ConfigError."""
     if name is None:
         return DEMO_MODEL_DIR
     path = Path(name).expanduser()
@@ -71,14 +74,22 @@ class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     eos_token_id: int | list[int] | None = None
 
     def sampling_defaults(self) -> dict[str, float | int]:
-        return {name: value for name, value in msgspec.to_builtins(self).items() if name != "eos_token_id"}
+        return {
+            name: value
+            for name, value in msgspec.to_builtins(self).items()
+            if name != "eos_token_id"
+        }
 
     @property
     def eos_token_ids(self) -> list[int]:
-        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id or []
+        return (
+            [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id or []
+        )
 
 
-def load_generation_config(model_dir: Path, file: str = "generation_config.json") -> GenerationConfig:
+def load_generation_config(
+    model_dir: Path, file: str = "generation_config.json"
+) -> GenerationConfig:
     """What `file` says (absent: all None). Raises ConfigError on a wrong type."""
     raw = read_json(model_dir / file)
     if raw.get("top_k") == 0:
@@ -90,9 +101,12 @@ def load_generation_config(model_dir: Path, file: str = "generation_config.json"
 
 
 def eos_token_ids(model_dir: Path, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
-    """Every id that ends a generation: generation_config's, or else config.json's, and the tokenizer's."""
+    """Every id that ends a generation: generation_config's, or else config.json's, and the
+    tokenizer's."""
     files = ("generation_config.json", "config.json")
-    found = next(filter(None, (load_generation_config(model_dir, file).eos_token_ids for file in files)), [])
+    found = next(
+        filter(None, (load_generation_config(model_dir, file).eos_token_ids for file in files)), []
+    )
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found = [*found, tokenizer.eos_token_id]
     return tuple(dict.fromkeys(found))
@@ -114,7 +128,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         env.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-        env.globals.update(special_tokens, tools=None, documents=None, raise_exception=_raise_exception)
+        env.globals.update(
+            special_tokens, tools=None, documents=None, raise_exception=_raise_exception
+        )
         env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = env.from_string(source)
@@ -122,10 +138,14 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any) -> str:
+    def render(
+        self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any
+    ) -> str:
         """Raises RequestError `chat_template_error` with the template's own sentence."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **options)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **options
+            )
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message or ''}"[:200]
         except Exception:  # a template fails as Python does on shapes it does not expect
@@ -138,15 +158,21 @@ def _raise_exception(message: str) -> None:
 
 
 class Tokenizer:
-    """Text to ids and back; thread-safe. `vocab_size` counts added tokens; the model may have more rows than that."""
+    """Text to ids and back; thread-safe. `vocab_size` counts added tokens; the model may have more
+    rows than that."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         config, self._backend = config or {}, backend
         backend.no_truncation()
         backend.no_padding()
-        self.changes_length = backend.normalizer is not None  # a text may shrink before it is cut into tokens
+        self.changes_length = (
+            backend.normalizer is not None
+        )  # a text may shrink before it is cut into tokens
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         special = _special_tokens(config)
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
@@ -157,7 +183,9 @@ class Tokenizer:
         self._bytes = {index: token.content.encode() for index, token in added.items()}
         # Llama-class tokenizers obey `add_bos_token` whatever tokenizer.json does.
         is_llama = str(config.get("tokenizer_class", "")).startswith(("Llama", "CodeLlama"))
-        adds_bos = is_llama and config.get("add_bos_token") is True and self.bos_token_id is not None
+        adds_bos = (
+            is_llama and config.get("add_bos_token") is True and self.bos_token_id is not None
+        )
         missing = adds_bos and self.bos_token_id not in backend.encode("a").ids
         self._prefix: list[Any] = [self.bos_token_id] if missing else []
         self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
@@ -165,7 +193,9 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written out in `text` become their ids, as in transformers."""
         # A batch, because `encode` of older versions holds the GIL.
-        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[
+            0
+        ].ids
         return self._prefix + ids if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -208,8 +238,13 @@ class Tokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    values = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    values = {
+        name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
@@ -223,11 +258,18 @@ def _byte_style(definition: Mapping[str, Any]) -> str:
 
 
 def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory; `chat_template`: path of one that replaces the model's. Raises ConfigError."""
+    """The tokenizer of a directory; `chat_template`: path of one that replaces the model's. Raises
+    ConfigError."""
     directory = Path(path)
-    config = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
+    config = read_json(directory / "special_tokens_map.json") | read_json(
+        directory / "tokenizer_config.json"
+    )
     definition = directory / "tokenizer.json"
-    if not any(file for pattern in (definition.name, "*.model", "vocab*") for file in directory.glob(pattern)):
+    if not any(
+        file
+        for pattern in (definition.name, "*.model", "vocab*")
+        for file in directory.glob(pattern)
+    ):
         raise ConfigError(f"{directory} has no tokenizer (tokenizer.json)")
     try:
         if definition.is_file():
@@ -244,14 +286,18 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
     return Tokenizer(backend, config, _template_source(directory, config, chat_template))
 
 
-def _template_source(directory: Path, config: Mapping[str, Any], override: str | None) -> str | None:
+def _template_source(
+    directory: Path, config: Mapping[str, Any], override: str | None
+) -> str | None:
     file = Path(override).expanduser() if override else directory / "chat_template.jinja"
     if override or file.is_file():
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the chat template: {error}") from error
-    found = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
+    found = config.get("chat_template") or read_json(directory / "chat_template.json").get(
+        "chat_template"
+    )
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
     return found if isinstance(found, str) else None

@@ -9,7 +9,9 @@ _QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error"
 def setup_logging(process_name: str, level: str = "info") -> None:
     """Sends the logs of this process to stderr; calling it again replaces the settings."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name}))
+    handler.setFormatter(
+        logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S", defaults={"process_name": process_name})
+    )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # A full disk or a closed pipe must not stop serving: lines are dropped, without a traceback.
     logging.raiseExceptions = False

@@ -1,7 +1,7 @@
 """Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
 
-# `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ (server/ipc.py has
-# the routes). Ids travel as raw little-endian int32 bytes.
+# `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ
+# (server/ipc.py has the routes). Ids travel as raw little-endian int32 bytes.
 
 import threading
 from collections import deque
@@ -22,7 +22,8 @@ class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
-    """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of an abort."""
+    """Why a choice ended. `matched` is the stop id or stop string; `message` and `status` tell of
+    an abort."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -31,10 +32,11 @@ class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Generate(_Message):
-    """One validated request. The scheduler fans out its n choices itself. `logprob_start` -1: no prompt logprobs; else
-    the first prompt position whose logprob is wanted. `top_logprobs` counts alternatives beside the chosen token.
-    `deadline` is on time.monotonic(). `call`: a name and the number of choices of the call that it is a part of; the
-    parts come one after the other. None: a call of its own."""
+    """One validated request. The scheduler fans out its n choices itself. `logprob_start` -1: no
+    prompt logprobs; else the first prompt position whose logprob is wanted. `top_logprobs` counts
+    alternatives beside the chosen token. `deadline` is on time.monotonic(). `call`: a name and the
+    number of choices of the call that it is a part of; the parts come one after the other. None: a
+    call of its own."""
 
     rid: str
     input_ids: bytes
@@ -82,7 +84,8 @@ class RequestFailed(_Message):
 
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Log-softmax of the raw logits: int32 ids, float32 values (NaN: a prompt's first token), `top_n` for each."""
+    """Log-softmax of the raw logits: int32 ids, float32 values (NaN: a prompt's first token),
+    `top_n` for each."""
 
     ids: bytes = b""
     logprobs: bytes = b""
@@ -92,7 +95,8 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Delta(msgspec.Struct, forbid_unknown_fields=True):
-    """News of one choice; after `finish` nothing follows for (rid, choice), and `completion_tokens` is final."""
+    """News of one choice; after `finish` nothing follows for (rid, choice), and `completion_tokens`
+    is final."""
 
     rid: str
     choice: int
@@ -105,7 +109,8 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenDelta(_Delta):
-    """The first delta of a choice also has `sampling` and the prompt's last CONTEXT_TOKENS `input_ids`."""
+    """The first delta of a choice also has `sampling` and the prompt's last CONTEXT_TOKENS
+    `input_ids`."""
 
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
@@ -116,7 +121,8 @@ class TokenBatch(_Message):
 
 
 class TextStop(_Message):
-    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the text is already cut."""
+    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the text
+    is already cut."""
 
     rid: str
     choice: int
@@ -135,7 +141,8 @@ Delta = TypeVar("Delta", TokenDelta, TextDelta)
 
 
 def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
-    """`deltas` in their order, a message each: at most one of them has prompt logprobs, which may be long."""
+    """`deltas` in their order, a message each: at most one of them has prompt logprobs, which may
+    be long."""
     start = 0
     for end, delta in enumerate(deltas, 1):
         if end in (start + MOST_DELTAS, len(deltas)) or delta.prompt_logprobs is not None:
@@ -143,7 +150,9 @@ def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
             start = end
 
 
-Message = Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
+Message = (
+    Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
+)
 
 encode = msgspec.msgpack.Encoder().encode
 # Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message.

@@ -62,7 +62,8 @@ class _HFConfig(_Common, frozen=True):
 
 
 class RopeConfig(NamedTuple):
-    """`scaling`: None for the plain form, else transformers' keys, "rope_type" being linear, llama3 or yarn."""
+    """`scaling`: None for the plain form, else transformers' keys, "rope_type" being linear, llama3
+    or yarn."""
 
     theta: float
     rotary_dim: int
@@ -70,9 +71,9 @@ class RopeConfig(NamedTuple):
 
 
 class ModelConfig(_Common, frozen=True):
-    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank. `layer_windows[i]`: number
-    of tokens (itself included) that a token of layer i sees, None for all. `hidden_act` is silu, gelu or gelu_tanh;
-    `dtype` the type the checkpoint names."""
+    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank.
+    `layer_windows[i]`: number of tokens (itself included) that a token of layer i sees, None for
+    all. `hidden_act` is silu, gelu or gelu_tanh; `dtype` the type the checkpoint names."""
 
     architecture: str
     num_kv_heads: int
@@ -88,21 +89,27 @@ class ModelConfig(_Common, frozen=True):
 
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
-        """config.json, merged with `overrides` (a JSON object; what both say of RoPE is merged too).
-        Raises ConfigError, naming the key that is not supported."""
+        """config.json, merged with `overrides` (a JSON object; what both say of RoPE is merged
+        too). Raises ConfigError, naming the key that is not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
         try:
             changes = msgspec.json.decode(overrides, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise ConfigError(f"--json-model-override-args must be a JSON object: {error}") from None
+            raise ConfigError(
+                f"--json-model-override-args must be a JSON object: {error}"
+            ) from None
         if unknown := sorted(set(changes) - set(_HFConfig.__struct_encode_fields__)):
-            raise ConfigError(f"--json-model-override-args: {', '.join(unknown)} would change nothing")
+            raise ConfigError(
+                f"--json-model-override-args: {', '.join(unknown)} would change nothing"
+            )
         raw = read_json(file)
         old, new = _rope_of(raw), _rope_of(changes)
         if new.get("rope_type", old.get("rope_type")) != old.get("rope_type"):
-            old = {key: old[key] for key in _ROPE_BASE if key in old}  # another type brings its own numbers
+            old = {
+                key: old[key] for key in _ROPE_BASE if key in old
+            }  # another type brings its own numbers
         return cls.from_dict(raw | changes | {"rope_scaling": None, "rope_parameters": old | new})
 
     @classmethod
@@ -115,12 +122,22 @@ class ModelConfig(_Common, frozen=True):
             raise ConfigError(f"config.json: {error}") from None
         known = [*ARCHITECTURES, *(entry.name for entry in entry_points(group="radix.models"))]
         fits = len(hf.architectures) == 1 and hf.architectures[0] in known
-        _require(fits, f"architecture {hf.architectures} is not supported; supported: {', '.join(known)}")
+        _require(
+            fits, f"architecture {hf.architectures} is not supported; supported: {', '.join(known)}"
+        )
         method = (hf.quantization_config or {}).get("quant_method", "unnamed")
-        _require(hf.quantization_config is None, f"quantized checkpoints ({method}) are not supported")
-        kv_heads, head_dim = hf.num_key_value_heads or hf.num_heads, hf.head_dim or hf.hidden_size // hf.num_heads
+        _require(
+            hf.quantization_config is None, f"quantized checkpoints ({method}) are not supported"
+        )
+        kv_heads, head_dim = (
+            hf.num_key_value_heads or hf.num_heads,
+            hf.head_dim or hf.hidden_size // hf.num_heads,
+        )
         divides = hf.num_heads % kv_heads == 0
-        _require(divides, f"num_key_value_heads {kv_heads} must divide num_attention_heads {hf.num_heads}")
+        _require(
+            divides,
+            f"num_key_value_heads {kv_heads} must divide num_attention_heads {hf.num_heads}",
+        )
         fits = head_dim % 16 == 0 and 16 <= head_dim <= 256
         _require(fits, f"head_dim {head_dim} is not a multiple of 16 up to 256")
         _require(hf.hidden_act in _ACTIVATIONS, f"hidden_act {hf.hidden_act!r} is not supported")
@@ -149,7 +166,9 @@ class ModelConfig(_Common, frozen=True):
         scaling = self.rope.scaling
         if scaling is None or scaling["rope_type"] != "yarn":
             return self.max_position_embeddings
-        return max(self.max_position_embeddings, int(scaling["factor"] * scaling[_ORIGINAL_CONTEXT]))
+        return max(
+            self.max_position_embeddings, int(scaling["factor"] * scaling[_ORIGINAL_CONTEXT])
+        )
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
         """They are split over the ranks, or repeated where there are fewer than ranks."""
@@ -169,7 +188,8 @@ def _require(condition: object, otherwise: str) -> None:
         raise ConfigError(f"config.json: {otherwise}")
 
 
-# What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and `rope_scaling`.
+# What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and
+# `rope_scaling`.
 def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     names = [name for name in ("rope_parameters", "rope_scaling") if name in raw]
     given = next(filter(None, map(raw.get, names)), {"rope_type": "default"} if names else {})
@@ -188,15 +208,22 @@ def _rope(said: Mapping[str, Any], hf: _HFConfig, head_dim: int) -> RopeConfig:
     partial = given.pop("partial_rotary_factor", hf.partial_rotary_factor)
     inside = isinstance(partial, (int, float)) and 0 < partial <= 1
     _require(inside, f"partial_rotary_factor {partial!r} is not in (0, 1]")
-    original = hf.original_max_position_embeddings or (hf.max_position_embeddings if kind == "yarn" else None)
+    original = hf.original_max_position_embeddings or (
+        hf.max_position_embeddings if kind == "yarn" else None
+    )
     for key in _ROPE_KEYS[kind]:
         value: Any = given.setdefault(key, original if key == _ORIGINAL_CONTEXT else None)
         positive = type(value) in (int, float) and value > 0
         _require(positive, f"rope scaling {kind!r} needs a positive {key}, got {value!r}")
-    return RopeConfig(float(theta), int(head_dim * partial), None if kind == "default" else given | {"rope_type": kind})
+    return RopeConfig(
+        float(theta),
+        int(head_dim * partial),
+        None if kind == "default" else given | {"rope_type": kind},
+    )
 
 
-# Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where `layer_types` says.
+# Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where
+# `layer_types` says.
 def _windows(hf: _HFConfig, family: str) -> tuple[int | None, ...]:
     layers, window = hf.num_layers, hf.sliding_window
     if family == "Llama" or (family != "Mistral" and not hf.use_sliding_window) or window is None:

@@ -27,7 +27,9 @@ def check_version(version: str) -> None:
     match = re.match(r"(\d+)\.(\d+)", version)
     found = (int(match[1]), int(match[2])) if match else (0, 0)
     if not WHEEL_FLOOR <= found < WHEEL_CEILING:
-        raise ConfigError(f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; run: {_PIP}")
+        raise ConfigError(
+            f"the installed radix-kernels wheel is {version}, this runtime needs {_RANGE}; run: {_PIP}"
+        )
 
 
 check_version(radix_kernels.__version__)
@@ -48,9 +50,12 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
 
 
 def use_native(*, quiet: bool = False) -> None:
-    """From now on an op without a kernel is an error. A source tree without the whole library keeps the reference."""
+    """From now on an op without a kernel is an error. A source tree without the whole library keeps
+    the reference."""
     found = capabilities()
-    used = (entry for op, dtypes in found["ops"].items() if op in globals() for entry in dtypes.values())
+    used = (
+        entry for op, dtypes in found["ops"].items() if op in globals() for entry in dtypes.values()
+    )
     complete = found["backend"] is not None and all(entry["impl"] != "reference" for entry in used)
     radix_kernels.set_fallback("error" if complete else "warn")
     if found["isa"] == "portable" and not quiet:

@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`kind` is the word of the error message; an entry point of `group` is loaded when its name is first asked for."""
+    """`kind` is the word of the error message; an entry point of `group` is loaded when its name is
+    first asked for."""
 
     def __init__(self, kind: str, group: str, items: dict[str, T]) -> None:
         self.kind, self.group, self._items = kind, group, dict(items)
@@ -23,5 +24,7 @@ class Registry(Generic[T]):
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
         if name not in self._items:
-            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {', '.join(self.names())}")
+            raise ConfigError(
+                f"{self.kind} {name!r} is unknown; there are: {', '.join(self.names())}"
+            )
         return self._items[name]

@@ -1,4 +1,5 @@
-"""What a caller may ask for: sampling, and the limits of a request. HTTP, `Engine` and the scheduler share both."""
+"""What a caller may ask for: sampling, and the limits of a request. HTTP, `Engine` and the
+scheduler share both."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ Ids = Sequence[int] | np.ndarray
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters, SGLang's names. Defaults are neutral; `max_new_tokens=None`: to the end of the context.
+    """Sampling parameters, SGLang's names. Defaults are neutral; `max_new_tokens=None`: to the end
+    of the context.
 
-    The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature, top_k, top_p on the
-    renormalised rest, min_p against the largest kept. `temperature` 0 is greedy. Without a `seed` the scheduler draws
-    one at admission; choice i of n uses `splitmix64(seed + i)`."""
+    The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature,
+    top_k, top_p on the renormalised rest, min_p against the largest kept. `temperature` 0 is
+    greedy. Without a `seed` the scheduler draws one at admission; choice i of n uses
+    `splitmix64(seed + i)`."""
 
     n: int = 1
     max_new_tokens: int | None = 128
@@ -90,12 +93,17 @@ class Limits:
         numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
         context, pool = self.context_length, self.max_total_tokens
         if prompt + new > context:
-            raise refusal("context_length_exceeded", f"{numbers}; the context is {context} tokens", param)
+            raise refusal(
+                "context_length_exceeded", f"{numbers}; the context is {context} tokens", param
+            )
         if pool and prompt + new > pool:
-            raise refusal("kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param)
+            raise refusal(
+                "kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param
+            )
 
     def check_ids(self, ids: Ids, param: str, new: int = 0) -> None:
-        """Raises RequestError `empty_input`, `invalid_token_id`, or that prompt and new tokens do not fit."""
+        """Raises RequestError `empty_input`, `invalid_token_id`, or that prompt and new tokens do
+        not fit."""
         if not len(ids):
             raise refusal("empty_input", "the prompt is empty", param)
         array = np.asarray(ids)
@@ -107,8 +115,9 @@ class Limits:
     def admit(
         self, ids: Ids, sampling: SamplingParams, param: str, names: Mapping[str, str], clip: bool
     ) -> SamplingParams:
-        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it may be lowered.
-        `names` translates fields of SamplingParams to what the route calls them. Raises RequestError."""
+        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it
+        may be lowered. `names` translates fields of SamplingParams to what the route calls them.
+        Raises RequestError."""
         for field, message in sampling.violations(self.vocab_size, self.max_choices):
             for ours, theirs in names.items():
                 message = message.replace(ours, theirs.rpartition(".")[2])
@@ -122,7 +131,9 @@ class Limits:
             message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
             raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
         # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
-        return msgspec.structs.replace(sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size))
+        return msgspec.structs.replace(
+            sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size)
+        )
 
 
 def splitmix64(x: int) -> int:

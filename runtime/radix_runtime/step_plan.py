@@ -1,6 +1,7 @@
 """StepPlan: what the scheduler tells every rank about one step, as plain numpy.
 
-Arrays and ranks have one order of rows: decode rows, then prefill chunks. A row is an index into the request table."""
+Arrays and ranks have one order of rows: decode rows, then prefill chunks. A row is an index into
+the request table."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ LOGPROB_ROWS = 1024  # of a LogprobSpan at most: so many rows of prompt logits a
 
 
 class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
-    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice as a signed integer.
-    `output_ids` (int32 bytes) is not empty after a retraction; with `prompt_ids` it seeds the penalty counts, so both
-    are empty without penalties. `min_end`: ids of `stop_ids` are masked while the sampled position is below it."""
+    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice
+    as a signed integer. `output_ids` (int32 bytes) is not empty after a retraction; with
+    `prompt_ids` it seeds the penalty counts, so both are empty without penalties. `min_end`: ids of
+    `stop_ids` are masked while the sampled position is below it."""
 
     row: int
     seed: int
@@ -36,7 +38,8 @@ class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
-    """Prompt logprobs: rows [first, first + len(targets)) of entry `index` score `targets`, int32 bytes."""
+    """Prompt logprobs: rows [first, first + len(targets)) of entry `index` score `targets`, int32
+    bytes."""
 
     index: int
     first: int
@@ -63,17 +66,21 @@ class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=F
     logprob_spans: list[LogprobSpan] = []
 
 
-encode_plan = msgspec.msgpack.Encoder(enc_hook=lambda array: array.astype("<i4", copy=False).tobytes()).encode
-decode_plan = msgspec.msgpack.Decoder(StepPlan, dec_hook=lambda kind, data: np.frombuffer(data, "<i4")).decode
+encode_plan = msgspec.msgpack.Encoder(
+    enc_hook=lambda array: array.astype("<i4", copy=False).tobytes()
+).encode
+decode_plan = msgspec.msgpack.Decoder(
+    StepPlan, dec_hook=lambda kind, data: np.frombuffer(data, "<i4")
+).decode
 
 
 @dataclass(slots=True)
 class StepResult:
     """What a step gave the host. Entry i belongs to `plan.sample_index[i]`.
 
-    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S] (NaN where not asked
-    for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs` runs parallel to `plan.logprob_spans`:
-    (logprobs [n], top_ids [n, top_n], top_logprobs)."""
+    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S]
+    (NaN where not asked for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs`
+    runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n], top_logprobs)."""
 
     step_id: int
     ids: np.ndarray
@@ -93,6 +100,7 @@ class Executor(Protocol):
     vocab_size: int
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
-        """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go on."""
+        """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go
+        on."""
 
     def close(self) -> None: ...

@@ -2,9 +2,9 @@
 
     python -m tests.gpu.all_reduce --ranks 4
 
-Sums, bits on every rank, mixed sizes in a row, CUDA graphs beside other work with a rank delayed at random, a rank
-that does not come and one that is killed. Ranks beyond the number of GPUs share them. That is slow, since the kernels
-of two processes take turns, so there are fewer calls.
+Sums, bits on every rank, mixed sizes in a row, CUDA graphs beside other work with a rank delayed at
+random, a rank that does not come and one that is killed. Ranks beyond the number of GPUs share
+them. That is slow, since the kernels of two processes take turns, so there are fewer calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Rank:
         """Several ranks on a GPU."""
         return torch.cuda.device_count() < self.gpu.world_size
 
-    def randn(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    def randn(
+        self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
+    ) -> torch.Tensor:
         """What `rank` draws: every rank can make everybody's."""
         g = torch.Generator(self.device).manual_seed(1000 * seed + rank)
         return (3 * torch.randn(shape, generator=g, device=self.device)).to(dtype)
@@ -75,7 +77,9 @@ def check_sums(r: Rank) -> str:
                     got = r.gpu.all_reduce(x, out, algorithm=algorithm)
                     want = reference.all_reduce(everybodys, compute_dtype=torch.float32)
                     assert got is out and torch.equal(out, want), (dtype, n, algorithm, offset)
-                    assert torch.isnan(room[:offset]).all() and torch.isnan(room[offset + n :]).all()
+                    assert (
+                        torch.isnan(room[:offset]).all() and torch.isnan(room[offset + n :]).all()
+                    )
                     assert torch.equal(r.gpu.all_reduce(x, algorithm=algorithm), want)
                     count += 2
             r.same_everywhere(x)
@@ -87,12 +91,18 @@ def check_odd_values(r: Rank) -> str:
     for dtype in DTYPES:
         word = torch.int32 if dtype == torch.float32 else torch.int16
         odd = torch.tensor([-1, -2, 0, 1], dtype=word, device=r.device).view(dtype)
-        values = torch.tensor([-0.0, 0.0, float("inf"), -float("inf"), float("nan")], device=r.device).to(dtype)
+        values = torch.tensor(
+            [-0.0, 0.0, float("inf"), -float("inf"), float("nan")], device=r.device
+        ).to(dtype)
         mine = torch.cat([odd, values]).repeat(50)
         for algorithm in ("one_shot", "two_shot"):
             x = r.gpu.all_reduce(mine.clone(), algorithm=algorithm)
-            want = reference.all_reduce(mine.expand(r.gpu.world_size, -1), compute_dtype=torch.float32)
-            assert torch.equal(x.isnan(), want.isnan()) and torch.equal(x.nan_to_num(7.0), want.nan_to_num(7.0))
+            want = reference.all_reduce(
+                mine.expand(r.gpu.world_size, -1), compute_dtype=torch.float32
+            )
+            assert torch.equal(x.isnan(), want.isnan()) and torch.equal(
+                x.nan_to_num(7.0), want.nan_to_num(7.0)
+            )
             assert torch.equal(torch.signbit(x[~x.isnan()]), torch.signbit(want[~x.isnan()]))
             r.same_everywhere(x)
     return "NaN, infinities, signed zeros, marks"
@@ -133,7 +143,9 @@ def check_norm(r: Rank) -> str:
                         everybodys, residual, weight, 1e-5, compute_dtype=torch.float64
                     )
                     x, res = everybodys[r.gpu.rank].clone(), residual.clone()
-                    assert r.gpu.all_reduce_add_rmsnorm(x, res, weight, 1e-5, algorithm=algorithm) is x
+                    assert (
+                        r.gpu.all_reduce_add_rmsnorm(x, res, weight, 1e-5, algorithm=algorithm) is x
+                    )
                     assert torch.equal(res, want_r), (dtype, rows, hidden, algorithm)
                     error = float((x.double() - want.double()).norm() / want.double().norm())
                     limit = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}[dtype]
@@ -145,14 +157,21 @@ def check_norm(r: Rank) -> str:
 
 
 def _check_quantized(
-    r: Rank, everybodys: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, algorithm: str, want: torch.Tensor
+    r: Rank,
+    everybodys: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    algorithm: str,
+    want: torch.Tensor,
 ) -> None:
     rows, hidden = residual.shape
     for group in dict.fromkeys((hidden, 128)) if hidden % 128 == 0 else (hidden,):
         res, x = residual.clone(), everybodys[r.gpu.rank].clone()
         out = torch.zeros(rows, hidden, dtype=torch.float8_e4m3fn, device=r.device)
         scale = torch.full((rows, hidden // group), float("nan"), device=r.device)
-        r.gpu.all_reduce_add_rmsnorm(x, res, weight, 1e-5, out=out, scale=scale, algorithm=algorithm)
+        r.gpu.all_reduce_add_rmsnorm(
+            x, res, weight, 1e-5, out=out, scale=scale, algorithm=algorithm
+        )
         groups = want.double().view(rows, -1, group)
         want_scale = groups.abs().amax(-1).clamp_min(1e-10) / 448
         assert torch.allclose(scale.double(), want_scale, rtol=1e-2), (rows, hidden, group)
@@ -165,7 +184,8 @@ def _check_quantized(
 
 
 def check_mixed_sizes(r: Rank) -> str:
-    """Calls of all kinds and sizes in a row: channels that idle, sides that change, ranks out of step."""
+    """Calls of all kinds and sizes in a row: channels that idle, sides that change, ranks out of
+    step."""
     rng = torch.Generator().manual_seed(5)
     world, rank, calls = r.gpu.world_size, r.gpu.rank, 150 if r.shared else 1500
     for i in range(calls):
@@ -195,7 +215,9 @@ def check_graphs(r: Rank) -> str:
     calls, replays = (40, 5) if r.shared else (100, 100)
     inputs = [r.randn(r.gpu.rank, (shapes[i % 4],), torch.bfloat16, seed=i) for i in range(calls)]
     wants = [
-        reference.all_reduce(r.everybodys((shapes[i % 4],), torch.bfloat16, seed=i), compute_dtype=torch.float32)
+        reference.all_reduce(
+            r.everybodys((shapes[i % 4],), torch.bfloat16, seed=i), compute_dtype=torch.float32
+        )
         for i in range(calls)
     ]
     outs = [torch.empty_like(x) for x in inputs]
@@ -254,7 +276,8 @@ def run_checks(rank: int, world: int, path: str, names: list[str]) -> None:
 
 
 def run_missing_rank(rank: int, world: int, path: str, kill: bool) -> None:
-    """The last rank stops coming, or dies; the others' waits end within their limit, and say why."""
+    """The last rank stops coming, or dies; the others' waits end within their limit, and say
+    why."""
     limit = 2.0
     r = connect(rank, world, path, timeout=limit)
     x = torch.ones(100_000, device=r.device)
@@ -322,15 +345,20 @@ def connect(rank: int, world: int, path: str, timeout: float) -> Rank:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     shm = ShmCommunicator(path, rank, world, max_bytes=1 << 20, timeout=60.0)
-    return Rank(shm, GpuCommunicator(shm, device.index, max_bytes=MAX_BYTES, timeout=timeout), device)
+    return Rank(
+        shm, GpuCommunicator(shm, device.index, max_bytes=MAX_BYTES, timeout=timeout), device
+    )
 
 
 def spawn(world: int, target: Callable[..., None], *args: object, dies: bool = False) -> bool:
-    """Runs target(rank, world, path, *args) in `world` processes; whether all ended well (the last may die)."""
+    """Runs target(rank, world, path, *args) in `world` processes; whether all ended well (the last
+    may die)."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = f"{folder}/group"
-        ranks = [context.Process(target=target, args=(rank, world, path, *args)) for rank in range(world)]
+        ranks = [
+            context.Process(target=target, args=(rank, world, path, *args)) for rank in range(world)
+        ]
         for process in ranks:
             process.start()
         deadline = time.monotonic() + LIMIT

@@ -3,8 +3,8 @@
     python -m tests.gpu.llama_tokens write FILE
     python -m tests.gpu.llama_tokens compare FILE --device cuda
 
-Two runs, since a wheel serves one kind of device. An answer may part only where the two best logits are nearly equal;
-it is told and compared up to there.
+Two runs, since a wheel serves one kind of device. An answer may part only where the two best logits
+are nearly equal; it is told and compared up to there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def random_llama(folder: Path) -> Path:
                   "mlp.down_proj": (hidden, inner)}  # fmt: skip
         tensors |= {f"{layer}{name}.weight": draw(*shape) for name, shape in shapes.items()}
         tensors |= {
-            f"{layer}{name}.weight": torch.ones(hidden) for name in ("input_layernorm", "post_attention_layernorm")
+            f"{layer}{name}.weight": torch.ones(hidden)
+            for name in ("input_layernorm", "post_attention_layernorm")
         }
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(LLAMA))
@@ -69,10 +70,15 @@ def answers(engine: Engine) -> Rows:
     rng = random.Random(3)
     prompts = [rng.choices(range(3, 1500), k=n) for n in (1, 7, 33, 120, 300, 301, 64, 12)]
     params = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=2)
+    outputs = engine.generate(
+        input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=2
+    )
     tops = [output["meta_info"]["output_top_logprobs"] for output in outputs]
     gaps = [[best[0] - second[0] for best, second in top] for top in tops]
-    return [{"tokens": output["output_ids"], "gaps": gap} for output, gap in zip(outputs, gaps, strict=True)]
+    return [
+        {"tokens": output["output_ids"], "gaps": gap}
+        for output, gap in zip(outputs, gaps, strict=True)
+    ]
 
 
 def wrong_ones(parted: list[str]) -> list[str]:
@@ -87,7 +93,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {"device": args.device, "dtype": "float32", "max_total_tokens": 8192}
+        settings: dict[str, Any] = {
+            "device": args.device,
+            "dtype": "float32",
+            "max_total_tokens": 8192,
+        }
         with Engine(random_llama(Path(folder)), chunked_prefill_size=256, **settings) as engine:
             rows = answers(engine)
     if args.action == "write":
@@ -98,7 +108,9 @@ def main() -> None:
     wrong = wrong_ones(parted)
     for text in parted:
         print(text)
-    print(f"{args.device}: {len(want) - len(parted)} of {len(want)} answers equal, {len(wrong)} wrong")
+    print(
+        f"{args.device}: {len(want) - len(parted)} of {len(want)} answers equal, {len(wrong)} wrong"
+    )
     sys.exit(bool(wrong))
 
 

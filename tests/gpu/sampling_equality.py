@@ -3,8 +3,9 @@
     python -m tests.gpu.sampling_equality write FILE --device cpu
     python -m tests.gpu.sampling_equality compare FILE --device cuda
 
-Two runs, since a wheel serves one kind of device; where Triton is installed a GPU draws with it too. A draw may differ
-only where the definition itself is a near tie: two scores within 1e-4, or an id within 1e-4 of a filter's border.
+Two runs, since a wheel serves one kind of device; where Triton is installed a GPU draws with it
+too. A draw may differ only where the definition itself is a near tie: two scores within 1e-4, or an
+id within 1e-4 of a filter's border.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def tell(name: str, data: dict[str, torch.Tensor], ids: torch.Tensor, expected: torch.Tensor) -> int:
+def tell(
+    name: str, data: dict[str, torch.Tensor], ids: torch.Tensor, expected: torch.Tensor
+) -> int:
     """Prints how many draws are equal; returns how many differ for no reason."""
     parted = torch.nonzero(ids != expected).flatten().tolist()
     wrong = sum(not is_near_tie(data, row) for row in parted)

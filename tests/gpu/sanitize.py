@@ -1,10 +1,12 @@
-"""Small shapes of the Hopper kernels for compute-sanitizer: each result is compared with the definition.
+"""Small shapes of the Hopper kernels for compute-sanitizer: each result is compared with the
+definition.
 
     compute-sanitizer --tool racecheck python -m tests.gpu.sanitize prefill decode
 
-`tools/sanitize.sh` runs every family under memcheck and racecheck. A family is a function below: rows and sizes that
-reach the borders of its tiles and each of its kernels, and no larger, for racecheck slows a kernel a hundredfold. What
-no Hopper kernel runs is an error: neither Triton, the reference nor cuBLAS is what is checked here.
+`tools/sanitize.sh` runs every family under memcheck and racecheck. A family is a function below:
+rows and sizes that reach the borders of its tiles and each of its kernels, and no larger, for
+racecheck slows a kernel a hundredfold. What no Hopper kernel runs is an error: neither Triton, the
+reference nor cuBLAS is what is checked here.
 """
 
 from __future__ import annotations
@@ -86,7 +88,16 @@ def prefill() -> None:
         paged(name, rows, 30, 5e-3, heads=(2, 2), dim=dim, v_dim=v_dim, page_size=4)
     for name, options in OPTIONS.items():
         paged(f"prefill with {name}", rows, hint, 5e-3, options=options, heads=(4, 2), dim=128)
-        paged(f"prefill in FP8 with {name}", rows, hint, 4e-2, "all", options=options, heads=(4, 2), dim=128)
+        paged(
+            f"prefill in FP8 with {name}",
+            rows,
+            hint,
+            4e-2,
+            "all",
+            options=options,
+            heads=(4, 2),
+            dim=128,
+        )
     for dim, page in ((64, 16), (128, 16), (128, 4), (256, 16)):
         sizes = {"heads": (4, 2), "dim": dim, "page_size": page}
         paged(f"prefill of {dim} in float16", rows, hint, 1e-3, dtype=torch.float16, **sizes)
@@ -97,26 +108,68 @@ def prefill() -> None:
 def decode() -> None:
     rows = [(1, 700), (1, 40), (1, 1)]
     paged("decode", rows, 1, 5e-3, heads=(8, 2), dim=128)
-    paged("decode of two tokens, one a page", [(2, 530), (2, 20)], 2, 5e-3, heads=(20, 2), dim=128, page_size=1)
+    paged(
+        "decode of two tokens, one a page",
+        [(2, 530), (2, 20)],
+        2,
+        5e-3,
+        heads=(20, 2),
+        dim=128,
+        page_size=1,
+    )
     paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
     paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)
     paged("decode of an FP8 cache", rows, 1, 5e-3, "cache", heads=(8, 2), dim=128)
-    for dim, dtype in ((64, HALF), (256, HALF), (64, torch.float16), (128, torch.float16), (256, torch.float16)):
+    for dim, dtype in (
+        (64, HALF),
+        (256, HALF),
+        (64, torch.float16),
+        (128, torch.float16),
+        (256, torch.float16),
+    ):
         for queries in (1, 9):  # one tile of rows, and two
             name = f"decode of {queries} tokens, an FP8 cache of {dim}, {dtype}"
-            paged(name, [(queries, 700), (queries, 40)], queries, 5e-3, "cache", dtype, heads=(8, 2), dim=dim)
+            paged(
+                name,
+                [(queries, 700), (queries, 40)],
+                queries,
+                5e-3,
+                "cache",
+                dtype,
+                heads=(8, 2),
+                dim=dim,
+            )
     for dim in (64, 128, 256):
-        paged(f"decode of {dim} in float16", rows, 1, 1e-3, dtype=torch.float16, heads=(8, 2), dim=dim)
+        paged(
+            f"decode of {dim} in float16", rows, 1, 1e-3, dtype=torch.float16, heads=(8, 2), dim=dim
+        )
     for name, options in OPTIONS.items():
         for fp8 in ("", "cache"):
             kind = " of an FP8 cache" if fp8 else ""
-            paged(f"decode{kind} with {name}", rows, 1, 5e-3, fp8, options=options, heads=(8, 2), dim=128)
+            paged(
+                f"decode{kind} with {name}",
+                rows,
+                1,
+                5e-3,
+                fp8,
+                options=options,
+                heads=(8, 2),
+                dim=128,
+            )
     for dim in (128, 256):  # so many KV heads that a block has several chunks, one after the other
-        paged(f"decode of {dim} in long runs", [(1, 513)] * 3 + [(1, 2000)], 1, 5e-3, heads=(264, 66), dim=dim)
+        paged(
+            f"decode of {dim} in long runs",
+            [(1, 513)] * 3 + [(1, 2000)],
+            1,
+            5e-3,
+            heads=(264, 66),
+            dim=dim,
+        )
 
 
 def mla() -> None:
-    """Few heads and many, rows of one length, parts joined by one group of threads and by all, boxes and tokens."""
+    """Few heads and many, rows of one length, parts joined by one group of threads and by all,
+    boxes and tokens."""
     for heads, page, lens, fp8 in (
         (16, 64, (300, 17), False), (128, 64, (300, 17), False), (16, 64, (2200, 17), False),
         (128, 64, (2200, 17), False), (80, 1, (530, 17), False), (16, 1, (530, 17), False),
@@ -132,7 +185,9 @@ def mla() -> None:
         mla_rows(heads, 64, (2200, 17), False, torch.float16)
 
 
-def mla_rows(heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options) -> None:
+def mla_rows(
+    heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options
+) -> None:
     rng = torch.Generator().manual_seed(0)
     q, rope = (torch.randn(2, heads, d, generator=rng).to(dtype) for d in (512, 64))
     needed = [-(-n // page) for n in lens]
@@ -140,7 +195,9 @@ def mla_rows(heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype =
     if fp8:
         cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
     free = torch.randperm(len(cache), generator=rng).to(torch.int32)
-    table = torch.stack((free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]]))
+    table = torch.stack(
+        (free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]])
+    )
     counts = (torch.tensor(x, dtype=torch.int32) for x in (lens, (0, 1, 2)))
     args = (q, rope, cache, table, *counts)
     expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
@@ -152,7 +209,8 @@ def mla_rows(heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype =
 
 
 def stores() -> None:
-    """Latent tokens in words of 16 bytes and of 2, and in FP8; keys and values; full keys; two partial attentions."""
+    """Latent tokens in words of 16 bytes and of 2, and in FP8; keys and values; full keys; two
+    partial attentions."""
     rng = torch.Generator().manual_seed(0)
 
     def half(*shape: int) -> torch.Tensor:
@@ -168,13 +226,24 @@ def stores() -> None:
         rk.reference.store_mla_kv(*tokens, cache, slots)
         compare(f"store_mla_kv, {latent} and {rope}, {cache.dtype}", there, cache, 0)
     for nope, rope in ((128, 64), (20, 6)):
-        k, parts = torch.zeros(70, 5, nope + rope, dtype=HALF), (half(70, 5, nope), half(70, 1, rope))
+        k, parts = (
+            torch.zeros(70, 5, nope + rope, dtype=HALF),
+            (half(70, 5, nope), half(70, 1, rope)),
+        )
         there = k.cuda()
         rk.concat_mla_k(there, *map(on_gpu, parts))
-        compare(f"concat_mla_k, {nope} and {rope}", there, torch.cat((parts[0], parts[1].expand(-1, 5, -1)), -1), 0)
+        compare(
+            f"concat_mla_k, {nope} and {rope}",
+            there,
+            torch.cat((parts[0], parts[1].expand(-1, 5, -1)), -1),
+            0,
+        )
     for dim in (128, 20):  # pieces of 16 bytes and single elements, copied and quantized
         k, v = half(70, 5, dim), half(70, 5, dim)
-        for dtype, scales in ((HALF, {}), (FP8, {"k_scale": torch.rand(5) + 0.5, "v_scale": torch.rand(5) + 0.5})):
+        for dtype, scales in (
+            (HALF, {}),
+            (FP8, {"k_scale": torch.rand(5) + 0.5, "v_scale": torch.rand(5) + 0.5}),
+        ):
             caches = [torch.zeros(5, 16, 5, dim).to(dtype) for _ in range(2)]
             there = [x.cuda() for x in caches]
             on_it = {name: x.cuda() for name, x in scales.items()}
@@ -206,7 +275,10 @@ def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype
         compare(f"fp8_scaled_mm, {m} x {n} x {k}, fast_accum={fast}, {dtype}", got, expected, 1e-2)
     if n % 128:
         return
-    blocks = torch.rand(m, k // 128, generator=rng) + 0.5, torch.rand(n // 128, k // 128, generator=rng) + 0.5
+    blocks = (
+        torch.rand(m, k // 128, generator=rng) + 0.5,
+        torch.rand(n // 128, k // 128, generator=rng) + 0.5,
+    )
     got = rk.fp8_blockwise_scaled_mm(*there, blocks[0].cuda(), blocks[1].cuda().T, dtype)
     wide = x.double() * blocks[0].double().repeat_interleave(128, 1)
     wide_w = w.double() * blocks[1].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -214,8 +286,8 @@ def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype
 
 
 def refill() -> None:
-    """Products whose stages are filled more than once, most with a second tile for a block or a cluster of 132
-    multiprocessors, begun before the first has left."""
+    """Products whose stages are filled more than once, most with a second tile for a block or a
+    cluster of 132 multiprocessors, begun before the first has left."""
     rng = torch.Generator().manual_seed(0)
     for m, n, k in (
         (2250, 3456, 512),  # tiles of 256 tokens (fast_accum: 256 columns), two for a cluster
@@ -227,7 +299,9 @@ def refill() -> None:
     fp8_product(2250, 3472, 512, rng, torch.float16)  # a weight that ends within a tile
     for dtype in (HALF, torch.float16):
         for m, n, k in ((2250, 3456, 320), (17, 21120, 384), (64, 34048, 320)):
-            x, w, residual = (torch.randn(shape, generator=rng).to(dtype) for shape in ((m, k), (n, k), (m, n)))
+            x, w, residual = (
+                torch.randn(shape, generator=rng).to(dtype) for shape in ((m, k), (n, k), (m, n))
+            )
             expected = x.double() @ w.double().T + residual.double()
             got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
             compare(f"linear with a residual, {m} x {n} x {k}, {dtype}", got, expected, 5e-3)
@@ -253,7 +327,9 @@ def gemm() -> None:
         expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
         got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
         compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
-    fp8_product(2200, 1280, 256, rng)  # tiles of 256 tokens, one for a cluster, no stage filled twice
+    fp8_product(
+        2200, 1280, 256, rng
+    )  # tiles of 256 tokens, one for a cluster, no stage filled twice
     fp8_product(200, 272, 512, rng, torch.float16)
     for tokens in (17, 200, 300):
         x, w = (torch.randn(n, 512, generator=rng).to(HALF) for n in (tokens, 272))
@@ -262,11 +338,17 @@ def gemm() -> None:
         got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
         compare(f"linear with a residual, {tokens} tokens", got, expected, 5e-3)
         got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
-        compare(f"linear_silu_and_mul, {tokens} tokens", got, rk.reference.linear_silu_and_mul(x, w), 6e-3)
+        compare(
+            f"linear_silu_and_mul, {tokens} tokens",
+            got,
+            rk.reference.linear_silu_and_mul(x, w),
+            6e-3,
+        )
 
 
 def grouped() -> None:
-    """Small groups and large ones, which have kernels of their own in FP8; one group without rows."""
+    """Small groups and large ones, which have kernels of their own in FP8; one group without
+    rows."""
     for counts in ([5, 0, 40], [600, 0, 129]):
         for dtype in (HALF, torch.float16, FP8):
             grouped_rows(counts, 208, 256, dtype)
@@ -275,8 +357,12 @@ def grouped() -> None:
 def grouped_rows(counts: list[int], n: int, k: int, dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)
     rows = [-(-count // 128) * 128 for count in counts]
-    indices = torch.cat([torch.arange(r).ge(m).int().neg() for m, r in zip(counts, rows, strict=True)])
-    indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(rows))
+    indices = torch.cat(
+        [torch.arange(r).ge(m).int().neg() for m, r in zip(counts, rows, strict=True)]
+    )
+    indices += (indices + 1) * torch.arange(3, dtype=torch.int32).repeat_interleave(
+        torch.tensor(rows)
+    )
     x, w = (torch.randn(shape, generator=rng).to(dtype) for shape in ((sum(rows), k), (3, n, k)))
     scales = {}
     if dtype == FP8:
@@ -293,10 +379,14 @@ def pointwise() -> None:
     rng = torch.Generator().manual_seed(0)
     for tokens, size in ((1, 1024), (70, 1024), (9, 8192)):
         x, residual, weight = (
-            torch.randn(*shape, size, generator=rng).to(HALF) for shape in ((tokens,), (tokens,), ())
+            torch.randn(*shape, size, generator=rng).to(HALF)
+            for shape in ((tokens,), (tokens,), ())
         )
         compare(
-            f"rmsnorm, {tokens} x {size}", rk.rmsnorm(x.cuda(), weight.cuda()), rk.reference.rmsnorm(x, weight), 5e-3
+            f"rmsnorm, {tokens} x {size}",
+            rk.rmsnorm(x.cuda(), weight.cuda()),
+            rk.reference.rmsnorm(x, weight),
+            5e-3,
         )
         got = rk.silu_and_mul(x.cuda())
         compare(f"silu_and_mul, {tokens} x {size}", got, rk.reference.silu_and_mul(x), 5e-3)
@@ -319,7 +409,8 @@ def pointwise() -> None:
 
 
 def experts() -> None:
-    """Each of the native kernels: few pairs, sorted ones in small tiles and pairs of blocks, many in FP8."""
+    """Each of the native kernels: few pairs, sorted ones in small tiles and pairs of blocks, many
+    in FP8."""
     for scales, quantized in (("", False), ("block", False), ("block", True)):
         for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1), (450, 2, 1)):
             for dtype in (HALF, torch.float16):
@@ -331,7 +422,9 @@ def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) 
     options = {**case.options, "use_fp8_w8a8": quantized}
     args = (case.x, case.w1, case.w2, case.weights, case.ids)
     got = rk.fused_experts(*map(on_gpu, args), **{k: on_gpu(v) for k, v in options.items()})
-    expected = rk.reference.fused_experts(args[0].double(), *args[1:3], args[3].double(), args[4], **options)
+    expected = rk.reference.fused_experts(
+        args[0].double(), *args[1:3], args[3].double(), args[4], **options
+    )
     kind = "in FP8" if quantized else "with FP8 weights" if scales else "without scales"
     compare(f"fused_experts {kind}, {shape}, {dtype}", got, expected, 1.5e-2)
 
@@ -344,7 +437,11 @@ def moe() -> None:
         for name, got, expected in (
             ("topk_softmax", rk.topk_softmax(there[0], 8), rk.reference.topk_softmax(logits, 8)),
             ("topk_sigmoid", rk.topk_sigmoid(there[0], 8), rk.reference.topk_sigmoid(logits, 8)),
-            ("moe_fused_gate", rk.moe_fused_gate(*there, 4, 2, 6), rk.reference.moe_fused_gate(logits, bias, 4, 2, 6)),
+            (
+                "moe_fused_gate",
+                rk.moe_fused_gate(*there, 4, 2, 6),
+                rk.reference.moe_fused_gate(logits, bias, 4, 2, 6),
+            ),
         ):
             compare(f"{name} of {count} experts", got[0], expected[0], 1e-6)
         ids = rk.topk_softmax(there[0], 8)[1]
@@ -372,7 +469,9 @@ def main() -> None:
     if why := no_library_for("cuda"):
         raise SystemExit(f"nothing to check: {why}")
     if _dispatch.isa() != "sm_90":
-        raise SystemExit(f"nothing to check: the GPU is {_dispatch.isa()}, the kernels are for sm_90")
+        raise SystemExit(
+            f"nothing to check: the GPU is {_dispatch.isa()}, the kernels are for sm_90"
+        )
     rk.set_fallback("error")
     with mock.patch.object(_dispatch, "triton_installed", return_value=False):
         for family in sys.argv[1:] or FAMILIES:

@@ -36,7 +36,9 @@ def talk(url: str) -> None:
 
     def ask(text: str, **more: object) -> str:
         messages = [{"role": "user", "content": text}]
-        answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=32, **more)  # type: ignore[call-overload]
+        answer = client.chat.completions.create(
+            model=model, messages=messages, temperature=0, max_tokens=32, **more
+        )  # type: ignore[call-overload]
         return str(answer.choices[0].message.content)
 
     begin = time.monotonic()
@@ -65,7 +67,9 @@ def main() -> None:
     log = Path(tempfile.mkdtemp()) / "serve.log"
     command = [sys.executable, "-m", "radix_runtime.cli", "serve", "--port", "0"]
     with log.open("wb") as out:
-        server = subprocess.Popen([*command, "--device", args.device], stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            [*command, "--device", args.device], stdout=out, stderr=subprocess.STDOUT
+        )
     begin = time.monotonic()
     try:
         url = wait_ready(server, log)

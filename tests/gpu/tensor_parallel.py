@@ -1,11 +1,13 @@
-"""Tensor parallelism of the engine on GPUs: the tokens of one rank, a rank that dies, decode time beside NCCL.
+"""Tensor parallelism of the engine on GPUs: the tokens of one rank, a rank that dies, decode time
+beside NCCL.
 
     python -m tests.gpu.tensor_parallel --ranks 2 4
 
-The models are a random Llama and the embedded one, in float32: greedy tokens are those of one rank; where its two
-best logits are nearly equal an answer may part, is told and compared up to there. Ranks beyond the number of GPUs share
-them; their kernels take turns, so such a run says nothing of time. Every stage tells its seconds; one that does not end
-within its limit shows where each rank stands, and ends the run. `--device cpu` rehearses on the CPU.
+The models are a random Llama and the embedded one, in float32: greedy tokens are those of one rank;
+where its two best logits are nearly equal an answer may part, is told and compared up to there.
+Ranks beyond the number of GPUs share them; their kernels take turns, so such a run says nothing of
+time. Every stage tells its seconds; one that does not end within its limit shows where each rank
+stands, and ends the run. `--device cpu` rehearses on the CPU.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ from radix_runtime.errors import EngineDeadError
 from tests.gpu.llama_tokens import NEW_TOKENS, Rows, answers, random_llama, wrong_ones
 from tests.runtime.demo_tokens import differences
 
-LIMIT, SHARED = "RADIX_TEST_STAGE_SECONDS", "RADIX_TEST_SHARED_GPUS"  # what worker processes find in their environment
+LIMIT, SHARED = (
+    "RADIX_TEST_STAGE_SECONDS",
+    "RADIX_TEST_SHARED_GPUS",
+)  # what worker processes find in their environment
 
 
 def prepare_rank() -> None:
-    """In each worker's process before it begins: tracebacks when it is late, GPUs that ranks share."""
+    """In each worker's process before it begins: tracebacks when it is late, GPUs that ranks
+    share."""
     faulthandler.dump_traceback_later(0.9 * float(os.environ[LIMIT]))
     if SHARED in os.environ:
         share_gpus()
@@ -65,7 +71,10 @@ class Run:
         faulthandler.cancel_dump_traceback_later()
 
     def say(self, text: str, good: bool = True) -> None:
-        print(f"[{time.monotonic() - self.start:5.1f} s]   {'' if good else 'WRONG: '}{text}", flush=True)
+        print(
+            f"[{time.monotonic() - self.start:5.1f} s]   {'' if good else 'WRONG: '}{text}",
+            flush=True,
+        )
         self.good &= good
 
     def engine(self, model: Path | None, ranks: int, **more: Any) -> Engine:
@@ -80,7 +89,9 @@ class Run:
 def check_tokens(run: Run, ranks: int, want: Rows, engine: Engine) -> None:
     parted = differences(want, answers(engine))
     wrong = wrong_ones(parted)
-    run.say(f"TP {ranks}: {len(want) - len(parted)} of {len(want)} prompts have one rank's {NEW_TOKENS} tokens")
+    run.say(
+        f"TP {ranks}: {len(want) - len(parted)} of {len(want)} prompts have one rank's {NEW_TOKENS} tokens"
+    )
     for text in parted:
         run.say(text, text not in wrong)
 
@@ -147,7 +158,9 @@ def main() -> None:
     if max(args.ranks) > gpus:
         share_gpus()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(f"from {__spec__.name} import prepare_rank\nprepare_rank()\n")
+        Path(folder, "sitecustomize.py").write_text(
+            f"from {__spec__.name} import prepare_rank\nprepare_rank()\n"
+        )
         sys.path.insert(0, folder)  # workers get this process's path
         if args.only != "decode":
             check_models(run, Path(folder), args.ranks, gpus)

@@ -28,7 +28,14 @@ class Case:
 
     @property
     def args(self) -> tuple[torch.Tensor, ...]:
-        return (self.q, self.k_cache, self.v_cache, self.page_table, self.kv_lens, self.cu_seqlens_q)
+        return (
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.page_table,
+            self.kv_lens,
+            self.cu_seqlens_q,
+        )
 
 
 def make_case(
@@ -75,7 +82,13 @@ def make_case(
 def varlen_args(case: Case) -> tuple[torch.Tensor, ...]:
     """What `flash_attn_varlen` takes for the same problem."""
     lengths = torch.tensor([0, *(key.shape[0] for key in case.keys)])
-    return case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lengths.cumsum(0).to(torch.int32)
+    return (
+        case.q,
+        torch.cat(case.keys),
+        torch.cat(case.values),
+        case.cu_seqlens_q,
+        lengths.cumsum(0).to(torch.int32),
+    )
 
 
 def random_rows(count: int, rng: torch.Generator, longest: int = 150) -> list[tuple[int, int]]:
@@ -89,7 +102,8 @@ def random_rows(count: int, rng: torch.Generator, longest: int = 150) -> list[tu
 
 
 def amplitude(case: Case, **options: Any) -> Callable[[], torch.Tensor]:
-    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is relative to."""
+    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is
+    relative to."""
     magnitudes = replace(case, values=[values.abs() for values in case.values])
     return lambda: oracle(magnitudes, **options)[0]
 

@@ -21,16 +21,24 @@ if not torch.cuda.is_available():
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
     parser.addoption("--device", choices=on_device.DEVICES, default="cpu", help="where ops run")
-    parser.addoption("--reference", action="store_true", help="go on without a native library: ops run the reference")
+    parser.addoption(
+        "--reference",
+        action="store_true",
+        help="go on without a native library: ops run the reference",
+    )
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
-    config.addinivalue_line("markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile")
+    config.addinivalue_line(
+        "markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile"
+    )
     device = config.getoption("--device")
     if (why := on_device.no_library_for(device)) and not config.getoption("--reference"):
-        raise pytest.UsageError(f"no native kernel runs on {device} here, tests would be of the reference: {why}")
+        raise pytest.UsageError(
+            f"no native kernel runs on {device} here, tests would be of the reference: {why}"
+        )
 
 
 @pytest.hookimpl(trylast=True)
@@ -112,7 +120,9 @@ def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if not config.getoption("--numerics"):
         return
     terminalreporter.section("largest errors against float64 (norm, worst element)")

@@ -10,7 +10,8 @@ import torch
 FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 # Two roundings to the dtype on the way, of the activation and of each expert's part.
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
-# Quantised activations: here and there one falls on the other side of a border between two codes, 6 % apart.
+# Quantised activations: here and there one falls on the other side of a border between two codes, 6
+# % apart.
 FP8_ACTIVATIONS = (2e-2, 0.3)
 
 
@@ -26,7 +27,8 @@ class Experts:
     options: dict[str, Any]
 
     def oracle(self) -> torch.Tensor:
-        """Token by token in float64, without the reference's grouping. Activations quantised where asked for."""
+        """Token by token in float64, without the reference's grouping. Activations quantised where
+        asked for."""
         scales = [self.options.get(name) for name in ("w1_scale", "w2_scale")]
         w1, w2 = (widened(w, s) for w, s in zip((self.w1, self.w2), scales, strict=True))
         named = self.options.get("expert_map", torch.arange(self.w1.shape[0]))
@@ -61,20 +63,31 @@ def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     return w.double() * full[:, : w.shape[1], : w.shape[2]]
 
 
-def make(tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None, code=FP8) -> Experts:
+def make(
+    tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None, code=FP8
+) -> Experts:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng)
 
-    w1, w2 = normal(experts, 2 * inter, hidden) / hidden**0.5, normal(experts, hidden, inter) / inter**0.5
+    w1, w2 = (
+        normal(experts, 2 * inter, hidden) / hidden**0.5,
+        normal(experts, hidden, inter) / inter**0.5,
+    )
     options = {}
     if scales:
         for name, w in (("w1_scale", w1), ("w2_scale", w2)):
-            shape = (experts,) if scales == "tensor" else (experts, *(-(-n // 128) for n in w.shape[1:]))
+            shape = (
+                (experts,)
+                if scales == "tensor"
+                else (experts, *(-(-n // 128) for n in w.shape[1:]))
+            )
             options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
         most = torch.finfo(code).max
         w1, w2 = ((w * 50).clamp(-most, most).to(code) for w in (w1, w2))
     else:
         w1, w2 = w1.to(dtype), w2.to(dtype)
-    ids = torch.stack([torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)])
+    ids = torch.stack(
+        [torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)]
+    )
     weights = torch.rand(tokens, topk, generator=rng)
     return Experts(normal(tokens, hidden).to(dtype), w1, w2, weights, ids.int(), options)

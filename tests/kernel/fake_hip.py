@@ -1,7 +1,7 @@
 """A caller of the ROCm library in C's way, on the HIP runtime of fake_hip.c.
 
-`python -m tests.kernel.fake_hip LIBRARY` calls rk_silu_and_mul twice on (unreadable) memory of GPU 1,
-with 5 rows of 2 x 64 bfloat16. RADIX_LIBHIP names the runtime.
+`python -m tests.kernel.fake_hip LIBRARY` calls rk_silu_and_mul twice on (unreadable) memory of GPU
+1, with 5 rows of 2 x 64 bfloat16. RADIX_LIBHIP names the runtime.
 """
 
 from __future__ import annotations

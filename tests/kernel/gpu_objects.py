@@ -24,23 +24,33 @@ _PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
 
 
 def _pointwise(warp: int) -> tuple[set[str], set[str]]:
-    """Norms, RoPE, activations and the KV store: those that move 16 bytes a time, and the others."""
+    """Norms, RoPE, activations and the KV store: those that move 16 bytes a time, and the
+    others."""
     wide = {"store_kernel<Copied<Wide> >"}
     narrow = {f"store_kernel<Copied<{word}> >" for word in ("unsigned int", "unsigned short")}
     for dtype, pack in _PACK.items():
         for n, names in ((pack, wide), (1, narrow)):
-            narrow.add(f"store_kernel<Quantized<{dtype}, {n}> >")  # half as many bytes are written as read
+            narrow.add(
+                f"store_kernel<Quantized<{dtype}, {n}> >"
+            )  # half as many bytes are written as read
             fused = ("8, 1", "16, 2") if n > 1 else ("16, 8",)  # lanes of a head, units of a lane
             for neox in ("true", "false"):
                 names.add(f"rope_kernel<{neox}, {n}, {dtype}>")
                 names |= {f"fused_kernel<{neox}, {shape}, {n}, {dtype}>" for shape in fused}
             for act in ("Silu", "Gelu", "GeluTanh"):
                 names.add(f"gated_kernel<{act}, {n}, long, {dtype}>")
-                common = f"gated_even_kernel<{act}, " if n > 1 else f"gated_kernel<{act}, 1, unsigned int, "
+                common = (
+                    f"gated_even_kernel<{act}, "
+                    if n > 1
+                    else f"gated_kernel<{act}, 1, unsigned int, "
+                )
                 names.add(f"{common}{dtype}>")
         for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
             for add in ("true", "false"):
-                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in (f"{warp}, 1", f"{warp}, 4", "128, 1")}
+                wide |= {
+                    f"register_kernel<{add}, {shape}, {tail}"
+                    for shape in (f"{warp}, 1", f"{warp}, 4", "128, 1")
+                }
                 blocks = ("256, 2" if add == "true" else "128, 4", "256, 4")
                 wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in blocks}
                 wide.add(f"memory_kernel<{add}, {pack}, {tail}")
@@ -56,19 +66,28 @@ def _quantize(warp: int) -> set[str]:
         groups = [size // pack for size in (64, 128)]
         for source in ("Plain", "Gated"):
             names |= {f"group_kernel<{lanes}, {fp8}, {source}<{dtype}> >" for lanes in groups}
-            names |= {f"row_kernel<{row}, {fp8}, {source}<{dtype}> >" for row in ("256, 2", "1024, 2", "1024, 0")}
+            names |= {
+                f"row_kernel<{row}, {fp8}, {source}<{dtype}> >"
+                for row in ("256, 2", "1024, 2", "1024, 0")
+            }
         names |= {f"{kind}<{fp8}, Plain<{dtype}> >" for kind in ("largest_kernel", "tensor_kernel")}
         for weight in {dtype, "float"}:
-            names |= {f"norm_kernel<{threads}, {fp8}, {dtype}, {weight}>" for threads in (256, 1024)}
+            names |= {
+                f"norm_kernel<{threads}, {fp8}, {dtype}, {weight}>" for threads in (256, 1024)
+            }
             names.add(f"long_norm_kernel<{fp8}, {dtype}, {weight}>")
     return names
 
 
 # A block a row that ends a draw: what it calls for flat rows keeps its state on the stack.
-FINISHERS = {f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")}
+FINISHERS = {
+    f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")
+}
 FINISHERS.add("merge_kernel")
 _SAMPLING = {"count_kernel", "penalties_kernel", *FINISHERS}
-_SAMPLING |= {f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")}
+_SAMPLING |= {
+    f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")
+}
 
 
 def _collectives() -> set[str]:
@@ -83,7 +102,8 @@ def _collectives() -> set[str]:
     return names
 
 
-# Those of the collectives: one block of at most 512 threads an SM (with the norm: 1,024), which spins and sends.
+# Those of the collectives: one block of at most 512 threads an SM (with the norm: 1,024), which
+# spins and sends.
 COLLECTIVES = _collectives()
 
 
@@ -94,19 +114,33 @@ ROUTERS = {
     for shape in ("1, 8", "4, 8", "8, 8", "16, 8", "32, 8", "32, 32")
     for dtype in _PACK
 }
-_MOE = {"align_kernel", *ROUTERS, *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack))}
+_MOE = {
+    "align_kernel",
+    *ROUTERS,
+    *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack)),
+}
 
 
 _MERGE = {f"merge_state_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack)}
 _MLA_KV = {"store_latent_fp8_kernel"}
 _MLA_KV |= {
-    f"{name}<{word}>" for name in ("store_latent_kernel", "concat_key_kernel") for word in ("Wide", "unsigned short")
+    f"{name}<{word}>"
+    for name in ("store_latent_kernel", "concat_key_kernel")
+    for word in ("Wide", "unsigned short")
 }
 
 
 def kernels_of(warp: int) -> set[str]:
     """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return pointwise_kernels_of(warp) | _quantize(warp) | _SAMPLING | _MOE | _MERGE | _MLA_KV | COLLECTIVES
+    return (
+        pointwise_kernels_of(warp)
+        | _quantize(warp)
+        | _SAMPLING
+        | _MOE
+        | _MERGE
+        | _MLA_KV
+        | COLLECTIVES
+    )
 
 
 def pointwise_kernels_of(warp: int) -> set[str]:
@@ -122,11 +156,15 @@ def wide_kernels_of(warp: int) -> set[str]:
 
 def short_names(mangled: list[str]) -> list[str]:
     """`rmsnorm_kernel<8, bf16, float>` for each symbol; a constant of an enum is its number."""
-    text = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout
     names = []
     for line in text.splitlines():
         plain = re.sub(r"^void |\(anonymous namespace\)::|\b[a-z]\w*::", "", line)
-        names.append(re.sub(r"\(\w+\)(?=[-\w])", "", plain.split("(")[0] if "<" not in plain else plain))
+        names.append(
+            re.sub(r"\(\w+\)(?=[-\w])", "", plain.split("(")[0] if "<" not in plain else plain)
+        )
     return [re.match(r"\w+(<[^(]*>)?", name)[0] for name in names]  # type: ignore[index]
 
 
@@ -262,7 +300,9 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
     """sm_XX -> kernels in its machine code."""
     program = cuobjdump()
     assert program
-    text = subprocess.run([program, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [program, "-res-usage", str(library)], capture_output=True, text=True, check=True
+    ).stdout
     found: dict[str, dict[str, CudaKernel]] = collections.defaultdict(dict)
     rows: list[tuple[str, str, CudaKernel]] = []
     arch = ""
@@ -280,15 +320,20 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
 
 
 def cuda_operations(library: Path, kernel: str) -> dict[str, list[str]]:
-    """Of each kernel with that in its symbol, what its machine code does about barriers and registers, in order."""
+    """Of each kernel with that in its symbol, what its machine code does about barriers and
+    registers, in order."""
     program = cuobjdump()
     assert program
-    usage = subprocess.run([program, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    usage = subprocess.run(
+        [program, "-res-usage", str(library)], capture_output=True, text=True, check=True
+    ).stdout
     found = {}
     for name in re.findall(rf"Function (\w*{kernel}\w*):", usage):
         command = [program, "-sass", "-fun", name, str(library)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found[name] = re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/ [^;/]*?\b((?:USETMAXREG|BAR)\.[^;]*?) ;", text)
+        found[name] = re.findall(
+            r"(?m)^\s+/\*[0-9a-f]+\*/ [^;/]*?\b((?:USETMAXREG|BAR)\.[^;]*?) ;", text
+        )
     return found
 
 
@@ -314,14 +359,24 @@ def cuobjdump() -> str | None:
 
 
 def run_emulated(program: str, folder: Path) -> str:
-    """What a program of emulated_gpu prints: device code of csrc/gpu, compiled by g++ in a folder, which comes first
-    where files are looked for."""
+    """What a program of emulated_gpu prints: device code of csrc/gpu, compiled by g++ in a folder,
+    which comes first where files are looked for."""
     compiler = tool("g++", "c++")
     need("c++", compiler)
     here, csrc = ROOT / "tests/kernel/emulated_gpu", ROOT / "kernel/csrc"
     includes = [f"-I{path}" for path in (folder, here, ROOT / "kernel/include", csrc)]
     sources = [str(here / f"{program}.cpp"), str(csrc / "common/error.cpp")]
-    command = [str(compiler), "-std=c++17", "-O1", "-w", *includes, *sources, "-o", str(folder / program), "-lpthread"]
+    command = [
+        str(compiler),
+        "-std=c++17",
+        "-O1",
+        "-w",
+        *includes,
+        *sources,
+        "-o",
+        str(folder / program),
+        "-lpthread",
+    ]
     subprocess.run(command, check=True, timeout=250)
     done = subprocess.run([folder / program], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
-"""The wheels of the GPU backends, built by the tests: from when they are collected, on what the other tests leave idle.
+"""The wheels of the GPU backends, built by the tests: from when they are collected, on what the
+other tests leave idle.
 
-`conftest.py` starts the builds that the marker `gpu_wheel` asks for, and puts the tests that wait for them last.
+`conftest.py` starts the builds that the marker `gpu_wheel` asks for, and puts the tests that wait
+for them last.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ FOLDER = ROOT / "build/test-wheels"
 # A release has CUDA code for all of these; compiling it takes ten minutes on two idle cores.
 RELEASE = ("sm_80", "sm_89", "sm_90a", "sm_100")
 CUDA_CODE = RELEASE if os.environ.get("RADIX_TEST_FULL") else ("sm_90a",)
-_ARCHS = {"cuda": ";".join(f"{arch.removeprefix('sm_')}-real" for arch in CUDA_CODE) + ";80-virtual", "rocm": ""}
+_ARCHS = {
+    "cuda": ";".join(f"{arch.removeprefix('sm_')}-real" for arch in CUDA_CODE) + ";80-virtual",
+    "rocm": "",
+}
 _REQUIRED = {"cuda": "cuda", "rocm": "hip"}  # what REQUIRE calls a backend
 _TIMEOUT = 4500
 
@@ -32,20 +37,29 @@ _builds: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
 
 
 def start(backend: str) -> None:
-    """Begins to build (incrementally) the backend's wheel behind everything else; nothing without its compiler."""
+    """Begins to build (incrementally) the backend's wheel behind everything else; nothing without
+    its compiler."""
     if backend in _builds or not _compiler_is_there(backend):
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     output = (FOLDER / f"{backend}.log").open("w+b")
-    command = [sys.executable, "tools/build_wheel.py", backend, "--dist", str(FOLDER), "--archs", _ARCHS[backend]]
+    command = [
+        sys.executable,
+        "tools/build_wheel.py",
+        backend,
+        "--dist",
+        str(FOLDER),
+        "--archs",
+        _ARCHS[backend],
+    ]
     if nice := shutil.which("nice"):
         command = [nice, "-n", "19", *command]
     _builds[backend] = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output), output
 
 
 def library(backend: str, folder: Path) -> Path:
-    """Waits for the wheel, unpacks it into `folder` and returns the library's path. Without a compiler the tests are
-    skipped, or fail where REQUIRE names it."""
+    """Waits for the wheel, unpacks it into `folder` and returns the library's path. Without a
+    compiler the tests are skipped, or fail where REQUIRE names it."""
     start(backend)
     gpu_objects.need(_REQUIRED[backend], backend in _builds)
     build, output = _builds[backend]
@@ -74,7 +88,15 @@ def stop() -> None:
 
 def _compiler_is_there(backend: str) -> bool:
     if backend == "cuda":
-        return bool(gpu_objects.tool("nvcc", "/usr/local/cuda/bin/nvcc") and gpu_objects.cuobjdump())
+        return bool(
+            gpu_objects.tool("nvcc", "/usr/local/cuda/bin/nvcc") and gpu_objects.cuobjdump()
+        )
     compiler = gpu_objects.llvm("clang++") or gpu_objects.tool("amdclang++")
-    header = any(Path(place, "hip/hip_runtime.h").exists() for place in ("/usr/include", "/opt/rocm/include"))
-    return bool(compiler and header and all(map(gpu_objects.llvm, ("llvm-readelf", "llvm-objdump", "ld.lld"))))
+    header = any(
+        Path(place, "hip/hip_runtime.h").exists() for place in ("/usr/include", "/opt/rocm/include")
+    )
+    return bool(
+        compiler
+        and header
+        and all(map(gpu_objects.llvm, ("llvm-readelf", "llvm-objdump", "ld.lld")))
+    )

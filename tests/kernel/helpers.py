@@ -12,23 +12,31 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 # (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second
 # is half a unit in the last place, with a little room for values next to a rounding border.
-ROUNDED_ONCE = {torch.float32: (1e-6, 4e-6), torch.float16: (4.9e-4, 5.2e-4), torch.bfloat16: (3.95e-3, 4.1e-3)}
+ROUNDED_ONCE = {
+    torch.float32: (1e-6, 4e-6),
+    torch.float16: (4.9e-4, 5.2e-4),
+    torch.bfloat16: (3.95e-3, 4.1e-3),
+}
 # The reference in float64 against an oracle of its own.
 DEFINITION = (1e-12, 1e-10)
 # Attention may round probabilities to the dtype of the values before they meet.
 ATTENTION = {torch.float32: (1e-5, 9e-5), torch.float16: (6e-4, 4e-3), torch.bfloat16: (5e-3, 3e-2)}
 
-# q, k and v in FP8: probabilities too meet the values as e4m3, 2.5 % (rms) off each, and sums of products keep 14 bits.
+# q, k and v in FP8: probabilities too meet the values as e4m3, 2.5 % (rms) off each, and sums of
+# products keep 14 bits.
 ATTENTION_FP8, LSE_FP8 = (4e-2, 0.6), (2e-3, 1e-2)
 
 # (op, dtype) -> largest errors that any test saw, for `pytest --numerics`.
 measured: dict[tuple[str, str], tuple[float, float]] = {}
 
 
-def errors(got: torch.Tensor, expected: torch.Tensor, quantum: float | torch.Tensor = 0.0) -> tuple[float, float]:
+def errors(
+    got: torch.Tensor, expected: torch.Tensor, quantum: float | torch.Tensor = 0.0
+) -> tuple[float, float]:
     """(||d|| / ||e||, max |d| / (|e| + rms(e))) over the finite elements, in float64.
 
-    d is the difference less half a quantum, which is the spacing of the dtype's subnormal numbers or of each element.
+    d is the difference less half a quantum, which is the spacing of the dtype's subnormal numbers
+    or of each element.
     """
     finite = torch.isfinite(expected)
     e = expected[finite]
@@ -51,8 +59,9 @@ def assert_close(
 ) -> None:
     """Compare with the unrounded float64 result: shape, NaN and infinity positions, both errors.
 
-    amplitude: where elements are sums of rounded terms, the sums of the terms' magnitudes. Terms that cancel leave
-    their rounding behind, so the worst element is given half a unit in the last place of that as well.
+    amplitude: where elements are sums of rounded terms, the sums of the terms' magnitudes. Terms
+    that cancel leave their rounding behind, so the worst element is given half a unit in the last
+    place of that as well.
     """
     assert expected.dtype == torch.float64, "the oracle must not be rounded"
     assert got.shape == expected.shape, f"{op}: shape {got.shape}, expected {expected.shape}"
@@ -111,7 +120,8 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, *, gap: int = 0) -> Guarde
 
 
 def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose first dimension, of 2 or more, has more than 2**31 elements from its first to its last.
+    """A tensor whose first dimension, of 2 or more, has more than 2**31 elements from its first to
+    its last.
 
     The memory between is reserved and never touched, so on the CPU it costs nothing.
     """
@@ -123,7 +133,9 @@ def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return buffer.as_strided(tuple(shape), (step, *strides))
 
 
-def spread(shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator, *, gap: int = 0) -> torch.Tensor:
+def spread(
+    shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator, *, gap: int = 0
+) -> torch.Tensor:
     """Normal numbers with a random scale, in rows that `gap` NaN elements keep apart."""
     values = torch.randn(tuple(shape), generator=rng, dtype=torch.float64)
     values *= 2.0 ** float(torch.randint(-2, 3, (), generator=rng))

@@ -1,13 +1,16 @@
-"""What each of Hopper's kernels may take, as measured with nvcc 13.0: registers of a thread and bytes of its stack.
+"""What each of Hopper's kernels may take, as measured with nvcc 13.0: registers of a thread and
+bytes of its stack.
 
-A spill lies on the stack, so that a kernel without a stack cannot begin to spill. Registers are given in eights.
+A spill lies on the stack, so that a kernel without a stack cannot begin to spill. Registers are
+given in eights.
 """
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-# Pattern of a kernel's name -> most registers, most bytes of stack. The first that fits is the kernel's.
+# Pattern of a kernel's name -> most registers, most bytes of stack. The first that fits is the
+# kernel's.
 LIMITS = {
     # Decode: queries in two tiles of rows; 256 dimensions.
     "decode_kernel<Config<bf16, bf16, 64, 1> >": (208, 0),

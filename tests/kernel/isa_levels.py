@@ -1,5 +1,6 @@
-"""The instruction-set levels of the CPU library, and the test files that say what holds at each of them. As a program
-it prints the files: tools/gpu_check.sh runs them at the levels that the machines of CI lack."""
+"""The instruction-set levels of the CPU library, and the test files that say what holds at each of
+them. As a program it prints the files: tools/gpu_check.sh runs them at the levels that the machines
+of CI lack."""
 
 from __future__ import annotations
 

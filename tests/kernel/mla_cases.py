@@ -1,4 +1,5 @@
-"""MLA decode problems over a poisoned cache and an oracle, shared by the native and the Triton tests."""
+"""MLA decode problems over a poisoned cache and an oracle, shared by the native and the Triton
+tests."""
 
 from __future__ import annotations
 
@@ -60,20 +61,29 @@ def make_case(
     count = sum(n for n, _ in rows)
     starts = torch.tensor([0, *(n for n, _ in rows)]).cumsum(0).to(torch.int32)
     lens = torch.tensor([kv for _, kv in rows], dtype=torch.int32)
-    q = spread((count, heads, LATENT), dtype, rng, gap=gap), spread((count, heads, ROPE), dtype, rng, gap=gap)
+    q = (
+        spread((count, heads, LATENT), dtype, rng, gap=gap),
+        spread((count, heads, ROPE), dtype, rng, gap=gap),
+    )
     return Case((*q, cache, table, lens, starts), tokens)
 
 
 def amplitude(case: Case, causal: bool = True) -> Callable[[], torch.Tensor]:
-    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is relative to."""
+    """Sums of probabilities times the magnitudes of values: what rounding the probabilities is
+    relative to."""
     return lambda: oracle(case, causal, magnitudes=True)[0]
 
 
-def oracle(case: Case, causal: bool = True, magnitudes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(
+    case: Case, causal: bool = True, magnitudes: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Straight from the definition, a query at a time. magnitudes: of the values."""
     nope, rope, *_, starts = case.args
     q = torch.cat((nope, rope), -1).double()
-    out, lse = torch.zeros(nope.shape, dtype=torch.float64), torch.full(nope.shape[:2], -math.inf, dtype=torch.float64)
+    out, lse = (
+        torch.zeros(nope.shape, dtype=torch.float64),
+        torch.full(nope.shape[:2], -math.inf, dtype=torch.float64),
+    )
     for row, tokens in enumerate(case.tokens):
         n = int(starts[row + 1] - starts[row])
         for i in range(n):

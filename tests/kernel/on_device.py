@@ -72,7 +72,11 @@ class _Trip:
         if isinstance(x, tuple):
             return tuple(self.send(part) for part in x)
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
-            parts = {field.name: self.send(getattr(x, field.name)) for field in dataclasses.fields(x) if field.init}
+            parts = {
+                field.name: self.send(getattr(x, field.name))
+                for field in dataclasses.fields(x)
+                if field.init
+            }
             return dataclasses.replace(x, **parts)
         if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
             return x

@@ -133,7 +133,9 @@ def some_edits(batch: int, vocab_size: int, rng: torch.Generator) -> rk.LogitEdi
     min_position = integers(0, 2, (batch,), rng) * 2**40
     bitmask = integers(-(2**31), 2**31, (batch, -(-vocab_size // 32)), rng).to(torch.int32)
     bitmask[:, 0] |= 3
-    return rk.LogitEdits((bias_ids, bias_values), (counts, slots, rep, freq, pres), (stops, min_position), bitmask)
+    return rk.LogitEdits(
+        (bias_ids, bias_values), (counts, slots, rep, freq, pres), (stops, min_position), bitmask
+    )
 
 
 def edited_python(logits: torch.Tensor, rows: list[Row], edits: rk.LogitEdits) -> torch.Tensor:
@@ -185,7 +187,9 @@ def near_tie(logits: torch.Tensor, row: Row) -> bool:
         if ((ratio / row.min_p - 1).abs() < 1e-5).any():
             return True
         kept &= ratio >= row.min_p
-    u = rk.reference.uniform(torch.tensor([row.seed]), torch.tensor([row.position]), len(x))[0].double()
+    u = rk.reference.uniform(torch.tensor([row.seed]), torch.tensor([row.position]), len(x))[
+        0
+    ].double()
     scores = (x - torch.log(-torch.log1p(-u)))[order.indices[:count][kept]]
     best = scores.topk(min(2, len(scores))).values
     return len(best) == 2 and float(best[0] - best[1]) < 1e-4

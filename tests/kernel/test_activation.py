@@ -7,13 +7,23 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
+from tests.kernel.helpers import (
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    distant,
+    guarded,
+    spread,
+)
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 GATES = {
     "silu_and_mul": lambda g: g / (1 + np.exp(-g)),
     "gelu_and_mul": lambda g: g / 2 * (1 + _erf(g / math.sqrt(2))),
-    "gelu_tanh_and_mul": lambda g: g / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))),
+    "gelu_tanh_and_mul": lambda g: (
+        g / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)))
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""The collectives between GPUs: their definition, their errors, and their device code run by threads of the CPU; on a
-machine with several GPUs, the real thing (tests/gpu/all_reduce.py)."""
+"""The collectives between GPUs: their definition, their errors, and their device code run by
+threads of the CPU; on a machine with several GPUs, the real thing (tests/gpu/all_reduce.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_sums_run_in_rank_order_and_are_rounded_once(world, dtype, rng):
 def test_norm_is_that_of_the_rounded_residual(rng):
     inputs = torch.randn(2, 3, 64, generator=rng).bfloat16()
     residual, weight = torch.randn(3, 64, generator=rng).bfloat16(), torch.randn(64, generator=rng)
-    new, out = reference.all_reduce_add_rmsnorm(inputs, residual, weight, 1e-6, compute_dtype=torch.float64)
+    new, out = reference.all_reduce_add_rmsnorm(
+        inputs, residual, weight, 1e-6, compute_dtype=torch.float64
+    )
     x, r = reference.all_reduce(inputs, compute_dtype=torch.float32), residual.clone()
     reference.fused_add_rmsnorm(x, r, weight, 1e-6, compute_dtype=torch.float64)
     assert torch.equal(new, r) and torch.equal(out, x)
@@ -50,21 +52,27 @@ def test_without_kernels_every_rank_is_told(tmp_path):
 
 @pytest.mark.parametrize("program, last", [("main", "abort: seen"), ("norm", "4 ranks: 500 norms")])
 def test_device_code_on_threads(tmp_path, program, last):
-    """Sequences of all collectives and sizes with ranks out of step, a rank that does not come, an abort; the norm."""
+    """Sequences of all collectives and sizes with ranks out of step, a rank that does not come, an
+    abort; the norm."""
     threads = "constexpr int kThreads = 1024;"
     norm = (gpu_objects.ROOT / "kernel/csrc/gpu/all_reduce_norm.cu").read_text()
     assert threads in norm
-    (tmp_path / "all_reduce_norm.cu").write_text(norm.replace(threads, "constexpr int kThreads = 4;"))
+    (tmp_path / "all_reduce_norm.cu").write_text(
+        norm.replace(threads, "constexpr int kThreads = 4;")
+    )
     assert gpu_objects.run_emulated(program, tmp_path).splitlines()[-1] == last
 
 
 def test_between_processes_on_gpus(request):
-    """Sums, bits, graphs beside other work, a rank that is killed: each rank a process, two of them on a lone GPU."""
+    """Sums, bits, graphs beside other work, a rank that is killed: each rank a process, two of them
+    on a lone GPU."""
     gpus = torch.cuda.device_count()
     if request.config.getoption("--device") != "cuda" or not hasattr(_loader.bind, "GpuComm"):
         pytest.skip("needs --device cuda")
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     for world in (n for n in (2, 4, 8) if n <= max(gpus, 2)):
         command = [sys.executable, "-m", "tests.gpu.all_reduce", "--ranks", str(world)]
-        done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

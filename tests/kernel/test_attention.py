@@ -33,7 +33,9 @@ OPTIONS = {
 }
 
 
-def run(case: Case, op_options: dict, rng: torch.Generator, tolerance: tuple[float, float] | None = None) -> None:
+def run(
+    case: Case, op_options: dict, rng: torch.Generator, tolerance: tuple[float, float] | None = None
+) -> None:
     """Check out, lse, the reference, and that out is written fully and nothing beside it."""
     options = dict(op_options)
     if options.get("sinks"):
@@ -41,13 +43,23 @@ def run(case: Case, op_options: dict, rng: torch.Generator, tolerance: tuple[flo
     dtype = case.q.dtype
     expected, expected_lse = oracle(case, **options)
     out = guarded(tuple(case.q.shape), dtype, gap=8)
-    got, lse = rk.flash_attn_with_kvcache(*case.args, **options, return_softmax_lse=True, out=out.view)
+    got, lse = rk.flash_attn_with_kvcache(
+        *case.args, **options, return_softmax_lse=True, out=out.view
+    )
     assert got is out.view and lse.dtype == torch.float32
     out.check()
-    assert_close("flash_attn_with_kvcache", got, expected, tolerance or ATTENTION[dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_with_kvcache",
+        got,
+        expected,
+        tolerance or ATTENTION[dtype],
+        amplitude(case, **options),
+    )
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
     wide = Case(case.q.double(), case.k_cache.double(), case.v_cache.double(), *case.args[3:])
-    exact, exact_lse = rk.reference.flash_attn_with_kvcache(*wide.args, **options, return_softmax_lse=True)
+    exact, exact_lse = rk.reference.flash_attn_with_kvcache(
+        *wide.args, **options, return_softmax_lse=True
+    )
     assert_close("reference.flash_attn_with_kvcache", exact, expected, (1e-12, 1e-10))
     assert_close("reference.flash_attn_with_kvcache lse", exact_lse, expected_lse, (1e-12, 1e-10))
 
@@ -62,7 +74,9 @@ def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
         scales[name] = scale
     exact = []
     for x, kept in zip(caches, (case.keys, case.values), strict=True):
-        wide = x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
+        wide = (
+            x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
+        )
         rows = []
         for row, tokens in enumerate(kept):
             pages = case.page_table[row, : -(-len(tokens) // wide.shape[1])].long()
@@ -74,9 +88,17 @@ def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
 def run_int8(case: Case, scales: dict[str, torch.Tensor], options: dict) -> None:
     expected, expected_lse = oracle(case, **options)
     out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
-    assert_close("flash_attn_with_kvcache INT8", out, expected, ATTENTION[case.q.dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_with_kvcache INT8",
+        out,
+        expected,
+        ATTENTION[case.q.dtype],
+        amplitude(case, **options),
+    )
     assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
-    exact = rk.reference.flash_attn_with_kvcache(case.q.double(), *case.args[1:], **options, **scales)
+    exact = rk.reference.flash_attn_with_kvcache(
+        case.q.double(), *case.args[1:], **options, **scales
+    )
     assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
 
 
@@ -141,7 +163,9 @@ def test_decode_with_many_heads(heads, rng):
 
 @INT8
 def test_threads_do_not_change_the_bits(int8, rng):
-    case = make_case([(1, 1100), (37, 400), (1, 60), (1, 513)], rng, heads=(8, 4), dtype=torch.bfloat16)
+    case = make_case(
+        [(1, 1100), (37, 400), (1, 60), (1, 513)], rng, heads=(8, 4), dtype=torch.bfloat16
+    )
     case, scales = quantized(case) if int8 else (case, {})
     before = rk.get_num_threads()
     try:
@@ -171,7 +195,9 @@ def test_int8(options, dtype, rng):
 @pytest.mark.parametrize("hnd", [False, True])
 def test_int8_page_sizes(page_size, hnd, rng):
     rows = [*random_rows(5, rng), (1, 530)]  # the last in several parts
-    case, scales = quantized(make_case(rows, rng, page_size=page_size, hnd=hnd, dtype=torch.bfloat16))
+    case, scales = quantized(
+        make_case(rows, rng, page_size=page_size, hnd=hnd, dtype=torch.bfloat16)
+    )
     assert case.k_cache.is_contiguous() == (not hnd or page_size == 1)
     run_int8(case, scales, {})
 
@@ -203,7 +229,8 @@ def test_queries_that_see_nothing(sinks, rng):
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("kv_len", [1, 5, 8, 16, 64, 512, 600, 1024])
 def test_nan_reaches_out_and_lse(kv_len, queries, dtype, rng):
-    """In a query or in a key that it sees, wherever it stands among the lanes, blocks and parts of the keys."""
+    """In a query or in a key that it sees, wherever it stands among the lanes, blocks and parts of
+    the keys."""
     n = min(queries, kv_len)
     for options in ({}, {"sinks": torch.randn(4, generator=rng)}):
         for position in (None, kv_len - 1, int(torch.randint(kv_len, (), generator=rng))):
@@ -235,7 +262,8 @@ def test_scores_that_grow(dtype, rng):
         keys[..., 0] = (torch.arange(len(keys)) / 8)[:, None].to(dtype)
         for token, key in enumerate(keys):
             case.k_cache[case.page_table[row, token // 16], token % 16] = key
-    # Scores reach 41 out of sums of 330: float32 keeps 1e-5 of them, and a probability is off by as much.
+    # Scores reach 41 out of sums of 330: float32 keeps 1e-5 of them, and a probability is off by as
+    # much.
     run(case, {}, rng, tolerance=(3e-5, 3e-4) if dtype == torch.float32 else None)
 
 
@@ -274,13 +302,20 @@ def test_rows_do_not_depend_on_the_batch(int8, rng):
         assert_same_bits(part, whole[begin + n // 3 : begin + n])
 
 
-@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="torch before 2.0")
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="torch before 2.0"
+)
 def test_paged_equals_scaled_dot_product_attention(rng):
     """A third witness, torch's own."""
     case = make_case([(20, 20)], rng, heads=(4, 4))
     q, k, v = (x.double().transpose(0, 1)[None] for x in (case.q, case.keys[0], case.values[0]))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
-    assert_close("flash_attn_with_kvcache", rk.flash_attn_with_kvcache(*case.args), expected, ATTENTION[torch.float32])
+    assert_close(
+        "flash_attn_with_kvcache",
+        rk.flash_attn_with_kvcache(*case.args),
+        expected,
+        ATTENTION[torch.float32],
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -299,7 +334,9 @@ def test_varlen(options, dtype, rng):
         case.q, k, v, case.cu_seqlens_q, cu_k, **options, return_softmax_lse=True, out=out.view
     )
     out.check()
-    assert_close("flash_attn_varlen", out.view, expected, ATTENTION[dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_varlen", out.view, expected, ATTENTION[dtype], amplitude(case, **options)
+    )
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
 
 
@@ -315,7 +352,13 @@ def test_merge_state(dtype, rng):
         length = torch.tensor([0, keys.stop - keys.start], dtype=torch.int32)
         parts.append(
             rk.reference.flash_attn_varlen(
-                q.double(), k[keys].double(), v[keys].double(), cu, length, causal=False, return_softmax_lse=True
+                q.double(),
+                k[keys].double(),
+                v[keys].double(),
+                cu,
+                length,
+                causal=False,
+                return_softmax_lse=True,
             )
         )
     (a, la), (b, lb), (whole, lse) = parts
@@ -323,7 +366,9 @@ def test_merge_state(dtype, rng):
     assert_close("reference.merge_state", exact, whole, (1e-12, 1e-10))
     assert_close("reference.merge_state lse", exact_lse, lse, (1e-12, 1e-10))
     ra, rb = a.to(dtype), b.to(dtype)
-    expected, _ = rk.reference.merge_state(ra.double(), la.float().double(), rb.double(), lb.float().double())
+    expected, _ = rk.reference.merge_state(
+        ra.double(), la.float().double(), rb.double(), lb.float().double()
+    )
     out = guarded((n, heads, dim), dtype)
     got, got_lse = rk.merge_state(ra, la.float(), rb, lb.float(), out=out.view)
     out.check()
@@ -344,7 +389,9 @@ def test_merge_state_with_an_empty_side(rng):
     assert not out.any() and torch.equal(lse, nothing)
 
 
-@pytest.mark.parametrize("sides", [(math.nan, -math.inf), (math.nan, 0.5), (math.nan, math.nan)], ids=str)
+@pytest.mark.parametrize(
+    "sides", [(math.nan, -math.inf), (math.nan, 0.5), (math.nan, math.nan)], ids=str
+)
 @pytest.mark.parametrize("swap", [False, True])
 def test_merge_state_of_nan(sides, swap, rng):
     """A side of NaN is not one that saw nothing."""
@@ -377,7 +424,14 @@ def test_errors(index, change, error, rng):
 
 
 @pytest.mark.parametrize(
-    "options", [{"window_size": (-2, 0)}, {"window_size": (3, 2)}, {"softcap": -1.0}, {"sinks": torch.ones(3)}], ids=str
+    "options",
+    [
+        {"window_size": (-2, 0)},
+        {"window_size": (3, 2)},
+        {"softcap": -1.0},
+        {"sinks": torch.ones(3)},
+    ],
+    ids=str,
 )
 def test_option_errors(options, rng):
     with pytest.raises(ValueError):

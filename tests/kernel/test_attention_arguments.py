@@ -9,11 +9,20 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.attention_cases import Case, make_case, oracle, varlen_args
-from tests.kernel.helpers import ATTENTION, FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, spread
+from tests.kernel.helpers import (
+    ATTENTION,
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    spread,
+)
 
 
 def call(op: str, case: Case, **options):
-    return getattr(rk, op)(*(case.args if op == "flash_attn_with_kvcache" else varlen_args(case)), **options)
+    return getattr(rk, op)(
+        *(case.args if op == "flash_attn_with_kvcache" else varlen_args(case)), **options
+    )
 
 
 OPS = pytest.mark.parametrize("op", ["flash_attn_with_kvcache", "flash_attn_varlen"])

@@ -1,4 +1,5 @@
-"""A few query tokens a row over a paged cache: sizes around the chunks of the GPU kernel, rows beside each other."""
+"""A few query tokens a row over a paged cache: sizes around the chunks of the GPU kernel, rows
+beside each other."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ OPTIONS = {
 
 def attend(case: Case, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
     longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
-    return rk.flash_attn_with_kvcache(*case.args, return_softmax_lse=True, max_seqlen_q=longest, **options)
+    return rk.flash_attn_with_kvcache(
+        *case.args, return_softmax_lse=True, max_seqlen_q=longest, **options
+    )
 
 
 def run(case: Case, options: dict, rng: torch.Generator) -> None:
@@ -39,7 +42,13 @@ def run(case: Case, options: dict, rng: torch.Generator) -> None:
     out = guarded(tuple(case.q.shape), case.q.dtype, gap=8)
     _, lse = attend(case, **options, out=out.view)
     out.check()
-    assert_close("flash_attn_with_kvcache", out.view, expected, ATTENTION[case.q.dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_with_kvcache",
+        out.view,
+        expected,
+        ATTENTION[case.q.dtype],
+        amplitude(case, **options),
+    )
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
 
 
@@ -60,19 +69,31 @@ def test_around_the_chunks(kv_len, rng):
 @pytest.mark.parametrize("hnd", [False, True])
 def test_page_sizes(page_size, hnd, rng):
     rows = [(1, 700), (1, 64), (1, 65)]
-    run(make_case(rows, rng, page_size=page_size, hnd=hnd, gap=16, dtype=torch.bfloat16, dim=128), {}, rng)
+    run(
+        make_case(rows, rng, page_size=page_size, hnd=hnd, gap=16, dtype=torch.bfloat16, dim=128),
+        {},
+        rng,
+    )
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (12, 2), (5, 1), (40, 8), (64, 1), (7, 7)], ids=str)
 @pytest.mark.parametrize("queries", [1, 2, 5])
 def test_packed_rows(heads, queries, rng):
-    run(make_case([(queries, 300), (queries, queries)], rng, heads=heads, dtype=torch.bfloat16), {}, rng)
+    run(
+        make_case([(queries, 300), (queries, queries)], rng, heads=heads, dtype=torch.bfloat16),
+        {},
+        rng,
+    )
 
 
 @pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 192, 240, 256])
 @pytest.mark.parametrize("queries", [1, 9])
 def test_head_dims(dim, queries, rng):
-    run(make_case([(queries, 300), (1, 40)], rng, heads=(8, 2), dim=dim, dtype=torch.float16), {}, rng)
+    run(
+        make_case([(queries, 300), (1, 40)], rng, heads=(8, 2), dim=dim, dtype=torch.float16),
+        {},
+        rng,
+    )
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -115,7 +136,8 @@ def test_bits_do_not_depend_on_run_or_neighbours(rng):
 
 @pytest.mark.parametrize("heads", [(264, 66), (528, 66)], ids=str)
 def test_runs_of_many_chunks(heads, rng):
-    """So many KV heads that a GPU has blocks for two runs: a cut row, and few and many packed rows after each other."""
+    """So many KV heads that a GPU has blocks for two runs: a cut row, and few and many packed rows
+    after each other."""
     rows = [(1, 600), (2, 700), (1, 2000), (3, 2), (1, 5000)]
     case = make_case(rows, rng, heads=heads, dim=16, dtype=torch.bfloat16)
     run(case, {}, rng)
@@ -133,7 +155,9 @@ def test_runs_of_many_chunks(heads, rng):
         assert_same_bits(got, out[begin : begin + 1])
 
 
-def run_fp8(rows: list[tuple[int, int]], options: dict, rng: torch.Generator, per_head: bool, **sizes) -> None:
+def run_fp8(
+    rows: list[tuple[int, int]], options: dict, rng: torch.Generator, per_head: bool, **sizes
+) -> None:
     """e4m3 values times their scales; garbage (NaN) in the slots that nothing may use."""
     case = make_case(rows, rng, **sizes)
     count = case.k_cache.shape[2] if per_head else 1
@@ -144,7 +168,8 @@ def run_fp8(rows: list[tuple[int, int]], options: dict, rng: torch.Generator, pe
     run(case, {**options, "k_scale": scales[0], "v_scale": scales[1]}, rng)
 
 
-# Both sizes of a tile of query rows, and each size of a head that kernels are for: all ten of Hopper's.
+# Both sizes of a tile of query rows, and each size of a head that kernels are for: all ten of
+# Hopper's.
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("queries", [1, 4, 9])
@@ -160,7 +185,17 @@ def test_fp8_cache(dtype, dim, queries, per_head, rng):
 @pytest.mark.parametrize("queries", [1, 9])
 def test_fp8_page_sizes(page_size, hnd, dim, queries, rng):
     rows = [(1, 520), (queries, 64), (queries, 65)]
-    run_fp8(rows, {}, rng, True, heads=(4, 2), dim=dim, page_size=page_size, hnd=hnd, dtype=torch.bfloat16)
+    run_fp8(
+        rows,
+        {},
+        rng,
+        True,
+        heads=(4, 2),
+        dim=dim,
+        page_size=page_size,
+        hnd=hnd,
+        dtype=torch.bfloat16,
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -175,7 +210,9 @@ def test_fp8_takes_queries_of_any_size(rng):
     """bf16 queries far outside of float16's range."""
     case = make_case([(1, 50)], rng, heads=(2, 1), dtype=torch.bfloat16)
     case.k_cache, case.v_cache = (x.to(FP8) for x in (case.k_cache, case.v_cache))
-    case.keys, case.values = ([x.to(FP8).double() for x in kept] for kept in (case.keys, case.values))
+    case.keys, case.values = (
+        [x.to(FP8).double() for x in kept] for kept in (case.keys, case.values)
+    )
     one = torch.ones(1)
     for power in (-60, 60):
         big = Case(case.q * 2.0**power, *case.args[1:], case.keys, case.values)

@@ -9,11 +9,19 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.attention_cases import Case, amplitude, make_case, oracle
-from tests.kernel.helpers import ATTENTION, ATTENTION_FP8, LSE_FP8, assert_close, assert_same_bits, guarded
+from tests.kernel.helpers import (
+    ATTENTION,
+    ATTENTION_FP8,
+    LSE_FP8,
+    assert_close,
+    assert_same_bits,
+    guarded,
+)
 
 HALVES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
-# (new tokens, keys): across the borders of 128 keys, a chunk behind a prefix, decode rows, rows with nothing to do.
+# (new tokens, keys): across the borders of 128 keys, a chunk behind a prefix, decode rows, rows
+# with nothing to do.
 ROWS = [(129, 129), (1, 300), (0, 5), (70, 357), (64, 64), (2, 0), (9, 4), (1, 1)]
 OPTIONS = {
     "plain": {},
@@ -40,7 +48,13 @@ def run(case: Case, options: dict, rng: torch.Generator) -> None:
         *case.args, **options, return_softmax_lse=True, max_seqlen_q=hint, out=paged.view
     )
     paged.check()
-    assert_close("flash_attn_with_kvcache", paged.view, expected, ATTENTION[dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_with_kvcache",
+        paged.view,
+        expected,
+        ATTENTION[dtype],
+        amplitude(case, **options),
+    )
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
     lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
     _, lse = rk.flash_attn_varlen(
@@ -48,7 +62,9 @@ def run(case: Case, options: dict, rng: torch.Generator) -> None:
         **options, return_softmax_lse=True, max_seqlen_q=hint, out=ragged.view,
     )  # fmt: skip
     ragged.check()
-    assert_close("flash_attn_varlen", ragged.view, expected, ATTENTION[dtype], amplitude(case, **options))
+    assert_close(
+        "flash_attn_varlen", ragged.view, expected, ATTENTION[dtype], amplitude(case, **options)
+    )
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
 
 
@@ -70,7 +86,8 @@ RAMPS = {
 @pytest.mark.parametrize("dim", [128, 192])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_maxima_that_move(ramp, dim, dtype, rng):
-    """Kernels go through keys from the last to the first and move a row's maximum only when it grew by much."""
+    """Kernels go through keys from the last to the first and move a row's maximum only when it grew
+    by much."""
     case = make_case([(129, 600), (90, 90)], rng, dim=dim, v_dim=128, dtype=dtype)
     case.q[..., 0] = dim**0.5  # so that the ramp is added to the scores
     for keys in case.keys:
@@ -87,7 +104,8 @@ def test_maxima_that_move(ramp, dim, dtype, rng):
 
 @pytest.mark.parametrize("dim", [64, 128, 192])
 def test_scores_of_zero_of_either_sign(dim, rng):
-    """Every product with a key is -0: as bits the least of all integers, where kernels compare scores like them."""
+    """Every product with a key is -0: as bits the least of all integers, where kernels compare
+    scores like them."""
     case = make_case([(129, 300), (7, 7)], rng, dim=dim, dtype=torch.bfloat16)
     case.q.zero_()
     for keys in case.keys:
@@ -99,10 +117,16 @@ def test_scores_of_zero_of_either_sign(dim, rng):
 @pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 128, 256])
 @pytest.mark.parametrize("hnd", [False, True])
 def test_page_sizes(page_size, hnd, rng):
-    run(make_case(ROWS, rng, dim=128, page_size=page_size, hnd=hnd, gap=16, dtype=torch.bfloat16), {}, rng)
+    run(
+        make_case(ROWS, rng, dim=128, page_size=page_size, hnd=hnd, gap=16, dtype=torch.bfloat16),
+        {},
+        rng,
+    )
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (8, 8), (8, 1), (6, 2), (5, 1), (14, 2), (24, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(1, 1), (8, 8), (8, 1), (6, 2), (5, 1), (14, 2), (24, 1)], ids=str
+)
 def test_head_groups(heads, rng):
     run(make_case([(40, 170), (1, 40)], rng, heads=heads, dim=64, dtype=torch.bfloat16), {}, rng)
 
@@ -111,7 +135,11 @@ def test_head_groups(heads, rng):
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_head_dims(dim, page_size, dtype, rng):
-    run(make_case([(33, 140), (1, 90), (130, 130)], rng, dim=dim, page_size=page_size, dtype=dtype), {}, rng)
+    run(
+        make_case([(33, 140), (1, 90), (130, 130)], rng, dim=dim, page_size=page_size, dtype=dtype),
+        {},
+        rng,
+    )
 
 
 @pytest.mark.parametrize("dim", [80, 256])
@@ -122,14 +150,23 @@ def test_windows_of_long_prompts(dim, window, rng):
     run(case, {"window_size": (window, 0)}, rng)
 
 
-@pytest.mark.parametrize("dims", [(192, 128), (144, 96), (64, 128), (128, 48), (192, 64), (32, 256)], ids=str)
+@pytest.mark.parametrize(
+    "dims", [(192, 128), (144, 96), (64, 128), (128, 48), (192, 64), (32, 256)], ids=str
+)
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_values_of_another_size(dims, page_size, dtype, rng):
     rows = [(33, 140), (1, 90), (150, 270), (0, 3), (2, 0)]
     dim, v_dim = dims
     case = make_case(
-        rows, rng, heads=(4, 4), dim=dim, v_dim=v_dim, page_size=page_size, dtype=dtype, hnd=page_size == 16
+        rows,
+        rng,
+        heads=(4, 4),
+        dim=dim,
+        v_dim=v_dim,
+        page_size=page_size,
+        dtype=dtype,
+        hnd=page_size == 16,
     )
     run(case, {"sinks": True, "window_size": (120, 0)} if page_size == 128 else {}, rng)
 
@@ -177,7 +214,8 @@ def test_bits_repeat_and_do_not_depend_on_the_batch(rng):
 
 
 def fp8_case(rng: torch.Generator) -> tuple[Case, dict]:
-    """A case whose caches are FP8, and the scales that go with it; keys and values are what they stand for."""
+    """A case whose caches are FP8, and the scales that go with it; keys and values are what they
+    stand for."""
     case = make_case([(3, 40), (20, 25)], rng, heads=(4, 2), dtype=torch.bfloat16)
     scales = {"k_scale": torch.tensor([0.5, 0.25]), "v_scale": torch.tensor([2.0, 1.0])}
     case.k_cache, case.v_cache = (x.to(FP8) for x in (case.k_cache, case.v_cache))
@@ -186,12 +224,16 @@ def fp8_case(rng: torch.Generator) -> tuple[Case, dict]:
     return case, scales
 
 
-def all_fp8(rows: list[tuple[int, int]], rng: torch.Generator, per_head: bool, **sizes) -> tuple[Case, Case, dict]:
+def all_fp8(
+    rows: list[tuple[int, int]], rng: torch.Generator, per_head: bool, **sizes
+) -> tuple[Case, Case, dict]:
     """A case with FP8 queries too; the case of what it stands for, in float64; the scales."""
     case = make_case(rows, rng, dtype=torch.bfloat16, **sizes)
     heads, kv_heads = case.q.shape[1], case.k_cache.shape[2]
     count = kv_heads if per_head else 1
-    scales = {name: 0.25 + torch.rand(count, generator=rng) for name in ("q_scale", "k_scale", "v_scale")}
+    scales = {
+        name: 0.25 + torch.rand(count, generator=rng) for name in ("q_scale", "k_scale", "v_scale")
+    }
     wide = {name: x.double().expand(kv_heads)[:, None] for name, x in scales.items()}
     case.q, case.k_cache, case.v_cache = (x.to(FP8) for x in (case.q, case.k_cache, case.v_cache))
     keys, values = ([x.to(FP8) for x in kept] for kept in (case.keys, case.values))
@@ -209,7 +251,12 @@ FP8_CASES = {
     "pages of 64": ((4, 4), (128, 128), 64, {"causal": False}),
     "pages of 48, small heads": ((6, 2), (64, 64), 48, {}),
     "two sizes": ((4, 1), (80, 48), 128, {"window_size": (100, 0)}),
-    "all": ((4, 2), (128, 128), 256, {"sinks": True, "softcap": 20.0, "window_size": (130, 0), "softmax_scale": 0.1}),
+    "all": (
+        (4, 2),
+        (128, 128),
+        256,
+        {"sinks": True, "softcap": 20.0, "window_size": (130, 0), "softmax_scale": 0.1},
+    ),
 }
 
 
@@ -222,7 +269,9 @@ def test_fp8(what, per_head, out_dtype, rng):
     if options.get("sinks"):
         options["sinks"] = torch.randn(heads[0], generator=rng)
     rows = [(129, 129), (1, 300), (0, 5), (70, 357), (330, 400), (2, 0), (9, 4), (1, 1)]
-    case, exact, scales = all_fp8(rows, rng, per_head, heads=heads, dim=dim, v_dim=v_dim, page_size=page_size)
+    case, exact, scales = all_fp8(
+        rows, rng, per_head, heads=heads, dim=dim, v_dim=v_dim, page_size=page_size
+    )
     expected, expected_lse = oracle(exact, **options)
     out = guarded(tuple(expected.shape), out_dtype)
     _, lse = rk.flash_attn_with_kvcache(

@@ -1,4 +1,5 @@
-"""A bench on the CPU: its input sets are larger than the caches, and no peer ends or holds up a run."""
+"""A bench on the CPU: its input sets are larger than the caches, and no peer ends or holds up a
+run."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.cpu_only
 
 def case(size: int, **contenders: Contender) -> Case:
     make = lambda: (torch.ones(size // 4),)  # noqa: E731
-    return Case("op", "shape", torch.float32, size, size, make, {"radix": torch.Tensor.sum} | contenders)
+    return Case(
+        "op", "shape", torch.float32, size, size, make, {"radix": torch.Tensor.sum} | contenders
+    )
 
 
 def fails(x: torch.Tensor) -> None:
@@ -73,9 +76,13 @@ def test_numbers_from_the_pool_differ():
 
 
 def test_no_library_for_gpus_is_asked_on_the_cpu(monkeypatch, capsys):
-    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace())  # every library is installed
+    monkeypatch.setattr(
+        peers, "_imported", lambda name: SimpleNamespace()
+    )  # every library is installed
     monkeypatch.setattr(peers, "_enabled", False)
-    monkeypatch.setattr(sys.modules[pointwise.__module__], "ROTATED_BYTES", 1 << 20)  # of the KV caches
+    monkeypatch.setattr(
+        sys.modules[pointwise.__module__], "ROTATED_BYTES", 1 << 20
+    )  # of the KV caches
     monkeypatch.setattr(rk, "set_num_threads", lambda n: None)
     for backend, offered in (("cpu", False), ("cuda", True)):
         monkeypatch.setattr(sys, "argv", ["bench", "all", "--backend", backend, "--peers"])
@@ -83,14 +90,28 @@ def test_no_library_for_gpus_is_asked_on_the_cpu(monkeypatch, capsys):
         assert bool(peers.load("flashinfer")) == offered
         assert ("torch is the peer" in capsys.readouterr().out) != offered
         if not offered:
-            rows = [c for family in ("pointwise", "mla", "moe") for c in FAMILIES[family](CPU, torch.bfloat16)]
-            assert {c.op for c in rows} >= {"layernorm", "fused_qk_norm_rope_store", "topk_softmax", "mla_decode"}
+            rows = [
+                c
+                for family in ("pointwise", "mla", "moe")
+                for c in FAMILIES[family](CPU, torch.bfloat16)
+            ]
+            assert {c.op for c in rows} >= {
+                "layernorm",
+                "fused_qk_norm_rope_store",
+                "topk_softmax",
+                "mla_decode",
+            }
             assert {name for c in rows for name in c.contenders} == {"radix", "torch", "separate"}
 
 
 def test_a_peer_that_fails_is_left_out_of_its_row(monkeypatch, capsys):
     monkeypatch.setattr(harness, "ROUND_SECONDS", 0.0)
-    row = case(1 << 20, torch=torch.Tensor.sum, flashinfer=fails, planned=peers.planned(lambda: fails(torch.ones(1))))
+    row = case(
+        1 << 20,
+        torch=torch.Tensor.sum,
+        flashinfer=fails,
+        planned=peers.planned(lambda: fails(torch.ones(1))),
+    )
     assert set(measure(row, CPU).timings) == {"radix", "torch"}
     said = capsys.readouterr().out
     assert said.count("\n") == 2
@@ -129,18 +150,26 @@ def test_a_slow_contender_has_the_fewest_rounds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "op", ["layernorm", "topk_softmax", "moe_align_block_size", "linear", "linear w8a8", "linear int4"]
+    "op",
+    ["layernorm", "topk_softmax", "moe_align_block_size", "linear", "linear w8a8", "linear int4"],
 )
 def test_torch_does_what_we_do(op):
-    family = FAMILIES["linear" if op.startswith("linear") else "pointwise" if op == "layernorm" else "moe"]
+    family = FAMILIES[
+        "linear" if op.startswith("linear") else "pointwise" if op == "layernorm" else "moe"
+    ]
     row = next(c for c in family(CPU, torch.bfloat16) if c.op == op)
     inputs = row.make_inputs()
-    ours, theirs = ([x] if isinstance(x, torch.Tensor) else x for x in (fn(*inputs) for fn in row.contenders.values()))
+    ours, theirs = (
+        [x] if isinstance(x, torch.Tensor) else x
+        for x in (fn(*inputs) for fn in row.contenders.values())
+    )
     assert set(row.contenders) == {"radix", "torch"} and len(ours) == len(theirs)
     if op == "moe_align_block_size":  # what lies behind the used rows and blocks is nobody's
         rows = int(ours[2])
         ours, theirs = ([x[0][:rows], x[1][: rows // 16], x[2]] for x in (ours, theirs))
-    if op == "topk_softmax":  # of two equal logits either may stand first: the weights say which were taken
+    if (
+        op == "topk_softmax"
+    ):  # of two equal logits either may stand first: the weights say which were taken
         ours, theirs = ours[:1], theirs[:1]
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape

@@ -1,4 +1,5 @@
-"""Every row of docs/benchmarks.md is in a JSON that the section names, or is marked as one of a run without a file."""
+"""Every row of docs/benchmarks.md is in a JSON that the section names, or is marked as one of a run
+without a file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_FILE = "†"
-ROW = re.compile(r"\| `(\w+)`([^|]*) \| ([^|]+?) \| ([\d,.]+)(?: \(([\d,.]+)\.\.([\d,.]+)\))? \|(.*)\|$")
+ROW = re.compile(
+    r"\| `(\w+)`([^|]*) \| ([^|]+?) \| ([\d,.]+)(?: \(([\d,.]+)\.\.([\d,.]+)\))? \|(.*)\|$"
+)
 
 
 def sections() -> dict[str, str]:
@@ -18,7 +21,9 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-WITH_ROWS = {name: text for name, text in sections().items() if any(map(ROW.match, text.splitlines()))}
+WITH_ROWS = {
+    name: text for name, text in sections().items() if any(map(ROW.match, text.splitlines()))
+}
 
 
 @pytest.mark.cpu_only

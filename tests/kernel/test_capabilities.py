@@ -64,7 +64,11 @@ def test_keys_and_ops():
 
 
 def test_every_public_op_has_a_reference():
-    missing = [op for op in rk.capabilities()["ops"] if not hasattr(rk.reference, op.removesuffix("_with_logprobs"))]
+    missing = [
+        op
+        for op in rk.capabilities()["ops"]
+        if not hasattr(rk.reference, op.removesuffix("_with_logprobs"))
+    ]
     assert not missing
 
 
@@ -130,24 +134,36 @@ def test_dtypes_of_hopper(gpu_library, monkeypatch):
         native = dict.fromkeys(("bfloat16", "float16", "float8_e4m3fn"), "cuda:sm_90")
         assert found == native | {"float32": "triton"}, op
         assert "no float32" in ops[op]["float32"]["why"]
-    assert ops["store_kv_cache"]["float8_e4m3fn"]["impl"] == "cuda:sm_90" and "int8" not in ops["store_kv_cache"]
+    assert (
+        ops["store_kv_cache"]["float8_e4m3fn"]["impl"] == "cuda:sm_90"
+        and "int8" not in ops["store_kv_cache"]
+    )
     assert ops["fused_experts"]["float32"]["impl"] == "triton"
     assert ops["linear_silu_and_mul"]["float32"]["impl"] == "torch"
-    assert ops["merge_state"]["float32"]["impl"] == ops["rmsnorm"]["float32"]["impl"] == "cuda:sm_90"
+    assert (
+        ops["merge_state"]["float32"]["impl"] == ops["rmsnorm"]["float32"]["impl"] == "cuda:sm_90"
+    )
     assert ops["linear"]["float32"]["impl"] == "torch"
-    assert ops["linear"]["bfloat16"]["impl"] == "cuda:sm_90" and "64 rows" in ops["linear"]["bfloat16"]["why"]
+    assert (
+        ops["linear"]["bfloat16"]["impl"] == "cuda:sm_90"
+        and "64 rows" in ops["linear"]["bfloat16"]["why"]
+    )
     monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
     assert gpu_library("cuda", "sm_90")["flash_attn_varlen"]["float32"]["impl"] == "reference"
 
 
-@pytest.mark.parametrize("backend_and_isa", [("cuda", "sm_89"), ("cuda", "sm_100"), ("rocm", "gfx942")], ids=str)
+@pytest.mark.parametrize(
+    "backend_and_isa", [("cuda", "sm_89"), ("cuda", "sm_100"), ("rocm", "gfx942")], ids=str
+)
 def test_attention_of_other_gpus(gpu_library, monkeypatch, backend_and_isa):
     monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
     backend, isa = backend_and_isa
     if backend == "rocm":  # its library has no attention
         original = _dispatch._native
         monkeypatch.setattr(
-            _dispatch, "_native", lambda op, device: None if op.startswith("flash") else original(op, device)
+            _dispatch,
+            "_native",
+            lambda op, device: None if op.startswith("flash") else original(op, device),
         )
     ops = gpu_library(backend, isa)
     for op in ("flash_attn_with_kvcache", "flash_attn_varlen"):

@@ -180,7 +180,9 @@ comm.barrier()
 def test_two_processes_over_an_anonymous_file():
     fd = os.memfd_create("comm")
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(fd)], pass_fds=[fd], env=env, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(fd)], pass_fds=[fd], env=env, stderr=subprocess.PIPE
+    )
     comm = ShmCommunicator(f"/proc/self/fd/{fd}", 0, 2, max_bytes=1 << 16)
     os.close(fd)
     t = 2 * torch.arange(50_000, dtype=torch.float32)

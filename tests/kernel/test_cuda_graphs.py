@@ -1,6 +1,8 @@
-"""A captured graph of attention or MLA serves other lengths, pages and values; one op follows another without a wait.
+"""A captured graph of attention or MLA serves other lengths, pages and values; one op follows
+another without a wait.
 
-With `--device cuda` the steps are captured once and replayed; on the CPU the same steps run as they are.
+With `--device cuda` the steps are captured once and replayed; on the CPU the same steps run as they
+are.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ import pytest
 import torch
 
 # As imported: what the tests of single ops patch copies and waits, which a capture does not allow.
-from radix_kernels import flash_attn_with_kvcache, merge_state, mla_decode, reference, store_kv_cache, store_mla_kv
+from radix_kernels import (
+    flash_attn_with_kvcache,
+    merge_state,
+    mla_decode,
+    reference,
+    store_kv_cache,
+    store_mla_kv,
+)
 from tests.kernel import mla_cases
 from tests.kernel.attention_cases import Case, make_case, oracle
 from tests.kernel.helpers import ATTENTION, assert_close, spread
@@ -58,25 +67,33 @@ class Rows:
 
     @staticmethod
     def empty(batch: int, tokens: int, device: str) -> Rows:
-        ints = (torch.zeros(shape, dtype=torch.int32, device=device) for shape in ((batch, WIDTH), batch, batch + 1))
+        ints = (
+            torch.zeros(shape, dtype=torch.int32, device=device)
+            for shape in ((batch, WIDTH), batch, batch + 1)
+        )
         return Rows(*ints, torch.full((tokens,), -1, device=device))
 
     def load(self, table: torch.Tensor, lens: torch.Tensor, starts: torch.Tensor) -> list[int]:
-        """Takes them over, and returns the slots of the rows' last tokens, which the step is to store."""
+        """Takes them over, and returns the slots of the rows' last tokens, which the step is to
+        store."""
         self.table.fill_(2**30)
         self.table[:, : table.shape[1]].copy_(table)
         self.lens.copy_(lens)
         self.starts.copy_(starts)
         slots = []
-        for row, (kv_len, count) in enumerate(zip(lens.tolist(), starts.diff().tolist(), strict=True)):
+        for row, (kv_len, count) in enumerate(
+            zip(lens.tolist(), starts.diff().tolist(), strict=True)
+        ):
             slots += [
-                int(table[row, t // PAGE_SIZE]) * PAGE_SIZE + t % PAGE_SIZE for t in range(kv_len - count, kv_len)
+                int(table[row, t // PAGE_SIZE]) * PAGE_SIZE + t % PAGE_SIZE
+                for t in range(kv_len - count, kv_len)
             ]
         self.slots.copy_(torch.tensor(slots, dtype=torch.int64))
         return slots
 
 
-# (new tokens, tokens) of the rows and the tokens of a prefix that they see besides, for each replay.
+# (new tokens, tokens) of the rows and the tokens of a prefix that they see besides, for each
+# replay.
 DECODE = [
     ([(1, 1), (1, 2), (1, 3), (1, 17)], [5, 0, 16, 1]),
     ([(1, 2500), (1, 1), (1, 600), (1, 64)], [0, 700, 3, 0]),
@@ -90,12 +107,17 @@ PREFILL = [
 
 
 class Attention:
-    """Stores new tokens, attends to a row's own pages and to its prefix's, joins both, and attends with the result."""
+    """Stores new tokens, attends to a row's own pages and to its prefix's, joins both, and attends
+    with the result."""
 
     def __init__(self, batch: int, tokens: int, hint: int, device: str) -> None:
         heads, kv_heads, dim = 4, 2, 128
-        self.q, self.out, self.again = (torch.zeros(tokens, heads, dim, dtype=BF16, device=device) for _ in range(3))
-        self.k, self.v = (torch.zeros(tokens, kv_heads, dim, dtype=BF16, device=device) for _ in range(2))
+        self.q, self.out, self.again = (
+            torch.zeros(tokens, heads, dim, dtype=BF16, device=device) for _ in range(3)
+        )
+        self.k, self.v = (
+            torch.zeros(tokens, kv_heads, dim, dtype=BF16, device=device) for _ in range(2)
+        )
         shape = PAGES, PAGE_SIZE, kv_heads, dim
         self.caches = [torch.zeros(shape, dtype=BF16, device=device) for _ in range(2)]
         self.lse = torch.zeros(tokens, heads, device=device)
@@ -110,12 +132,16 @@ class Attention:
         a, lse_a = flash_attn_with_kvcache(self.q, *self.caches, *own, **options)
         b, lse_b = flash_attn_with_kvcache(self.q, *self.caches, *prefix, causal=False, **options)
         merge_state(a, lse_a, b, lse_b, out=self.out, lse=self.lse)
-        flash_attn_with_kvcache(self.out, *self.caches, *own, max_seqlen_q=self.hint, out=self.again)
+        flash_attn_with_kvcache(
+            self.out, *self.caches, *own, max_seqlen_q=self.hint, out=self.again
+        )
 
     def load(self, own: Case, prefix: Case) -> None:
         first = len(own.k_cache)
         slots = self.own.load(own.page_table, own.kv_lens, own.cu_seqlens_q)
-        self.prefix.load(prefix.page_table + first, prefix.kv_lens, torch.zeros_like(own.cu_seqlens_q))
+        self.prefix.load(
+            prefix.page_table + first, prefix.kv_lens, torch.zeros_like(own.cu_seqlens_q)
+        )
         for cache, new, mine, shared in (
             (self.caches[0], self.k, own.k_cache, prefix.k_cache), (self.caches[1], self.v, own.v_cache, prefix.v_cache)
         ):  # fmt: skip
@@ -125,7 +151,12 @@ class Attention:
             new.copy_(tokens[slots])
             tokens[slots] = math.nan
             cache.copy_(pages)
-        for x, value in ((self.q, own.q), (self.out, math.nan), (self.lse, math.nan), (self.again, math.nan)):
+        for x, value in (
+            (self.q, own.q),
+            (self.out, math.nan),
+            (self.lse, math.nan),
+            (self.again, math.nan),
+        ):
             x.copy_(value) if isinstance(value, torch.Tensor) else x.fill_(value)
 
 
@@ -156,14 +187,24 @@ def test_attention(kind, device, rng):
 class Mla:
     """Stores new tokens, attends, and attends with the result."""
 
-    def __init__(self, batch: int, heads: int, fp8: bool, batch_invariant: bool, device: str) -> None:
-        self.nope, self.rope = (torch.zeros(batch, heads, n, dtype=BF16, device=device) for n in (512, 64))
-        self.latent, self.key = (torch.zeros(batch, n, dtype=BF16, device=device) for n in (512, 64))
+    def __init__(
+        self, batch: int, heads: int, fp8: bool, batch_invariant: bool, device: str
+    ) -> None:
+        self.nope, self.rope = (
+            torch.zeros(batch, heads, n, dtype=BF16, device=device) for n in (512, 64)
+        )
+        self.latent, self.key = (
+            torch.zeros(batch, n, dtype=BF16, device=device) for n in (512, 64)
+        )
         width, dtype = (656, torch.uint8) if fp8 else (576, BF16)
         self.cache = torch.zeros(PAGES, PAGE_SIZE, width, dtype=dtype, device=device)
         self.out, self.again = (torch.zeros_like(self.nope) for _ in range(2))
         self.rows = Rows.empty(batch, batch, device)
-        self.options = {"softmax_scale": SCALE, "max_seqlen_q": 1, "batch_invariant": batch_invariant}
+        self.options = {
+            "softmax_scale": SCALE,
+            "max_seqlen_q": 1,
+            "batch_invariant": batch_invariant,
+        }
 
     def step(self) -> None:
         rows = self.rows.table, self.rows.lens, self.rows.starts
@@ -172,14 +213,19 @@ class Mla:
         mla_decode(self.out, self.rope, self.cache, *rows, **self.options, out=self.again)
 
     def load(self, lens: list[int], rng: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Random queries and tokens; returns the caches, the stored tokens in place, and the page table and lengths."""
+        """Random queries and tokens; returns the caches, the stored tokens in place, and the page
+        table and lengths."""
         fp8 = self.cache.dtype == torch.uint8
         needed = [-(-n // PAGE_SIZE) for n in lens]
         table = torch.full((len(lens), max(needed)), 2**30, dtype=torch.int32)
         free = torch.randperm(PAGES, generator=rng)
         for row, count in enumerate(needed):
             table[row, :count], free = free[:count].int(), free[count:]
-        args = table, torch.tensor(lens, dtype=torch.int32), torch.arange(len(lens) + 1, dtype=torch.int32)
+        args = (
+            table,
+            torch.tensor(lens, dtype=torch.int32),
+            torch.arange(len(lens) + 1, dtype=torch.int32),
+        )
         slots = self.rows.load(*args)
         tokens = spread((PAGES * PAGE_SIZE, 576), BF16, rng)
         whole = reference.pack_mla_tokens(tokens[:, :512], tokens[:, 512:]) if fp8 else tokens
@@ -212,23 +258,32 @@ def test_mla(heads, fp8, batch_invariant, device, rng):
             seen = state.load(lens, rng)
         run()
         cache, table = reference.unpack_mla_cache(seen[0], torch.float64), seen[1].long()
-        if heads > 16 and not batch_invariant:  # Hopper's way with many rows rounds a widened token to bfloat16
+        if (
+            heads > 16 and not batch_invariant
+        ):  # Hopper's way with many rows rounds a widened token to bfloat16
             cache = cache.to(BF16).double()
-        tokens = [cache[table[row, : -(-n // PAGE_SIZE)]].flatten(0, 1)[:n] for row, n in enumerate(lens)]
+        tokens = [
+            cache[table[row, : -(-n // PAGE_SIZE)]].flatten(0, 1)[:n] for row, n in enumerate(lens)
+        ]
         for nope, out in ((state.nope, state.out), (state.out, state.again)):
             case = mla_cases.Case((nope.cpu(), state.rope.cpu(), *seen), tokens)
             expected = mla_cases.oracle(case)[0]
-            assert_close("mla_decode", out.cpu(), expected, ATTENTION[BF16], mla_cases.amplitude(case))
+            assert_close(
+                "mla_decode", out.cpu(), expected, ATTENTION[BF16], mla_cases.amplitude(case)
+            )
 
 
 def test_calls_in_a_row_without_a_wait(device, rng):
-    """Six steps over caches of their own, again and again: a kernel begins before the one ahead has ended."""
+    """Six steps over caches of their own, again and again: a kernel begins before the one ahead has
+    ended."""
     rows, shared = DECODE[1]
     sizes = {"heads": (4, 2), "dim": 128, "page_size": PAGE_SIZE, "dtype": BF16}
     states, expected = [], []
     for _ in range(6):
         states.append(Attention(len(rows), len(rows), 1, device))
-        states[-1].load(make_case(rows, rng, **sizes), make_case([(0, n) for n in shared], rng, **sizes))
+        states[-1].load(
+            make_case(rows, rng, **sizes), make_case([(0, n) for n in shared], rng, **sizes)
+        )
         states[-1].step()
         expected.append((states[-1].out.clone(), states[-1].again.clone()))
     if device != "cpu":

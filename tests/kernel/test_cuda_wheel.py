@@ -14,12 +14,17 @@ from tests.kernel.gpu_objects import COLLECTIVES, FINISHERS, CudaKernel
 from tests.kernel.gpu_wheels import CUDA_CODE as MACHINE_CODE
 from tests.kernel.hopper_usage import LIMITS, pattern_of
 
-pytestmark = [pytest.mark.gpu_wheel("cuda"), pytest.mark.timeout(4800)]  # the first test may wait for the compiler
+pytestmark = [
+    pytest.mark.gpu_wheel("cuda"),
+    pytest.mark.timeout(4800),
+]  # the first test may wait for the compiler
 
 PTX = "sm_80"
 HOPPER = "sm_90a"  # has kernels of its own, csrc/cuda
 PORTABLE = gpu_objects.kernels_of(warp=32)
-SMALL_BLOCKS = gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS  # 512 threads at most
+SMALL_BLOCKS = (
+    gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS
+)  # 512 threads at most
 SHARED_BYTES = 49152  # what a kernel may have without asking
 # What an SM has, over the 1,024 threads of the largest block.
 REGISTERS = 64
@@ -57,14 +62,20 @@ def test_ptx_for_later_gpus(library):
 def test_kernels_fit_the_gpu(kernels, arch):
     for name in PORTABLE:
         kernel = kernels[arch][name]
-        wide = name in SMALL_BLOCKS or (name in COLLECTIVES and "norm" not in name)  # blocks of 512 threads at most
+        wide = name in SMALL_BLOCKS or (
+            name in COLLECTIVES and "norm" not in name
+        )  # blocks of 512 threads at most
         assert kernel.registers <= (2 if wide else 1) * REGISTERS, (name, kernel)
         assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
-        assert kernel.stack <= (CALLS_STACK_BYTES if name in FINISHERS else STACK_BYTES), (name, kernel)
+        assert kernel.stack <= (CALLS_STACK_BYTES if name in FINISHERS else STACK_BYTES), (
+            name,
+            kernel,
+        )
 
 
 def test_hopper_kernels_take_no_more_than_they_did(kernels):
-    """Static shared memory is in the launches' static asserts: what a block may have less its dynamic part."""
+    """Static shared memory is in the launches' static asserts: what a block may have less its
+    dynamic part."""
     found = {name: kernels[HOPPER][name] for name in set(kernels[HOPPER]) - PORTABLE}
     unused = set(LIMITS) - {pattern_of(name) for name in found}
     assert not unused, f"no kernel comes under {unused}"
@@ -72,12 +83,17 @@ def test_hopper_kernels_take_no_more_than_they_did(kernels):
         pattern = pattern_of(name)
         assert pattern, f"{name} has no limits: {kernel}"
         registers, stack = LIMITS[pattern]
-        assert kernel.registers <= registers and kernel.stack <= stack and kernel.local == 0, (name, kernel, pattern)
+        assert kernel.registers <= registers and kernel.stack <= stack and kernel.local == 0, (
+            name,
+            kernel,
+            pattern,
+        )
 
 
 def test_registers_come_back_after_a_barrier(library):
-    """MLA's producer (with an FP8 cache the scorer too) gives registers to two warpgroups and takes them back once they
-    have them, not before; and PTX wants a warpgroup to meet between two exchanges."""
+    """MLA's producer (with an FP8 cache the scorer too) gives registers to two warpgroups and takes
+    them back once they have them, not before; and PTX wants a warpgroup to meet between two
+    exchanges."""
     found = gpu_objects.cuda_operations(library, "mla_wide_kernel")
     assert len(found) == 3
     for name, operations in found.items():
@@ -86,8 +102,15 @@ def test_registers_come_back_after_a_barrier(library):
         plain = [re.sub(r"\.DEFER_BLOCKING|\.CTAPOOL( UP\d,)?", "", op) for op in operations]
         taken = plain.index(f"USETMAXREG.TRY_ALLOC {'0xa0' if fp8 else '0xa8'}")
         assert plain[taken + 1] == back.replace("SYNC", "ARV"), plain
-        assert plain[plain.index("USETMAXREG.DEALLOC 0x80") - 1] in ("BAR.SYNC 0x1, 0x80", "BAR.SYNC 0x2, 0x80"), plain
-        given = [i for i, op in enumerate(plain) if op == f"USETMAXREG.DEALLOC {'0x60' if fp8 else '0x30'}"]
+        assert plain[plain.index("USETMAXREG.DEALLOC 0x80") - 1] in (
+            "BAR.SYNC 0x1, 0x80",
+            "BAR.SYNC 0x2, 0x80",
+        ), plain
+        given = [
+            i
+            for i, op in enumerate(plain)
+            if op == f"USETMAXREG.DEALLOC {'0x60' if fp8 else '0x30'}"
+        ]
         assert len(given) == (2 if fp8 else 1), plain
         for i in given:
             assert plain[plain.index("USETMAXREG.TRY_ALLOC 0x80", i) - 1] == back, plain
@@ -96,19 +119,31 @@ def test_registers_come_back_after_a_barrier(library):
 class _MlaSizes(ctypes.Structure):
     """rk_mla_decode_sizes."""
 
-    _names = ("tokens", "batch", "heads", "page_size", "max_pages", "max_seqlen_q", "any_split", "kv_item_size")
+    _names = (
+        "tokens",
+        "batch",
+        "heads",
+        "page_size",
+        "max_pages",
+        "max_seqlen_q",
+        "any_split",
+        "kv_item_size",
+    )
     _fields_ = [("struct_size", ctypes.c_uint32), *((name, ctypes.c_int64) for name in _names)]
 
 
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
-    """Rows of up to 163,840 tokens. Only `narrow` has a tree for each row, and so needs more for longer ones."""
+    """Rows of up to 163,840 tokens. Only `narrow` has a tree for each row, and so needs more for
+    longer ones."""
     slim, wide, narrow_16, narrow_32 = 8_687_616, 34_741_248, 194_641_920, 389_283_840
     query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
     for heads, max_seqlen_q, any_split, item_size, expected in (
         (128, 1, 1, 2, wide), (128, 1, 1, 1, wide), (16, 2, 1, 2, wide), (16, 1, 1, 2, slim), (16, 1, 1, 1, narrow_16),
         (128, 1, 0, 2, narrow_32), (16, 1, 0, 1, narrow_16), (128, 1, 1, 0, wide), (16, 1, 1, 0, narrow_16),
     ):  # fmt: skip
-        sizes = _MlaSizes(ctypes.sizeof(_MlaSizes), 64, 32, heads, 64, 2560, max_seqlen_q, any_split, item_size)
+        sizes = _MlaSizes(
+            ctypes.sizeof(_MlaSizes), 64, 32, heads, 64, 2560, max_seqlen_q, any_split, item_size
+        )
         found = ctypes.c_int64(-1)
         assert query(ctypes.byref(sizes), ctypes.byref(found)) == 0
         assert found.value == expected, (heads, max_seqlen_q, any_split, item_size)
@@ -116,7 +151,10 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
 
 def test_nothing_of_cuda_is_linked(library):
     dynamic = subprocess.run(
-        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert not re.search(r"NEEDED.*(cuda|cudart|nvidia|torch|c10)", dynamic)
     symbols = re.findall(r"UND (\S+)", dynamic)

@@ -1,4 +1,5 @@
-"""DenseDecoder against its definition: the ops that it names, called one after the other, bit for bit."""
+"""DenseDecoder against its definition: the ops that it names, called one after the other, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ class Model:
     """Random layers; `caches` are made anew for each way to run them."""
 
     def __init__(
-        self, dtype: torch.dtype = torch.bfloat16, *, kind: str = "dense", bias: bool = False, norms: bool = True
+        self,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        kind: str = "dense",
+        bias: bool = False,
+        norms: bool = True,
     ):
         self.gen = torch.Generator().manual_seed(7)
         self.dtype = dtype
@@ -37,7 +43,12 @@ class Model:
         self.layers = []
         for left in (-1, 5, -1):
             head_norms = (self.random(DIM), self.random(DIM)) if norms else (None, None)
-            parts = self.random(HIDDEN), self.random(HIDDEN), *head_norms, *(product(*shape) for shape in shapes)
+            parts = (
+                self.random(HIDDEN),
+                self.random(HIDDEN),
+                *head_norms,
+                *(product(*shape) for shape in shapes),
+            )
             self.layers.append(rk.DecoderLayer(*parts, None, None, left))
         self.norm = self.random(HIDDEN)
         self.table = rk.rope_cos_sin_cache(DIM, 64, 10000.0)
@@ -49,7 +60,10 @@ class Model:
         fill = torch.Generator().manual_seed(9)
         made = []
         for layer in self.layers:
-            k, v = (torch.randn(PAGES, PAGE, KV_HEADS, DIM, generator=fill).to(self.dtype) for _ in range(2))
+            k, v = (
+                torch.randn(PAGES, PAGE, KV_HEADS, DIM, generator=fill).to(self.dtype)
+                for _ in range(2)
+            )
             made.append(replace(layer, k_cache=k, v_cache=v))
         return made
 
@@ -59,8 +73,11 @@ class Model:
 
 
 def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Embeddings and places of a batch with so many new tokens and tokens in all, on shuffled pages."""
-    order = torch.randperm(PAGES, generator=model.gen)[: len(kv) * TABLE_PAGES].view(len(kv), TABLE_PAGES)
+    """Embeddings and places of a batch with so many new tokens and tokens in all, on shuffled
+    pages."""
+    order = torch.randperm(PAGES, generator=model.gen)[: len(kv) * TABLE_PAGES].view(
+        len(kv), TABLE_PAGES
+    )
     positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)]).int()
     rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query))
     slots = order[rows, positions.long() // PAGE] * PAGE + positions % PAGE
@@ -76,20 +93,34 @@ def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, d
 
 
 def by_ops(
-    model: Model, layers: list[rk.DecoderLayer], hidden: torch.Tensor, places: dict[str, Any], activation: str = "silu"
+    model: Model,
+    layers: list[rk.DecoderLayer],
+    hidden: torch.Tensor,
+    places: dict[str, Any],
+    activation: str = "silu",
 ) -> torch.Tensor:
     """The definition."""
     residual = hidden
     attention = {name: places[name] for name in ("page_table", "kv_lens", "cu_seqlens_q")}
     for layer in layers:
         hidden = rk.rmsnorm(residual, layer.input_norm, EPS)
-        parts = rk.linear(hidden, *layer.qkv).split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1)
+        parts = rk.linear(hidden, *layer.qkv).split(
+            [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1
+        )
         q, k, v = (part.unflatten(-1, (-1, DIM)) for part in parts)
-        where = model.table, places["positions"], layer.k_cache, layer.v_cache, places["slot_mapping"]
+        where = (
+            model.table,
+            places["positions"],
+            layer.k_cache,
+            layer.v_cache,
+            places["slot_mapping"],
+        )
         rk.fused_qk_norm_rope_store(q, k, v, layer.q_norm, layer.k_norm, *where, eps=EPS)
         window = (layer.window_left, -1)
         caches = layer.k_cache, layer.v_cache
-        out = rk.flash_attn_with_kvcache(q, *caches, **attention, softmax_scale=SCALE, window_size=window)
+        out = rk.flash_attn_with_kvcache(
+            q, *caches, **attention, softmax_scale=SCALE, window_size=window
+        )
         residual = rk.linear(out.flatten(1), *layer.o, residual=residual)
         hidden = rk.rmsnorm(residual, layer.post_norm, EPS)
         if activation == "silu" and layer.gate_up[1] is None:
@@ -113,7 +144,8 @@ def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: st
             assert torch.equal(a.k_cache, b.k_cache) and torch.equal(a.v_cache, b.v_cache)
 
 
-# A prompt, decode, a chunk beside decode; then fewer tokens, in memory that is larger than they need.
+# A prompt, decode, a chunk beside decode; then fewer tokens, in memory that is larger than they
+# need.
 STEPS = [([9], [9]), ([1, 1, 1], [10, 1, 30]), ([1, 13], [7, 29]), ([1], [3])]
 
 
@@ -160,7 +192,10 @@ def test_refusals() -> None:
     plain = replace(layers[0], down=(torch.randn(HIDDEN, INNER), None))
     with pytest.raises(NotImplementedError, match="weights that the CPU library has packed"):
         model.decoder([plain])
-    other = [replace(layer, k_cache=layer.k_cache.float(), v_cache=layer.v_cache.float()) for layer in layers]
+    other = [
+        replace(layer, k_cache=layer.k_cache.float(), v_cache=layer.v_cache.float())
+        for layer in layers
+    ]
     with pytest.raises(NotImplementedError, match="a cache of the weights' type"):
         model.decoder(other)
     hidden, places = step(model, [3], [3])

@@ -1,4 +1,5 @@
-"""Attention's AMX kernels on a machine without AMX: their tile instructions emulated, all else as it is."""
+"""Attention's AMX kernels on a machine without AMX: their tile instructions emulated, all else as
+it is."""
 
 from __future__ import annotations
 
@@ -48,10 +49,19 @@ def test_attention(tmp_path):
         "CXXFLAGS": "-DRADIX_EMULATE_TILES",
     }
     command = ["sh", str(ROOT / "tools/dev_build.sh")]
-    subprocess.run(command, env={**os.environ, **build}, cwd=tmp_path, check=True, capture_output=True, timeout=900)
+    subprocess.run(
+        command,
+        env={**os.environ, **build},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=900,
+    )
     emulated = tmp_path / "build/cpu-attention/python"
     installed = str(Path(_loader.__file__).parents[1])
-    assert run(emulated, "-c", BITS) != run(installed, "-c", BITS), "the emulated library runs the kernels of AVX2"
+    assert run(emulated, "-c", BITS) != run(installed, "-c", BITS), (
+        "the emulated library runs the kernels of AVX2"
+    )
     run(
         emulated,
         "-m",

@@ -1,4 +1,5 @@
-"""`fused_experts` as its callers see it: the reference on the CPU, the chosen kernels with `--device cuda`."""
+"""`fused_experts` as its callers see it: the reference on the CPU, the chosen kernels with
+`--device cuda`."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ HALVES = [torch.bfloat16, torch.float16]
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    """A GPU that has native kernels uses them here for small batches too, where Triton is the faster."""
+    """A GPU that has native kernels uses them here for small batches too, where Triton is the
+    faster."""
     monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: False)
 
 
 def run(case: Experts, out: torch.Tensor) -> torch.Tensor:
-    return rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids, out=out, **case.options)
+    return rk.fused_experts(
+        case.x, case.w1, case.w2, case.weights, case.ids, out=out, **case.options
+    )
 
 
 def check(case: Experts, tolerance: tuple[float, float] | None = None) -> torch.Tensor:
@@ -41,8 +45,8 @@ def check(case: Experts, tolerance: tuple[float, float] | None = None) -> torch.
 # (tokens, experts, topk, hidden, inter). A GPU takes up to 16 tokens and 128 pairs without a sort.
 FEW = [(1, 4, 2, 64, 32), (1, 8, 8, 1024, 264), (7, 8, 2, 128, 64), (8, 128, 8, 520, 72), (16, 128, 8, 72, 40),
        (16, 8, 2, 1032, 136), (9, 3, 3, 16, 8), (2, 40, 32, 64, 16)]  # fmt: skip
-# Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many experts; more than
-# 4,096 pairs are sorted before their rows are gathered.
+# Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many
+# experts; more than 4,096 pairs are sorted before their rows are gathered.
 MANY = [(17, 4, 2, 64, 32), (16, 40, 12, 136, 72), (33, 128, 8, 200, 40), (64, 16, 4, 256, 192), (150, 2, 1, 72, 136),
         (300, 3, 2, 128, 64), (520, 2, 2, 64, 200), (100, 512, 10, 64, 16), (1030, 5, 4, 72, 24)]  # fmt: skip
 
@@ -82,7 +86,8 @@ def test_fp8(shape, scales, dtype, rng):
     check(case)
 
 
-# One token, few pairs an expert; rows of 128 weight rows that end within a pair of blocks; many pairs of one expert.
+# One token, few pairs an expert; rows of 128 weight rows that end within a pair of blocks; many
+# pairs of one expert.
 FP8_BOTH = [(1, 4, 2, 128, 128), (5, 8, 3, 256, 384), (40, 40, 8, 384, 128), (300, 3, 2, 128, 384),
             (150, 2, 1, 640, 256), (130, 2, 2, 4224, 128), (1030, 5, 4, 128, 128), (700, 3, 1, 1024, 384)]  # fmt: skip
 
@@ -239,5 +244,7 @@ def test_where_triton_is_faster(tokens, scales, rng, monkeypatch):
 
 def test_random_batches(rng):
     for _ in range(6):
-        tokens, experts, topk, hidden, inter = (int(integers(1, n, (1,), rng)) for n in (90, 12, 5, 40, 30))
+        tokens, experts, topk, hidden, inter = (
+            int(integers(1, n, (1,), rng)) for n in (90, 12, 5, 40, 30)
+        )
         check(make(tokens, max(experts, topk), topk, 8 * hidden, 8 * inter, torch.float16, rng))

@@ -1,4 +1,5 @@
-"""Rows, tokens and pages more than 2**31 elements apart: the bits of the same call with everything close together."""
+"""Rows, tokens and pages more than 2**31 elements apart: the bits of the same call with everything
+close together."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def far(x: torch.Tensor) -> torch.Tensor:
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> None:
     if got.element_size() == 1:
-        assert torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+        assert torch.equal(
+            got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
+        )
     else:
         assert_same_bits(got, expected)
 
@@ -67,9 +70,14 @@ PAGED = [(2, 600, 16), (2, 90, 1), (40, 60, 16), (150, 200, 16), (40, 60, 4)]
 @pytest.mark.parametrize(("queries", "kv_len", "page_size"), PAGED)
 @pytest.mark.parametrize("fp8", [False, True])
 def test_paged_attention(queries, kv_len, page_size, fp8, rng):
-    case = make_case([(queries, kv_len)], rng, heads=(4, 2), dim=128, page_size=page_size, dtype=BF16)
+    case = make_case(
+        [(queries, kv_len)], rng, heads=(4, 2), dim=128, page_size=page_size, dtype=BF16
+    )
     in_order(case, page_size)
-    options = {"max_seqlen_q": queries, **narrow(case, ("all" if queries > 16 else "cache") if fp8 else "")}
+    options = {
+        "max_seqlen_q": queries,
+        **narrow(case, ("all" if queries > 16 else "cache") if fp8 else ""),
+    }
     expected = rk.flash_attn_with_kvcache(*case.args, **options)
     case.q, case.k_cache, case.v_cache = far(case.q), far(case.k_cache), far(case.v_cache)
     out = distant(expected.shape, expected.dtype)
@@ -90,7 +98,8 @@ def test_varlen_attention(fp8, rng):
 
 
 def test_tokens_of_a_page_that_no_gather_reaches(rng, request):
-    """Tokens 32 GiB apart: the third is where 32 bits of 16 bytes begin again. The one page steps nowhere."""
+    """Tokens 32 GiB apart: the third is where 32 bits of 16 bytes begin again. The one page steps
+    nowhere."""
     if request.config.getoption("--device") != "cuda" or torch.cuda.mem_get_info()[0] < 66 << 30:
         pytest.skip("wants 66 GiB of a GPU")
     case = make_case([(40, 3)], rng, heads=(2, 1), dim=64, page_size=3, dtype=BF16)
@@ -118,7 +127,8 @@ def test_merge_state(rng):
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_mla_decode(heads, page_size, fp8, batch_invariant, rng):
-    """Hopper's kernels for few heads and for many, and the one whose bits do not depend on the batch."""
+    """Hopper's kernels for few heads and for many, and the one whose bits do not depend on the
+    batch."""
     nope, rope = (spread((2, heads, n), BF16, rng) for n in (512, 64))
     pages = -(-90 // page_size)
     cache = spread((pages, page_size, 576), BF16, rng)
@@ -166,7 +176,11 @@ def test_concat_mla_k(rope, rng):
 def test_fp8_products(tokens, kind, rng):
     a, b = (torch.randn(n, 256, generator=rng).to(FP8) for n in (tokens, 256))
     if kind == "blocks":
-        op, scales, options = rk.fp8_blockwise_scaled_mm, (torch.rand(tokens, 2), torch.rand(2, 2).t()), {}
+        op, scales, options = (
+            rk.fp8_blockwise_scaled_mm,
+            (torch.rand(tokens, 2), torch.rand(2, 2).t()),
+            {},
+        )
     else:
         op, scales = rk.fp8_scaled_mm, (torch.rand(tokens, 1), torch.rand(1, 256))
         options = {"fast_accum": kind == "fast"}
@@ -185,14 +199,19 @@ def test_bmm_fp8(tokens, rng):
 def test_linear_with_a_residual(tokens, rng):
     x, w, residual = (spread(shape, BF16, rng) for shape in ((tokens, 64), (48, 64), (tokens, 48)))
     expected = rk.linear(x, w, residual=residual)
-    same(rk.linear(far(x), far(w), residual=far(residual), out=distant(expected.shape, BF16)), expected)
+    same(
+        rk.linear(far(x), far(w), residual=far(residual), out=distant(expected.shape, BF16)),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("group", [None, 128])
 def test_quantize(group, rng):
     x, w = spread((3, 512), BF16, rng), spread((512,), BF16, rng)
     ops = [
-        (lambda x, **o: rk.per_token_group_quant(x, group, **o)) if group else rk.per_token_quant_fp8,
+        (lambda x, **o: rk.per_token_group_quant(x, group, **o))
+        if group
+        else rk.per_token_quant_fp8,
         lambda x, **o: rk.silu_and_mul_quant_fp8(x, group, **o),
         lambda x, **o: rk.rmsnorm_quant_fp8(x, w, group_size=group, **o),
     ]
@@ -237,7 +256,10 @@ def test_fused_experts(tokens, scales, rng):
         options = {**case.options, "use_fp8_w8a8": quantized}
         args = (case.w1, case.w2, case.weights, case.ids)
         expected = rk.fused_experts(case.x, *args, **options)
-        same(rk.fused_experts(far(case.x), *args, **options, out=distant(expected.shape, BF16)), expected)
+        same(
+            rk.fused_experts(far(case.x), *args, **options, out=distant(expected.shape, BF16)),
+            expected,
+        )
 
 
 @pytest.mark.parametrize("tokens", [3, 40])

@@ -1,5 +1,5 @@
-"""GPTQ, AWQ and GGUF as files hold them: words and bytes worked out by hand, and each format's definition element by
-element."""
+"""GPTQ, AWQ and GGUF as files hold them: words and bytes worked out by hand, and each format's
+definition element by element."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from tests.kernel.helpers import assert_close, integers, spread
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="quantized weights belong to the CPU library"),
+    pytest.mark.skipif(
+        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
+    ),
 ]
 
-TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
+TOLERANCE = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (4e-4, 5.5e-4),
+    torch.bfloat16: (3e-3, 4.2e-3),
+}
 
 
 def words(rows: list[list[int]]) -> torch.Tensor:
@@ -37,7 +43,8 @@ def values_of(arguments) -> torch.Tensor:
 
 
 def check_packed(arguments, value: np.ndarray, rng: torch.Generator) -> None:
-    """The packed weight is value [N, K], exactly, as float32 holds a 16-bit scale times a code; `linear` is close."""
+    """The packed weight is value [N, K], exactly, as float32 holds a 16-bit scale times a code;
+    `linear` is close."""
     assert torch.equal(values_of(arguments).double(), torch.from_numpy(value))
     for dtype, tolerance in TOLERANCE.items():
         packed = rk.pack_weight(**arguments, dtype=dtype)
@@ -48,8 +55,12 @@ def check_packed(arguments, value: np.ndarray, rng: torch.Generator) -> None:
             assert_close(f"linear {packed.kind}", rk.linear(x, packed), expected, tolerance)
 
 
-# Outputs 0 and 1 by hand, code 8 elsewhere. The first input of a word stands in its lowest four bits.
-GPTQ_WORDS = [[0x76543210, 0x00000001, *[0x88888888] * 6], [0xFEDCBA98, 0x80000000, *[0x88888888] * 6]]
+# Outputs 0 and 1 by hand, code 8 elsewhere. The first input of a word stands in its lowest four
+# bits.
+GPTQ_WORDS = [
+    [0x76543210, 0x00000001, *[0x88888888] * 6],
+    [0xFEDCBA98, 0x80000000, *[0x88888888] * 6],
+]
 GPTQ_BYTES = [
     [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE],
     [0x01, 0, 0, 0, 0, 0, 0, 0x80],
@@ -58,19 +69,46 @@ GPTQ_BYTES = [
 
 
 @pytest.mark.parametrize(
-    ("checkpoint_format", "zero_word"), [("gptq", 0x77777707), ("gptq_v2", 0x88888818)], ids=["v1", "v2"]
+    ("checkpoint_format", "zero_word"),
+    [("gptq", 0x77777707), ("gptq_v2", 0x88888818)],
+    ids=["v1", "v2"],
 )
 def test_gptq_by_hand(checkpoint_format, zero_word):
     scales = torch.tensor([[0.5, 2, *[1] * 6]], dtype=torch.float16)
     found = rk.unpack_gptq(
-        words(GPTQ_WORDS), words([[zero_word]]), scales, group_size=32, checkpoint_format=checkpoint_format
+        words(GPTQ_WORDS),
+        words([[zero_word]]),
+        scales,
+        group_size=32,
+        checkpoint_format=checkpoint_format,
     )
     assert (found["kind"], found["group"]) == ("int4", 32)
     assert found["w"].dtype == torch.uint8 and found["w"].tolist() == GPTQ_BYTES
     assert found["zeros"].dtype == torch.uint8 and found["zeros"].tolist() == [[8], [1], *[[8]] * 6]
-    assert found["scales"].dtype == torch.float16 and found["scales"].tolist() == [[0.5], [2], *[[1]] * 6]
+    assert found["scales"].dtype == torch.float16 and found["scales"].tolist() == [
+        [0.5],
+        [2],
+        *[[1]] * 6,
+    ]
     value = values_of(found)
-    assert value[0].tolist() == [-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]
+    assert value[0].tolist() == [
+        -4,
+        -3.5,
+        -3,
+        -2.5,
+        -2,
+        -1.5,
+        -1,
+        -0.5,
+        0,
+        0.5,
+        1,
+        1.5,
+        2,
+        2.5,
+        3,
+        3.5,
+    ]
     assert value[1].tolist() == [0, *[-2] * 14, 14]
     assert (value[2:] == 0).all()
 
@@ -81,10 +119,18 @@ def test_gptq_of_8_bits_by_hand():
     scales = torch.tensor([[0.25, 1, 1, 1]])
     for checkpoint_format, zero_word in (("gptq", 0x7F7F7F7F), ("gptq_v2", 0x80808080)):
         found = rk.unpack_gptq(
-            codes, words([[zero_word]]), scales, group_size=-1, bits=8, checkpoint_format=checkpoint_format
+            codes,
+            words([[zero_word]]),
+            scales,
+            group_size=-1,
+            bits=8,
+            checkpoint_format=checkpoint_format,
         )
         assert (found["kind"], found["group"], found["zeros"]) == ("int8", 0, None)
-        assert found["w"].dtype == torch.int8 and found["w"].tolist() == [[-128, 0, 1, 127], *[[0] * 4] * 3]
+        assert found["w"].dtype == torch.int8 and found["w"].tolist() == [
+            [-128, 0, 1, 127],
+            *[[0] * 4] * 3,
+        ]
         assert found["scales"].tolist() == [[0.25], [1], [1], [1]]
         assert values_of(found)[0].tolist() == [-32, 0, 0.25, 31.75]
 
@@ -92,7 +138,9 @@ def test_gptq_of_8_bits_by_hand():
 def test_awq_by_hand():
     """Output o has code o for input 0, o + 8 for input 1, and zero point o."""
     scales = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0.5]], dtype=torch.float16)
-    found = rk.unpack_awq(words([[0x75316420], [0xFDB9ECA8]]), words([[0x75316420]]), scales, group_size=128)
+    found = rk.unpack_awq(
+        words([[0x75316420], [0xFDB9ECA8]]), words([[0x75316420]]), scales, group_size=128
+    )
     assert (found["kind"], found["group"]) == ("int4", 128)
     assert found["w"].flatten().tolist() == [0x80, 0x91, 0xA2, 0xB3, 0xC4, 0xD5, 0xE6, 0xF7]
     assert found["zeros"].flatten().tolist() == list(range(8))
@@ -112,15 +160,29 @@ def test_q4_0_by_hand():
 
 def test_q8_0_by_hand():
     """Two blocks with scales 1.5 and 2 ** -24."""
-    first, second = bytes.fromhex("003e 00 01 7f 80 ff") + bytes(27), bytes.fromhex("0100 02") + bytes(31)
+    first, second = (
+        bytes.fromhex("003e 00 01 7f 80 ff") + bytes(27),
+        bytes.fromhex("0100 02") + bytes(31),
+    )
     found = rk.unpack_gguf(torch.tensor([list(first + second)], dtype=torch.uint8), "Q8_0")
     assert (found["kind"], found["group"], found["zeros"]) == ("int8", 32, None)
     assert found["w"].tolist() == [[0, 1, 127, -128, -1, *[0] * 27, 2, *[0] * 31]]
     assert found["scales"].tolist() == [[1.5, 2.0**-24]]
-    assert values_of(found)[0].tolist() == [0, 1.5, 190.5, -192, -1.5, *[0] * 27, 2.0**-23, *[0] * 31]
+    assert values_of(found)[0].tolist() == [
+        0,
+        1.5,
+        190.5,
+        -192,
+        -1.5,
+        *[0] * 27,
+        2.0**-23,
+        *[0] * 31,
+    ]
 
 
-def field(array: torch.Tensor, row: np.ndarray, column: np.ndarray, bit: np.ndarray, bits: int) -> np.ndarray:
+def field(
+    array: torch.Tensor, row: np.ndarray, column: np.ndarray, bit: np.ndarray, bits: int
+) -> np.ndarray:
     """Bits of the words at (row, column), from bit on."""
     return (array.numpy().astype(np.int64)[row, column] >> bit) & (2**bits - 1)
 
@@ -136,8 +198,12 @@ def test_gptq(checkpoint_format, group_size, rng):
     if first:
         qzeros &= 0x77777777  # 15 is refused
     scales = (torch.rand((groups, n), generator=rng) / 64 + 2**-9).half()
-    g_idx = torch.tensor([0 if group_size == -1 else i // group_size for i in range(k)], dtype=torch.int32)
-    found = rk.unpack_gptq(qweight, qzeros, scales, g_idx, group_size=group_size, checkpoint_format=checkpoint_format)
+    g_idx = torch.tensor(
+        [0 if group_size == -1 else i // group_size for i in range(k)], dtype=torch.int32
+    )
+    found = rk.unpack_gptq(
+        qweight, qzeros, scales, g_idx, group_size=group_size, checkpoint_format=checkpoint_format
+    )
     o, i = np.indices((n, k))
     g = g_idx.numpy()[i]
     zero = field(qzeros, g, o // 8, 4 * (o % 8), 4) + first
@@ -204,10 +270,13 @@ def test_gguf_from_a_file(quant_type, size, rng, tmp_path):
 
 
 def test_whatever_the_strides(rng):
-    """Columns of a wider array, as a merged or sharded checkpoint gives them, and arrays of numpy."""
+    """Columns of a wider array, as a merged or sharded checkpoint gives them, and arrays of
+    numpy."""
     qweight, qzeros = random_words((64, 48), rng), random_words((64, 6), rng)
     scales = torch.rand((2, 48), generator=rng).half()
-    found = rk.unpack_gptq(qweight[::2, 8:32], qzeros[:2, 1:4] & 0x77777777, scales[:, 8:32], group_size=128)
+    found = rk.unpack_gptq(
+        qweight[::2, 8:32], qzeros[:2, 1:4] & 0x77777777, scales[:, 8:32], group_size=128
+    )
     alone = rk.unpack_gptq(
         qweight[::2, 8:32].contiguous().numpy(), (qzeros[:2, 1:4] & 0x77777777).numpy(), scales[:, 8:32].numpy(),
         group_size=128,
@@ -215,24 +284,44 @@ def test_whatever_the_strides(rng):
     assert torch.equal(values_of(found), values_of(alone))
     found = rk.unpack_awq(qweight[:, 2:4], qzeros[:1, 2:4], scales[:1, 8:24], group_size=64)
     alone = rk.unpack_awq(
-        qweight[:, 2:4].contiguous(), qzeros[:1, 2:4].contiguous(), scales[:1, 8:24].contiguous(), group_size=64
+        qweight[:, 2:4].contiguous(),
+        qzeros[:1, 2:4].contiguous(),
+        scales[:1, 8:24].contiguous(),
+        group_size=64,
     )
     assert torch.equal(values_of(found), values_of(alone))
 
 
 def test_zero_points_of_8_are_left_out(rng):
-    """A symmetric checkpoint is packed as one without zero points, which has the same values and is smaller."""
+    """A symmetric checkpoint is packed as one without zero points, which has the same values and is
+    smaller."""
     qweight, scales = random_words((8, 16), rng), torch.ones(2, 16).half()
-    assert rk.unpack_gptq(qweight, words([[0x77777777] * 2] * 2), scales, group_size=32)["zeros"] is None
-    assert rk.unpack_gptq(qweight, words([[0x77777777, 0x77777776]] * 2), scales, group_size=32)["zeros"] is not None
+    assert (
+        rk.unpack_gptq(qweight, words([[0x77777777] * 2] * 2), scales, group_size=32)["zeros"]
+        is None
+    )
+    assert (
+        rk.unpack_gptq(qweight, words([[0x77777777, 0x77777776]] * 2), scales, group_size=32)[
+            "zeros"
+        ]
+        is not None
+    )
     zeros = words([[0x88888888] * 2] * 2)
     assert rk.unpack_awq(random_words((64, 2), rng), zeros, scales, group_size=32)["zeros"] is None
 
 
 # A layer of 64 inputs and 16 outputs in groups of 32, in either format.
 SCALES = torch.ones(2, 16).half()
-GPTQ = {"qweight": torch.zeros(8, 16, dtype=torch.int32), "qzeros": words([[0x77777777] * 2] * 2), "scales": SCALES}
-AWQ = {"qweight": torch.zeros(64, 2, dtype=torch.int32), "qzeros": words([[0x88888888] * 2] * 2), "scales": SCALES}
+GPTQ = {
+    "qweight": torch.zeros(8, 16, dtype=torch.int32),
+    "qzeros": words([[0x77777777] * 2] * 2),
+    "scales": SCALES,
+}
+AWQ = {
+    "qweight": torch.zeros(64, 2, dtype=torch.int32),
+    "qzeros": words([[0x88888888] * 2] * 2),
+    "scales": SCALES,
+}
 
 
 def gptq(**change):
@@ -259,13 +348,17 @@ def test_gptq_in_another_order():
 
 
 def test_gptq_zero_points_that_nothing_can_hold():
-    """Version 1 has no zero point of 0, and what is written there no one meaning. 8-bit codes have 128 alone."""
+    """Version 1 has no zero point of 0, and what is written there no one meaning. 8-bit codes have
+    128 alone."""
     with pytest.raises(ValueError, match="15 for group 1 of output 9: .*gptq_v2"):
         gptq(qzeros=words([[0x77777777] * 2, [0x77777777, 0x777777F7]]))
     zeros = gptq(qzeros=words([[0xFFFFFFFF] * 2] * 2), checkpoint_format="gptq_v2")["zeros"]
     assert (zeros == 15).all()
     eight = {"qweight": torch.zeros(16, 16, dtype=torch.int32), "bits": 8}
-    for qzeros in (words([[0x7F7F7F7F] * 4, [0x7F7F7F7F] * 3 + [0x7F7E7F7F]]), words([[0xFFFFFFFF] * 4] * 2)):
+    for qzeros in (
+        words([[0x7F7F7F7F] * 4, [0x7F7F7F7F] * 3 + [0x7F7E7F7F]]),
+        words([[0xFFFFFFFF] * 4] * 2),
+    ):
         with pytest.raises(NotImplementedError, match="zero points of 8 bits are not all 128"):
             gptq(qzeros=qzeros, **eight)
 
@@ -276,7 +369,13 @@ def test_wrong_arrays(call, arrays, name):
     assert call()["w"].shape == (16, 32)
     given = arrays[name]
     with pytest.raises(TypeError, match=f"{name} has dtype"):
-        call(**{name: given.to({"qweight": torch.int64, "qzeros": torch.uint8, "scales": torch.float64}[name])})
+        call(
+            **{
+                name: given.to(
+                    {"qweight": torch.int64, "qzeros": torch.uint8, "scales": torch.float64}[name]
+                )
+            }
+        )
     with pytest.raises(TypeError, match=f"{name} is list"):
         call(**{name: given.tolist()})
     with pytest.raises(ValueError, match=f"{name} has"):

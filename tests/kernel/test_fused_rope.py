@@ -7,7 +7,15 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, distant, guarded, spread
+from tests.kernel.helpers import (
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    distant,
+    guarded,
+    spread,
+)
 
 PAGES, PAGE_SIZE = 9, 4
 
@@ -26,11 +34,16 @@ def case(
     """Arguments with q, k, v as views of one buffer and caches full of NaN."""
     heads, kv_heads = 6, 2
     qkv = spread((tokens, heads + 2 * kv_heads, dim + gap), dtype, rng)[..., :dim]
-    weights = [spread((dim,), torch.float32 if wide_weight else dtype, rng) if norm else None for _ in range(2)]
+    weights = [
+        spread((dim,), torch.float32 if wide_weight else dtype, rng) if norm else None
+        for _ in range(2)
+    ]
     slots = torch.randperm(PAGES * PAGE_SIZE, generator=rng)[:tokens]
     if tokens > 3:
         slots[2] = -1
-    caches = [torch.full((PAGES, PAGE_SIZE, kv_heads, dim), math.nan, dtype=dtype) for _ in range(2)]
+    caches = [
+        torch.full((PAGES, PAGE_SIZE, kv_heads, dim), math.nan, dtype=dtype) for _ in range(2)
+    ]
     return {
         "q": qkv[:, :heads],
         "k": qkv[:, heads : heads + kv_heads],
@@ -45,7 +58,9 @@ def case(
     }
 
 
-def oracle(args: dict[str, Any], is_neox: bool = True, eps: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(
+    args: dict[str, Any], is_neox: bool = True, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k in float64, from the definitions of the single ops."""
     results = []
     for name in "qk":
@@ -54,7 +69,9 @@ def oracle(args: dict[str, Any], is_neox: bool = True, eps: float = 1e-6) -> tup
             x = rk.reference.rmsnorm(x, weight, eps)
         else:
             x = x.clone()
-        rk.reference.apply_rope_inplace(args["positions"], x, None, x.shape[2], args["cos_sin_cache"], is_neox=is_neox)
+        rk.reference.apply_rope_inplace(
+            args["positions"], x, None, x.shape[2], args["cos_sin_cache"], is_neox=is_neox
+        )
         results.append(x)
     return results[0], results[1]
 
@@ -77,7 +94,9 @@ def check(args: dict[str, Any], dtype: torch.dtype, is_neox: bool, **keywords: A
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 13])
-@pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (64, 64), (80, 80), (256, 64), (96, 24), (34, 10), (2, 2)])
+@pytest.mark.parametrize(
+    ("dim", "rotary"), [(128, 128), (64, 64), (80, 80), (256, 64), (96, 24), (34, 10), (2, 2)]
+)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_equals_the_ops_one_after_the_other(dtype, tokens, dim, rotary, norm, is_neox, rng):
@@ -111,7 +130,9 @@ def test_a_token_does_not_depend_on_the_others(rng):
     alone = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
     rk.fused_qk_norm_rope_store(**args)
     for t in range(21):
-        one = alone | {name: alone[name][t : t + 1] for name in ("q", "k", "v", "positions", "slot_mapping")}
+        one = alone | {
+            name: alone[name][t : t + 1] for name in ("q", "k", "v", "positions", "slot_mapping")
+        }
         rk.fused_qk_norm_rope_store(**one)
         assert_same_bits(one["q"][0], args["q"][t])
     for name in ("k_cache", "v_cache"):
@@ -177,7 +198,12 @@ def test_tokens_more_than_2_31_elements_apart(rng):
         pytest.param("positions", torch.tensor([0, 300]), ValueError, marks=pytest.mark.cpu_only),
         pytest.param("positions", torch.tensor([-1, 0]), ValueError, marks=pytest.mark.cpu_only),
         pytest.param("slot_mapping", torch.tensor([0, -2]), ValueError, marks=pytest.mark.cpu_only),
-        pytest.param("slot_mapping", torch.tensor([0, PAGES * PAGE_SIZE]), ValueError, marks=pytest.mark.cpu_only),
+        pytest.param(
+            "slot_mapping",
+            torch.tensor([0, PAGES * PAGE_SIZE]),
+            ValueError,
+            marks=pytest.mark.cpu_only,
+        ),
     ],
 )
 def test_errors_leave_the_tensors_alone(name, value, error, rng):

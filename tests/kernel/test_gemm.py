@@ -85,7 +85,10 @@ def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
 def test_linear_with_a_float32_result(dtype, shape, tokens, rng):
     n, k = shape
     x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
-    residual, out = spread((tokens, n), dtype, rng, gap=3), guarded((tokens, n), torch.float32, gap=8)
+    residual, out = (
+        spread((tokens, n), dtype, rng, gap=3),
+        guarded((tokens, n), torch.float32, gap=8),
+    )
     for weight in (rk.pack_weight(w), w):
         rk.linear(x, weight, residual=residual, out=out.view)
         out.check()
@@ -124,7 +127,9 @@ def test_linear_residual_in_place(rng):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", [(8, 8), (72, 200), (264, 1032), (1000, 512), (2056, 72)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (72, 200), (264, 1032), (1000, 512), (2056, 72)], ids=str
+)
 @pytest.mark.parametrize("tokens", [65, 100, 128, 129, 200, 257, 600])
 @pytest.mark.parametrize("ends", ["residual", "bias and residual"])
 def test_linear_of_many_rows_adds_the_residual_before_it_rounds(dtype, shape, tokens, ends, rng):
@@ -163,7 +168,9 @@ def test_linear_of_many_rows_with_a_residual_that_no_copy_engine_reads(rng):
     x, w = spread((70, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
     residual = spread((70, 48), torch.bfloat16, rng, gap=3)
     expected = oracle_linear(x, w, None, residual)
-    assert_close("linear", rk.linear(x, rk.pack_weight(w), residual=residual), expected, COMPOSED[x.dtype])
+    assert_close(
+        "linear", rk.linear(x, rk.pack_weight(w), residual=residual), expected, COMPOSED[x.dtype]
+    )
     odd = spread((70, 47), torch.bfloat16, rng)
     got = rk.linear(x, rk.pack_weight(w[:47]), residual=odd)
     assert_close("linear", got, oracle_linear(x, w[:47], None, odd), COMPOSED[x.dtype])
@@ -180,7 +187,9 @@ def test_a_row_of_many_depends_on_neither_the_others_nor_their_number(shape, rng
         whole = rk.linear(x, w, residual=residual)
         for m in fewer:
             assert_same_bits(rk.linear(x[:m], w, residual=residual[:m]), whole[:m])
-            assert_same_bits(rk.linear(x[most - m :], w, residual=residual[most - m :]), whole[most - m :])
+            assert_same_bits(
+                rk.linear(x[most - m :], w, residual=residual[most - m :]), whole[most - m :]
+            )
 
 
 @pytest.mark.parametrize("shape", [(264, 1032), (6144, 1024), (4096, 4096)], ids=str)
@@ -189,8 +198,15 @@ def test_a_row_depends_on_neither_the_others_nor_their_number(shape, rng, reques
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
     w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
-    for most, fewer, fused in ((16, (1, 3, 8, 9), False), (32, (17, 25), False), (64, (17, 32, 33, 63), True)):
-        x, residual = spread((most, k), torch.bfloat16, rng), spread((most, n), torch.bfloat16, rng) if fused else None
+    for most, fewer, fused in (
+        (16, (1, 3, 8, 9), False),
+        (32, (17, 25), False),
+        (64, (17, 32, 33, 63), True),
+    ):
+        x, residual = (
+            spread((most, k), torch.bfloat16, rng),
+            spread((most, n), torch.bfloat16, rng) if fused else None,
+        )
         whole = rk.linear(x, w, residual=residual)
         for m in fewer:
             first, last = slice(m), slice(most - m, None)
@@ -221,7 +237,10 @@ def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request)
     gate, up = (both[:, 0::2], both[:, 1::2]) if interleaved else both.chunk(2, dim=-1)
     expected = gate / (1 + torch.exp(-gate)) * up
     out = guarded((tokens, features), dtype, gap=8)
-    assert rk.linear_silu_and_mul(x, rk.pack_weight(w), interleaved=interleaved, out=out.view) is out.view
+    assert (
+        rk.linear_silu_and_mul(x, rk.pack_weight(w), interleaved=interleaved, out=out.view)
+        is out.view
+    )
     out.check()
     fused = on_gpu(request) and features % 8 == 0 and tokens > 0
     assert_close("linear_silu_and_mul", out.view, expected, (ROUNDED if fused else COMPOSED)[dtype])
@@ -257,7 +276,10 @@ def test_other_leading_dimensions_are_refused(rows, rng):
 @pytest.mark.parametrize("tokens", [3, 64, 65])
 def test_bias_and_residual_of_any_strides(tokens, rng):
     x, w = spread((tokens, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
-    bias, residual = spread((96,), torch.bfloat16, rng)[::2], spread((48, tokens), torch.bfloat16, rng).t()
+    bias, residual = (
+        spread((96,), torch.bfloat16, rng)[::2],
+        spread((48, tokens), torch.bfloat16, rng).t(),
+    )
     for weight in (rk.pack_weight(w), w):
         for ends in ((bias, None), (None, residual), (bias, residual)):
             got = rk.linear(x, weight, ends[0], residual=ends[1])
@@ -277,7 +299,9 @@ def hopper(monkeypatch):
 
     def run(x, weight, bias, residual, gate, static, out):
         given = [t for t in (x, weight, bias, residual, out) if t is not None]
-        assert all(t.stride(-1) == 1 for t in given) and {t.ndim for t in given if t is not bias} == {2}
+        assert all(t.stride(-1) == 1 for t in given) and {
+            t.ndim for t in given if t is not bias
+        } == {2}
         wide = oracle_linear(x, weight, bias, residual)
         if gate:
             first, second = wide.chunk(2, dim=-1)
@@ -302,7 +326,12 @@ def test_what_the_fused_kernel_is_given(rows, rng, hopper):
     for other, vector in ((residual, bias), strided):
         out = make(*rows, 64)
         assert rk.linear(x, w, vector, residual=other, out=out) is out
-        assert_close("linear", out.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor), ROUNDED[x.dtype])
+        assert_close(
+            "linear",
+            out.as_subclass(torch.Tensor),
+            expected.as_subclass(torch.Tensor),
+            ROUNDED[x.dtype],
+        )
     assert rk.linear_silu_and_mul(x, w).shape == (*rows, 32)
     assert hopper == [count] * 3
     for wrong in (make(*rows[::-1], 64), make(count, 64), make(*rows, 63)):
@@ -339,7 +368,10 @@ def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
     expected = scaled(a, b, sa, sb, bias)
     assert_close("fp8_scaled_mm", out.view, expected, FP8[dtype])
     assert_close(
-        "fp8_scaled_mm", rk.reference.fp8_scaled_mm(a, b, sa, sb, torch.float64, bias), expected, (1e-12, 1e-12)
+        "fp8_scaled_mm",
+        rk.reference.fp8_scaled_mm(a, b, sa, sb, torch.float64, bias),
+        expected,
+        (1e-12, 1e-12),
     )
     assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, static_weight=True), out.view)
 
@@ -371,8 +403,8 @@ def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a, b, sa, sb, torch.bfloat16), out.view)
 
 
-# On 132 multiprocessors: tiles of 64, 96, 128, 160 and 192 rows, two blocks that share k, and tiles of 256 tokens (more
-# than one band, clusters with one tile and with two).
+# On 132 multiprocessors: tiles of 64, 96, 128, 160 and 192 rows, two blocks that share k, and tiles
+# of 256 tokens (more than one band, clusters with one tile and with two).
 @pytest.mark.parametrize(
     ("tokens", "n", "k"),
     [(300, 1152, 640), (1800, 1280, 640), (130, 8448, 640), (130, 10240, 640), (130, 12672, 640), (100, 512, 2048),
@@ -395,7 +427,8 @@ def test_fp8_of_every_tile(tokens, n, k, rng, request):
 @pytest.mark.parametrize("tokens", [130, 192, 300])
 @pytest.mark.parametrize("fast", [False, True])
 def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
-    """Their stages are written while the results of the tile before still leave: the same bits every time."""
+    """Their stages are written while the results of the tile before still leave: the same bits
+    every time."""
     if not on_gpu(request):
         pytest.skip("the CPU has no tiles")
     a, b = fp8((tokens, 128), rng), fp8((33792, 128), rng).t()
@@ -406,7 +439,8 @@ def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
         assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, fast_accum=fast), first)
 
 
-# On 132 multiprocessors: tiles of 64, 96, 128, 192, 224 and 256 rows; odd numbers of tiles of tokens.
+# On 132 multiprocessors: tiles of 64, 96, 128, 192, 224 and 256 rows; odd numbers of tiles of
+# tokens.
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("tokens", "n", "k"),
@@ -421,7 +455,9 @@ def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
     out.check()
     bound = next(bound for most, bound in FAST.items() if k <= most)
     assert_close("fp8_scaled_mm, fast_accum", out.view, scaled(a, b, sa, sb, bias), bound[dtype])
-    assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, static_weight=True), out.view)
+    assert_same_bits(
+        rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, static_weight=True), out.view
+    )
     if on_gpu(request) and tokens > 131:
         fewer = rk.fp8_scaled_mm(a[:-3], b, sa[:-3], sb, dtype, bias, fast_accum=True)
         assert_same_bits(fewer, out.view[:-3])
@@ -435,7 +471,9 @@ def test_bmm_fp8(tokens, batch, rng):
     sa, sb = scales((1,), rng), scales((), rng)
     expected = a.double() @ b.double() * (sa.double() * sb.double())
     assert_close("bmm_fp8", rk.bmm_fp8(a, b, sa, sb), expected, FP8[torch.bfloat16])
-    assert_close("bmm_fp8", rk.reference.bmm_fp8(a, b, sa, sb, torch.float64), expected, (1e-12, 1e-12))
+    assert_close(
+        "bmm_fp8", rk.reference.bmm_fp8(a, b, sa, sb, torch.float64), expected, (1e-12, 1e-12)
+    )
     assert rk.bmm_fp8(a, b, sa, sb, torch.float16).dtype == torch.float16
 
 

@@ -27,9 +27,21 @@ import radix_kernels as rk
         ({"bias": torch.ones(16).double()}, TypeError, "bias"),
         ({"bias": torch.ones(16).half()}, TypeError, "bias"),
         ({"bias": torch.ones(32).bfloat16()[::2]}, ValueError, "bias"),
-        ({"mat_a": torch.ones(2, 48).to(torch.float8_e4m3fn)[:, 1:33]}, ValueError, "mat_a.*16 bytes"),
-        ({"mat_a": torch.ones(2, 40).to(torch.float8_e4m3fn)[:, :32]}, ValueError, "mat_a.*16 bytes"),
-        ({"mat_b": torch.ones(16, 40).to(torch.float8_e4m3fn)[:, :32].t()}, ValueError, "mat_b.*16 bytes"),
+        (
+            {"mat_a": torch.ones(2, 48).to(torch.float8_e4m3fn)[:, 1:33]},
+            ValueError,
+            "mat_a.*16 bytes",
+        ),
+        (
+            {"mat_a": torch.ones(2, 40).to(torch.float8_e4m3fn)[:, :32]},
+            ValueError,
+            "mat_a.*16 bytes",
+        ),
+        (
+            {"mat_b": torch.ones(16, 40).to(torch.float8_e4m3fn)[:, :32].t()},
+            ValueError,
+            "mat_b.*16 bytes",
+        ),
         ({"mat_a": torch.ones(32).to(torch.float8_e4m3fn)}, ValueError, "mat_a"),
         ({"mat_b": torch.ones(1, 32, 16).to(torch.float8_e4m3fn)}, ValueError, "mat_b"),
         ({"out": torch.ones(16, 2).bfloat16().t()}, ValueError, "out"),
@@ -59,14 +71,25 @@ def test_errors_name_the_argument(change, error, text):
     ],
 )
 def test_errors_of_block_scales(change, error, text):
-    a, b = torch.ones(2, 128).to(torch.float8_e4m3fn), torch.ones(256, 128).to(torch.float8_e4m3fn).t()
-    args = {"mat_a": a, "mat_b": b, "scales_a": torch.ones(2, 1), "scales_b": torch.ones(2, 1).t()} | change
+    a, b = (
+        torch.ones(2, 128).to(torch.float8_e4m3fn),
+        torch.ones(256, 128).to(torch.float8_e4m3fn).t(),
+    )
+    args = {
+        "mat_a": a,
+        "mat_b": b,
+        "scales_a": torch.ones(2, 1),
+        "scales_b": torch.ones(2, 1).t(),
+    } | change
     with pytest.raises(error, match=text):
         rk.fp8_blockwise_scaled_mm(**args)
 
 
 def test_row_major_block_scales_are_refused():
-    a, b = torch.ones(2, 256).to(torch.float8_e4m3fn), torch.ones(256, 256).to(torch.float8_e4m3fn).t()
+    a, b = (
+        torch.ones(2, 256).to(torch.float8_e4m3fn),
+        torch.ones(256, 256).to(torch.float8_e4m3fn).t(),
+    )
     with pytest.raises(ValueError, match="scales_b is not column-major"):
         rk.fp8_blockwise_scaled_mm(a, b, torch.ones(2, 2), torch.ones(2, 2))
 

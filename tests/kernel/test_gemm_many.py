@@ -1,4 +1,5 @@
-"""FP8 products of more than 1,024 tokens, whose tiles have 256: every end of theirs, and the bits of smaller tiles."""
+"""FP8 products of more than 1,024 tokens, whose tiles have 256: every end of theirs, and the bits
+of smaller tiles."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ HALVES = [torch.bfloat16, torch.float16]
 FP8 = torch.float8_e4m3fn
 # As test_gemm.py: the tensor cores keep about 14 bits of a sum of 128 products.
 TOLERANCE = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
-# On 132 multiprocessors tiles of 256 tokens, one, two or three for a cluster; 1,025 tokens leave the second half of the
-# last one empty, n ends within a tile, and k within its first 128 or later.
+# On 132 multiprocessors tiles of 256 tokens, one, two or three for a cluster; 1,025 tokens leave
+# the second half of the last one empty, n ends within a tile, and k within its first 128 or later.
 SHAPES = [(1025, 4624, 128), (2200, 1296, 96), (2250, 3456, 16), (2250, 3472, 272), (1025, 8464, 272),
           (2250, 3472, 640)]  # fmt: skip
 BATCHES = [(2, 1100, 1296, 640), (2, 1025, 4624, 128), (2, 2200, 1296, 272)]
@@ -59,16 +60,24 @@ def test_scales_of_rows(shape, bias, dtype, rng, request):
     if not on_gpu(request):
         return
     for fewer in (m - 3, 1024, 1023, 700, 129):  # tiles of 256 tokens and of 128
-        assert_same_bits(rk.fp8_scaled_mm(a[:fewer], b, sa[:fewer], sb, dtype, more), out.view[:fewer])
+        assert_same_bits(
+            rk.fp8_scaled_mm(a[:fewer], b, sa[:fewer], sb, dtype, more), out.view[:fewer]
+        )
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", BLOCKS, ids=str)
 def test_scales_of_blocks(shape, dtype, rng, request):
     m, n, k = sized(shape, request)
-    (a, b), sa, sb = operands(m, n, k, rng), scales((m, k // 128), rng), scales((n // 128, k // 128), rng)
+    (a, b), sa, sb = (
+        operands(m, n, k, rng),
+        scales((m, k // 128), rng),
+        scales((n // 128, k // 128), rng),
+    )
     wide = a.double() * sa.double().repeat_interleave(128, 1)
-    expected = wide @ (b.double() * sb.double().repeat_interleave(128, 0).repeat_interleave(128, 1).t())
+    expected = wide @ (
+        b.double() * sb.double().repeat_interleave(128, 0).repeat_interleave(128, 1).t()
+    )
     out = guarded((m, n), dtype, gap=8)
     rk.fp8_blockwise_scaled_mm(a, b, sa, sb.t(), dtype, out=out.view)
     out.check()
@@ -78,7 +87,9 @@ def test_scales_of_blocks(shape, dtype, rng, request):
     if not on_gpu(request):
         return
     for fewer in (m - 3, 1024, 1023, 700, 129):
-        assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:fewer], b, sa[:fewer], sb.t(), dtype), out.view[:fewer])
+        assert_same_bits(
+            rk.fp8_blockwise_scaled_mm(a[:fewer], b, sa[:fewer], sb.t(), dtype), out.view[:fewer]
+        )
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -89,7 +100,9 @@ def test_batches(shape, dtype, rng, request):
     a, b = ((torch.randn(batch, rows, k, generator=rng) * 4).to(FP8) for rows in (m, n))
     sa, sb = scales((1,), rng), scales((), rng)
     got = rk.bmm_fp8(a, b.mT, sa, sb, dtype)
-    assert_close("bmm_fp8", got, a.double() @ b.double().mT * (sa.double() * sb.double()), TOLERANCE[dtype])
+    assert_close(
+        "bmm_fp8", got, a.double() @ b.double().mT * (sa.double() * sb.double()), TOLERANCE[dtype]
+    )
     if on_gpu(request):
         assert_same_bits(rk.bmm_fp8(a[1:], b[1:].mT, sa, sb, dtype), got[1:])
         assert_same_bits(rk.bmm_fp8(a[:, :1000], b.mT, sa, sb, dtype), got[:, :1000])

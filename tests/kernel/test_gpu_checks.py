@@ -1,4 +1,5 @@
-"""The checks of a machine with a GPU fail, rather than pass over nothing, where no native kernel is there."""
+"""The checks of a machine with a GPU fail, rather than pass over nothing, where no native kernel is
+there."""
 
 from __future__ import annotations
 
@@ -16,19 +17,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="says what happens without a GPU's library"),
+    pytest.mark.skipif(
+        _loader.backend != "cpu", reason="says what happens without a GPU's library"
+    ),
 ]
 
 
-def child(*command: str | Path, path: str = IMPORT_PATH, **env: str) -> subprocess.CompletedProcess[str]:
+def child(
+    *command: str | Path, path: str = IMPORT_PATH, **env: str
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": path, **env}
-    return subprocess.run(list(map(str, command)), cwd=ROOT, env=env, capture_output=True, text=True, timeout=250)
+    return subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=env, capture_output=True, text=True, timeout=250
+    )
 
 
 def run_pytest(*options: str, path: str = IMPORT_PATH) -> subprocess.CompletedProcess[str]:
     """One test; `pythonpath=.`: the package under test is that of `path`."""
     flags = ("-q", "-p", "no:cacheprovider", "-o", "pythonpath=.", "-k", "overflow")
-    return child(sys.executable, "-m", "pytest", *flags, *options, "tests/kernel/test_norm.py", path=path)
+    return child(
+        sys.executable, "-m", "pytest", *flags, *options, "tests/kernel/test_norm.py", path=path
+    )
 
 
 @pytest.fixture
@@ -56,16 +65,23 @@ def test_a_device_without_a_library_is_an_error():
 def test_the_cpu_without_a_library_is_an_error_unless_asked_for(without_library):
     done = run_pytest(path=without_library)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "no native kernel runs on cpu here" in done.stderr and "no native library for" in done.stderr
+    assert (
+        "no native kernel runs on cpu here" in done.stderr
+        and "no native library for" in done.stderr
+    )
     done = run_pytest("--reference", path=without_library)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("check", ["sanitize", "sampling_equality compare none --device cuda", "no_sync"])
+@pytest.mark.parametrize(
+    "check", ["sanitize", "sampling_equality compare none --device cuda", "no_sync"]
+)
 def test_programs_say_that_nothing_was_checked(check):
     name, *args = check.split()
     done = child(sys.executable, "-m", f"tests.gpu.{name}", *args)
-    assert done.returncode != 0 and "the installed library is of the cpu backend" in done.stderr, done.stderr
+    assert done.returncode != 0 and "the installed library is of the cpu backend" in done.stderr, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,9 @@ def test_a_planted_barrier_is_found_by_its_hazard(tmp_path, status, log, found):
     for name in ("good", "planted", "bin"):
         (tmp_path / name).mkdir()
     tool = tmp_path / "bin/compute-sanitizer"
-    tool.write_text(f'#!/bin/sh\ncase $PYTHONPATH in */planted:*) echo "{log}"; exit {status};; esac\n')
+    tool.write_text(
+        f'#!/bin/sh\ncase $PYTHONPATH in */planted:*) echo "{log}"; exit {status};; esac\n'
+    )
     tool.chmod(0o755)
     path = f"{tool.parent}:{os.environ['PATH']}"
     folders = (tmp_path / "good", tmp_path / "out", tmp_path / "planted")
@@ -99,4 +117,6 @@ def test_a_bench_without_a_case_fails():
         "bench.main()"
     )
     done = child(sys.executable, "-c", code, "pointwise", "--shapes", "nosuchshape")
-    assert done.returncode == 1 and "no case: no shape contains nosuchshape" in done.stderr, done.stderr
+    assert done.returncode == 1 and "no case: no shape contains nosuchshape" in done.stderr, (
+        done.stderr
+    )

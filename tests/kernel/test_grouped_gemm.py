@@ -1,4 +1,5 @@
-"""Grouped products: the reference on the CPU, Triton in its interpreter, the chosen kernels with `--device cuda`."""
+"""Grouped products: the reference on the CPU, Triton in its interpreter, the chosen kernels with
+`--device cuda`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def scaled(values: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def laid_out(counts: list[int]) -> torch.Tensor:
-    """m_indices for so many rows of each group, each at a multiple of 128; a last group ends without padding."""
+    """m_indices for so many rows of each group, each at a multiple of 128; a last group ends
+    without padding."""
     parts = []
     for group, count in enumerate(counts):
         end = count if group == len(counts) - 1 else -(-count // 128) * 128
@@ -50,7 +52,9 @@ def laid_out(counts: list[int]) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def operands(lead: tuple[int, ...], experts: int, n: int, k: int, dtype: torch.dtype, rng: torch.Generator):
+def operands(
+    lead: tuple[int, ...], experts: int, n: int, k: int, dtype: torch.dtype, rng: torch.Generator
+):
     """x [*lead, k], weight [experts, n, k], and their scales."""
     x = torch.randn((*lead, k), generator=rng)
     weight = torch.randn((experts, n, k), generator=rng) / k**0.5
@@ -79,7 +83,10 @@ def call(op: str, run: str, *args, out, **options):
     x, weight, groups = (t.to(place) for t in args)
     there = out.to(place)
     more = () if "masked" not in op else (options.get("expected_m", x.shape[1]),)
-    scales = [None if options.get(n) is None else options[n].to(place) for n in ("x_scale", "weight_scale")]
+    scales = [
+        None if options.get(n) is None else options[n].to(place)
+        for n in ("x_scale", "weight_scale")
+    ]
     getattr(triton, op)(x, weight, groups, *more, *scales, there)
     return out.copy_(there)
 
@@ -122,10 +129,21 @@ def test_contiguous(shape, run, dtype, rng):
     padding = groups < 0
     poison(x, x_scale, padding)
     out = guarded((len(groups), n), torch.bfloat16 if dtype in CODES else dtype, gap=8)
-    call("m_grouped_gemm_contiguous", run, x, weight, groups, x_scale=x_scale, weight_scale=w_scale, out=out.view)
+    call(
+        "m_grouped_gemm_contiguous",
+        run,
+        x,
+        weight,
+        groups,
+        x_scale=x_scale,
+        weight_scale=w_scale,
+        out=out.view,
+    )
     out.check()
     assert torch.isnan(out.view[padding]).all(), "padding was written"
-    exact = torch.einsum("mk,mnk->mn", scaled(x, x_scale), scaled(weight, w_scale)[groups.clamp(min=0).long()])
+    exact = torch.einsum(
+        "mk,mnk->mn", scaled(x, x_scale), scaled(weight, w_scale)[groups.clamp(min=0).long()]
+    )
     mine = ~padding
     assert_close("m_grouped_gemm_contiguous", out.view[mine], exact[mine], tolerance(dtype, run))
     wide = rk.reference.m_grouped_gemm_contiguous(
@@ -148,14 +166,23 @@ def test_rows_of_a_group_that_is_not_there(run, rng):
     out.check()
     assert torch.isnan(out.view[padding]).all(), "padding was written"
     exact = torch.einsum("mk,mnk->mn", x.double(), weight.double()[groups.clamp(max=1).long()])
-    assert_close("m_grouped_gemm_contiguous", out.view[~padding], exact[~padding], TOLERANCE[torch.float16])
+    assert_close(
+        "m_grouped_gemm_contiguous", out.view[~padding], exact[~padding], TOLERANCE[torch.float16]
+    )
 
 
 @pytest.mark.parametrize("run", ["public", pytest.param("triton", marks=NO_TRITON)])
 def test_counts_below_zero_and_above_the_room(run, rng):
     x, weight, _, _ = operands((3, 20), 3, 16, 32, torch.float16, rng)
     out = guarded((3, 20, 16), torch.float16)
-    call("m_grouped_gemm_masked", run, x, weight, torch.tensor([-1, 20, 99], dtype=torch.int32), out=out.view)
+    call(
+        "m_grouped_gemm_masked",
+        run,
+        x,
+        weight,
+        torch.tensor([-1, 20, 99], dtype=torch.int32),
+        out=out.view,
+    )
     out.check()
     assert torch.isnan(out.view[0]).all()
     exact = torch.einsum("emk,enk->emn", x.double(), weight.double())
@@ -218,7 +245,9 @@ def test_a_hint_above_the_room_means_all_of_it(rng):
     x, weight, x_scale, w_scale = operands((2, 200), 2, 136, 128, FP8, rng)
     counts = torch.tensor([200, 70], dtype=torch.int32)
     whole, *others = (
-        rk.m_grouped_gemm_masked(x, weight, counts, expected_m=hint, x_scale=x_scale, weight_scale=w_scale)
+        rk.m_grouped_gemm_masked(
+            x, weight, counts, expected_m=hint, x_scale=x_scale, weight_scale=w_scale
+        )
         for hint in (200, 201, 2**31 - 1, 2**31, 2**70)
     )
     for other in others:
@@ -228,7 +257,10 @@ def test_a_hint_above_the_room_means_all_of_it(rng):
 
 def test_nothing_to_do(rng):
     x, weight, _, _ = operands((0,), 2, 8, 16, torch.float16, rng)
-    assert rk.m_grouped_gemm_contiguous(x, weight, torch.zeros(0, dtype=torch.int32)).shape == (0, 8)
+    assert rk.m_grouped_gemm_contiguous(x, weight, torch.zeros(0, dtype=torch.int32)).shape == (
+        0,
+        8,
+    )
     out = rk.m_grouped_gemm_masked(x.view(2, 0, 16), weight, torch.zeros(2, dtype=torch.int32))
     assert out.shape == (2, 0, 8)
 
@@ -261,12 +293,20 @@ def test_a_row_has_the_same_bits_again_and_among_others(n, dtype, rng):
         (lambda x, w, i: rk.m_grouped_gemm_contiguous(x[:, :8], w, i), ValueError, "rows of 8"),
         (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w.mT, i), ValueError, "rows of 16"),
         (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i, x_scale=x), ValueError, "x_scale"),
-        (lambda x, w, i: rk.m_grouped_gemm_contiguous(x.to(FP8), w.to(FP8), i), ValueError, "x_scale"),
+        (
+            lambda x, w, i: rk.m_grouped_gemm_contiguous(x.to(FP8), w.to(FP8), i),
+            ValueError,
+            "x_scale",
+        ),
         (lambda x, w, i: rk.m_grouped_gemm_contiguous(x, w, i, out=x), ValueError, "out"),
         (lambda x, w, i: rk.m_grouped_gemm_masked(x, w, i), ValueError, "x has 2 dimensions"),
         (lambda x, w, i: rk.m_grouped_gemm_masked(x[None], w, i[:1]), ValueError, "x has 1 groups"),
         (lambda x, w, i: rk.m_grouped_gemm_masked(x[:2, None], w, i), ValueError, "masked_m"),
-        (lambda x, w, i: rk.m_grouped_gemm_masked(x[:2, None], w, i[:2], expected_m=-1), ValueError, "expected_m"),
+        (
+            lambda x, w, i: rk.m_grouped_gemm_masked(x[:2, None], w, i[:2], expected_m=-1),
+            ValueError,
+            "expected_m",
+        ),
     ],
 )
 def test_errors(call, error, text):

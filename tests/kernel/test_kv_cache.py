@@ -72,9 +72,16 @@ def test_int8(dtype, dim, hnd, rng):
     rows[2, 1] = 0
     slots = torch.randperm(pages * page_size, generator=rng)[:tokens]
     slots[4] = -1
-    rk.store_kv_cache(rows[:, :heads], rows[:, heads:], *caches, slots, k_scale=scales[0], v_scale=scales[1])
-    for source, cache, scale in zip((rows[:, :heads], rows[:, heads:]), caches, scales, strict=True):
-        values, factors = torch.full((pages * page_size, heads, dim), 77), torch.full((pages * page_size, heads), -1.0)
+    rk.store_kv_cache(
+        rows[:, :heads], rows[:, heads:], *caches, slots, k_scale=scales[0], v_scale=scales[1]
+    )
+    for source, cache, scale in zip(
+        (rows[:, :heads], rows[:, heads:]), caches, scales, strict=True
+    ):
+        values, factors = (
+            torch.full((pages * page_size, heads, dim), 77),
+            torch.full((pages * page_size, heads), -1.0),
+        )
         for token, slot in enumerate(slots.tolist()):
             if slot >= 0:
                 wide = source[token].float()
@@ -95,13 +102,24 @@ def test_int8_errors():
     with pytest.raises(TypeError):
         rk.store_kv_cache(k, k, *caches, slots, k_scale=scale, v_scale=scale.double())
     with pytest.raises(ValueError):
-        rk.store_kv_cache(k, k, torch.zeros(2, 4, 1, 16), torch.zeros(2, 4, 1, 16), slots, k_scale=scale, v_scale=scale)
+        rk.store_kv_cache(
+            k,
+            k,
+            torch.zeros(2, 4, 1, 16),
+            torch.zeros(2, 4, 1, 16),
+            slots,
+            k_scale=scale,
+            v_scale=scale,
+        )
     with pytest.raises(TypeError):
-        rk.store_kv_cache(k, k, caches[0], torch.zeros(2, 4, 1, 16), slots, k_scale=scale, v_scale=scale)
+        rk.store_kv_cache(
+            k, k, caches[0], torch.zeros(2, 4, 1, 16), slots, k_scale=scale, v_scale=scale
+        )
 
 
 def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """The values of float32 x in e4m3: the nearest, of two the one with an even code, at most 448; searched for."""
+    """The values of float32 x in e4m3: the nearest, of two the one with an even code, at most 448;
+    searched for."""
     values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     size = x.double().abs().clamp(max=448).nan_to_num(0)
     above = torch.searchsorted(values, size).clamp(1, 0x7E)
@@ -118,20 +136,32 @@ def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
 def test_fp8(dtype, dim, per_head, hnd, rng):
     pages, page_size, heads, tokens = 6, 5, 3, 17
     shape = (pages, heads, page_size, dim) if hnd else (pages, page_size, heads, dim)
-    caches = [torch.full(shape, 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)]
+    caches = [
+        torch.full(shape, 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)
+    ]
     caches = [x.transpose(1, 2) for x in caches] if hnd else caches
     sizes = torch.randint(-14, 12, (tokens, 2 * heads, 1), generator=rng)
     rows = (torch.randn(tokens, 2 * heads, dim, generator=rng) * 2.0**sizes).to(dtype)
-    rows[2, 1], rows[3, :, 0], rows[4, :, :3] = 0, math.nan, torch.tensor([math.inf, -math.inf, 2**-10])
-    rows[5] = torch.tensor([8.5, 9.5, -17, 2**-10 * 3]).repeat(heads * dim // 2).view(2 * heads, dim)  # in the middle
+    rows[2, 1], rows[3, :, 0], rows[4, :, :3] = (
+        0,
+        math.nan,
+        torch.tensor([math.inf, -math.inf, 2**-10]),
+    )
+    rows[5] = (
+        torch.tensor([8.5, 9.5, -17, 2**-10 * 3]).repeat(heads * dim // 2).view(2 * heads, dim)
+    )  # in the middle
     scales = [torch.rand(heads if per_head else 1, generator=rng) + 0.5 for _ in range(2)]
     scales[0][0] = 1
     slots = torch.randperm(pages * page_size, generator=rng)[:tokens]
     slots[6] = -1
     before = [scale.clone() for scale in scales]
-    rk.store_kv_cache(rows[:, :heads], rows[:, heads:], *caches, slots, k_scale=scales[0], v_scale=scales[1])
+    rk.store_kv_cache(
+        rows[:, :heads], rows[:, heads:], *caches, slots, k_scale=scales[0], v_scale=scales[1]
+    )
     assert all(torch.equal(a, b) for a, b in zip(scales, before, strict=True))
-    for source, cache, scale in zip((rows[:, :heads], rows[:, heads:]), caches, scales, strict=True):
+    for source, cache, scale in zip(
+        (rows[:, :heads], rows[:, heads:]), caches, scales, strict=True
+    ):
         expected = torch.full((1,), 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
         expected = expected.repeat(pages * page_size * heads * dim).view(-1, heads, dim)
         for token, slot in enumerate(slots.tolist()):
@@ -170,14 +200,19 @@ def test_fp8_errors():
     with pytest.raises(TypeError):
         rk.store_kv_cache(k, k, *caches, slots, k_scale=one, v_scale=one.double())
     with pytest.raises(TypeError):
-        rk.store_kv_cache(k, k, caches[0], torch.zeros(2, 4, 3, 16), slots, k_scale=one, v_scale=one)
+        rk.store_kv_cache(
+            k, k, caches[0], torch.zeros(2, 4, 3, 16), slots, k_scale=one, v_scale=one
+        )
     with pytest.raises((TypeError, NotImplementedError)):
         e5m2 = [x.to(torch.float8_e5m2) for x in caches]
         rk.store_kv_cache(k, k, *e5m2, slots, k_scale=one, v_scale=one)
 
 
 def test_device_code_of_gpus(tmp_path):
-    assert gpu_objects.run_emulated("kv_cache", tmp_path) == "65536 numbers, four ways; copies, three\n"
+    assert (
+        gpu_objects.run_emulated("kv_cache", tmp_path)
+        == "65536 numbers, four ways; copies, three\n"
+    )
 
 
 def test_all_skipped():

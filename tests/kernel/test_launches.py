@@ -1,4 +1,5 @@
-"""How many kernels a call of the experts' products launches on Hopper, and in which order, by torch's profiler."""
+"""How many kernels a call of the experts' products launches on Hopper, and in which order, by
+torch's profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 # As imported: what the tests of single ops patch copies too.
-from radix_kernels import capabilities, fused_experts, m_grouped_gemm_contiguous, m_grouped_gemm_masked
+from radix_kernels import (
+    capabilities,
+    fused_experts,
+    m_grouped_gemm_contiguous,
+    m_grouped_gemm_masked,
+)
 from tests.kernel import experts_cases
 
 FP8 = torch.float8_e4m3fn
@@ -30,7 +36,9 @@ def launched(call: Callable[[], object]) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [
+        event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     if not events:
         pytest.skip("the profiler sees no kernels here")
     events.sort(key=lambda event: event.time_range.start)
@@ -48,8 +56,15 @@ def test_experts_of_few_pairs(scales, rng):
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_grouped_products(fp8, rng):
-    x, weight = (torch.randn(shape, generator=rng).to(FP8 if fp8 else BF16) for shape in ((512, 256), (2, 128, 256)))
-    scales = {"x_scale": torch.ones(512, 2).cuda(), "weight_scale": torch.ones(2, 1, 2).cuda()} if fp8 else {}
+    x, weight = (
+        torch.randn(shape, generator=rng).to(FP8 if fp8 else BF16)
+        for shape in ((512, 256), (2, 128, 256))
+    )
+    scales = (
+        {"x_scale": torch.ones(512, 2).cuda(), "weight_scale": torch.ones(2, 1, 2).cuda()}
+        if fp8
+        else {}
+    )
     x, weight = x.cuda(), weight.cuda()
     groups = torch.arange(2, dtype=torch.int32).repeat_interleave(256).cuda()
     wide = ["contiguous_kernel", "wide_grouped_kernel"]
@@ -57,4 +72,6 @@ def test_grouped_products(fp8, rng):
     assert found == (wide if fp8 else ["prepare_kernel", "many_kernel"])
     if not fp8:
         counts = torch.tensor([256, 100], dtype=torch.int32).cuda()
-        assert launched(lambda: m_grouped_gemm_masked(x.unflatten(0, (2, 256)), weight, counts)) == ["many_kernel"]
+        assert launched(
+            lambda: m_grouped_gemm_masked(x.unflatten(0, (2, 256)), weight, counts)
+        ) == ["many_kernel"]

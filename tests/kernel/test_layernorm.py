@@ -5,12 +5,21 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, assert_close, assert_same_bits, guarded, spread
+from tests.kernel.helpers import (
+    FLOATS,
+    ROUNDED_ONCE,
+    assert_close,
+    assert_same_bits,
+    guarded,
+    spread,
+)
 
 SHAPES = [(0, 64), (1, 17), (3, 64), (5, 127), (2, 3, 256), (7, 1000), (2, 4096)]
 
 
-def numpy_layernorm(x: torch.Tensor, w: torch.Tensor | None, b: torch.Tensor | None, eps: float) -> torch.Tensor:
+def numpy_layernorm(
+    x: torch.Tensor, w: torch.Tensor | None, b: torch.Tensor | None, eps: float
+) -> torch.Tensor:
     a = x.double().numpy()
     scale = 1.0 if w is None else w.double().numpy()
     y = (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + eps) * scale

@@ -11,9 +11,17 @@ from radix_kernels import _loader
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, distant, guarded, spread
 
 # Sums of K float32 products, then one rounding; K up to 1,000 here.
-TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
+TOLERANCE = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (4e-4, 5.5e-4),
+    torch.bfloat16: (3e-3, 4.2e-3),
+}
 # cuBLAS may round the partial sums of a split K to the dtype.
-ON_GPU = {torch.float32: (3e-6, 2e-5), torch.float16: (8e-4, 1.5e-3), torch.bfloat16: (6e-3, 1.2e-2)}
+ON_GPU = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (8e-4, 1.5e-3),
+    torch.bfloat16: (6e-3, 1.2e-2),
+}
 # In two ops gate and up are rounded on their way, and silu of a negative gate magnifies that.
 TWO_OPS = {dtype: (2 * norm, 2 * worst) for dtype, (norm, worst) in ON_GPU.items()}
 SIZES = [(1, 1), (15, 31), (16, 32), (17, 33), (48, 64), (100, 7), (33, 1000)]
@@ -74,7 +82,11 @@ def test_linear(dtype, n, k, tokens, bias, tolerance, rng):
 @pytest.mark.parametrize("tokens", [0, 1, 33, 65])
 @pytest.mark.parametrize("n", [17, 48])
 def test_float32_results_are_not_rounded(dtype, tokens, n, rng):
-    x, w, bias = spread((tokens, 40), dtype, rng), spread((n, 40), dtype, rng), spread((n,), dtype, rng)
+    x, w, bias = (
+        spread((tokens, 40), dtype, rng),
+        spread((n, 40), dtype, rng),
+        spread((n,), dtype, rng),
+    )
     residual = spread((tokens, n), dtype, rng)
     for weight in (poisoned_pack(w), w):
         for ends in ((None, None), (bias, residual)):
@@ -115,7 +127,8 @@ def test_rows_and_threads_do_not_change_bits(dtype, rng):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_large_batch(dtype, tolerance, rng):
-    """More rows than a task takes, and more K than stays in a cache: still a row's bits, with a gate too."""
+    """More rows than a task takes, and more K than stays in a cache: still a row's bits, with a
+    gate too."""
     x, w = spread((700, 2500), dtype, rng), spread((96, 2500), dtype, rng) * 0.1
     packed = rk.pack_weight(w)
     out, gated = rk.linear(x, packed), rk.linear_silu_and_mul(x, packed)
@@ -155,7 +168,8 @@ def test_outputs_larger_than_caches(dtype, kind, rng):
     for row in (0, 350, 699):
         assert_same_bits(rk.linear(x[row : row + 1], packed, bias), biased[row : row + 1])
         assert_same_bits(
-            rk.linear(x[row : row + 1], packed, bias, residual=residual[row : row + 1]), added[row : row + 1]
+            rk.linear(x[row : row + 1], packed, bias, residual=residual[row : row + 1]),
+            added[row : row + 1],
         )
         assert_same_bits(rk.linear_silu_and_mul(x[row : row + 1], packed), gated[row : row + 1])
 
@@ -270,7 +284,9 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
     bias, residual = spread((64,), torch.float32, rng), guarded((tokens, 64), dtype, gap=3)
     residual.view.copy_(spread((tokens, 64), dtype, rng))
     expected = exact + bias.double() + residual.view.double()
-    assert_close("linear", rk.linear(x, packed, bias, residual=residual.view), expected, TOLERANCE[dtype])
+    assert_close(
+        "linear", rk.linear(x, packed, bias, residual=residual.view), expected, TOLERANCE[dtype]
+    )
     wide = rk.linear(x, packed, bias, residual=residual.view, out_dtype="float32")
     assert_close("linear", wide, expected, TOLERANCE[torch.float32])
     assert rk.linear(x, packed, bias, residual=residual.view, out=residual.view) is residual.view
@@ -285,4 +301,6 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
         out.check()
         fused = interleaved or features % 16 == 0
         allowed = TOLERANCE if fused else TWO_OPS
-        assert_close("linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed[dtype])
+        assert_close(
+            "linear_silu_and_mul", out.view, torch.nn.functional.silu(gate) * up, allowed[dtype]
+        )

@@ -11,7 +11,15 @@ from radix_kernels import _loader
 from tests.kernel.helpers import FLOATS, assert_same_bits, integers, spread
 
 # (kind, group): every product that leaves maxima, dense and quantized, on vectors and on tiles.
-KINDS = [(None, None), ("int8", 0), ("int8", 32), ("w8a8", 0), ("w8a8", 64), ("int4", 64), ("w4a8", 32)]
+KINDS = [
+    (None, None),
+    ("int8", 0),
+    ("int8", 32),
+    ("w8a8", 0),
+    ("w8a8", 64),
+    ("int4", 64),
+    ("w4a8", 32),
+]
 ROWS = [0, 1, 2, 5, 8, 9, 33, 70]
 
 
@@ -28,7 +36,12 @@ def assert_greedy(x: torch.Tensor, weight: rk.PackedWeight | torch.Tensor) -> to
     """Compares ids and maxima with the logits of `linear`; returns the ids."""
     logits = rk.linear(x, weight, out_dtype=torch.float32)
     ids, maxima = rk.linear_argmax(x, weight)
-    assert (ids.dtype, maxima.dtype, ids.shape, maxima.shape) == (torch.int32, torch.float32, x.shape[:1], x.shape[:1])
+    assert (ids.dtype, maxima.dtype, ids.shape, maxima.shape) == (
+        torch.int32,
+        torch.float32,
+        x.shape[:1],
+        x.shape[:1],
+    )
     assert torch.equal(ids.cpu(), greedy(logits.cpu()))
     drawn = ids >= 0
     assert_same_bits(maxima[drawn], logits[drawn].gather(1, ids[drawn, None].long()).squeeze(1))
@@ -57,7 +70,8 @@ def test_equals_linear_and_the_greedy_draw(dtype, kind, group, n, k, rng):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_reference(dtype, rng):
-    """Small integers: sums are exact, so that the definition gives the same ids whatever its order of additions."""
+    """Small integers: sums are exact, so that the definition gives the same ids whatever its order
+    of additions."""
     x, w = (integers(-4, 5, shape, rng).to(dtype) for shape in ((33, 40), (90, 40)))
     ids, maxima = rk.linear_argmax(x, rk.pack_weight(w))
     wanted = (x.double().numpy() @ w.double().numpy().T).astype(np.float32)
@@ -84,11 +98,17 @@ def test_ties_go_to_the_lowest_id(kind, group, rows, rng):
 @pytest.mark.parametrize("n", [90, 96])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rows_without_a_draw(dtype, n, rng):
-    """-1 for NaN, +inf and nothing but -inf, of their rows only; zeros that pad the last block are no choice."""
+    """-1 for NaN, +inf and nothing but -inf, of their rows only; zeros that pad the last block are
+    no choice."""
     x = torch.ones((4, 33), dtype=dtype)
     x[2, 20] = math.nan
     negative = -spread((n, 33), dtype, rng).abs() - 1
-    assert (assert_greedy(x, rk.pack_weight(negative)) == -1).tolist() == [False, False, True, False]
+    assert (assert_greedy(x, rk.pack_weight(negative)) == -1).tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
     logits = torch.full((n, 1), -math.inf, dtype=dtype)
     one = torch.ones((3, 1), dtype=dtype)
     assert assert_greedy(one, rk.pack_weight(logits)).tolist() == [-1] * 3

@@ -15,11 +15,17 @@ from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="quantized weights belong to the CPU library"),
+    pytest.mark.skipif(
+        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
+    ),
 ]
 
 # As for dense weights: float32 sums, one rounding. Integer sums add the roundings of two scales.
-TOLERANCE = {torch.float32: (3e-6, 2e-5), torch.float16: (4e-4, 5.5e-4), torch.bfloat16: (3e-3, 4.2e-3)}
+TOLERANCE = {
+    torch.float32: (3e-6, 2e-5),
+    torch.float16: (4e-4, 5.5e-4),
+    torch.bfloat16: (3e-3, 4.2e-3),
+}
 SIZES = [(1, 34), (15, 30), (16, 64), (17, 34), (48, 128), (100, 8), (33, 1000), (80, 418)]
 SCALES = [torch.float32, torch.float16, torch.bfloat16]
 # (kind, group, zero points)
@@ -56,7 +62,9 @@ class Weight:
         return (even | odd << 4).to(torch.uint8)
 
     def pack(self, dtype=torch.bfloat16) -> rk.PackedWeight:
-        return rk.pack_weight(self.stored, self.scales, self.kind, zeros=self.zeros, group=self.group, dtype=dtype)
+        return rk.pack_weight(
+            self.stored, self.scales, self.kind, zeros=self.zeros, group=self.group, dtype=dtype
+        )
 
     def value(self) -> torch.Tensor:
         zeros = self.zeros
@@ -99,7 +107,9 @@ def test_linear(kind, group, zeros, tokens, dtype, rng):
         assert rk.linear(x, packed, out=out.view) is out.view
         out.check()
         assert_close(f"linear {kind}", out.view, expected, TOLERANCE[dtype])
-        assert_close(f"linear {kind}", rk.linear(x, packed, bias), expected + bias.double(), TOLERANCE[dtype])
+        assert_close(
+            f"linear {kind}", rk.linear(x, packed, bias), expected + bias.double(), TOLERANCE[dtype]
+        )
         wide = rk.linear(x, packed, out_dtype=torch.float32)
         assert_close(f"linear {kind}", wide, expected, TOLERANCE[torch.float32])
 
@@ -160,7 +170,9 @@ def test_integer_sums_do_not_saturate(kind, tokens):
         x = torch.full((tokens, k), x_value)
         value = code if kind == "w8a8" else code - 8
         exact = torch.full((tokens, 16), float(value * k), dtype=torch.float64) * x_value
-        assert_close(f"linear {kind}", rk.linear(x, weight.pack(torch.float32)), exact, (1e-6, 1e-6))
+        assert_close(
+            f"linear {kind}", rk.linear(x, weight.pack(torch.float32)), exact, (1e-6, 1e-6)
+        )
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "w4a8"])
@@ -248,7 +260,13 @@ def test_errors(rng):
     with pytest.raises(ValueError, match="zero"):
         rk.pack_weight(codes, scales, "int8", zeros=torch.zeros(6, 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="zeros"):
-        rk.pack_weight(small, torch.ones(6, 1), "int4", group=128, zeros=torch.full((6, 1), 17, dtype=torch.uint8))
+        rk.pack_weight(
+            small,
+            torch.ones(6, 1),
+            "int4",
+            group=128,
+            zeros=torch.full((6, 1), 17, dtype=torch.uint8),
+        )
     with pytest.raises(ValueError, match="zeros"):
         rk.pack_weight(torch.ones(6, 64), kind="int4", zeros=torch.zeros(6, 1, dtype=torch.uint8))
     packed = rk.pack_weight(codes, scales, "int8")

@@ -1,4 +1,5 @@
-"""What `make` does to .venv, with pip and the builder played by a script that writes down its arguments."""
+"""What `make` does to .venv, with pip and the builder played by a script that writes down its
+arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +28,16 @@ def make(tmp_path):
 
     def run(target: str, **variables: str) -> list[str]:
         log.write_text("")
-        settings = [f"{name}={value}" for name, value in {"VENV": venv, "RUN": python, **variables}.items()]
-        env = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # not of a make around us
+        settings = [
+            f"{name}={value}" for name, value in {"VENV": venv, "RUN": python, **variables}.items()
+        ]
+        env = {
+            name: value for name, value in os.environ.items() if "MAKE" not in name
+        }  # not of a make around us
         command = ["make", "-s", target, *settings]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return log.read_text().splitlines()
 
@@ -43,7 +50,9 @@ def test_another_backend_takes_the_place_of_the_first(make):
         commands = make("install", BACKEND=backend)
         removed = " ".join(f"radix-kernels-{name}" for name in others.split())
         assert commands[1] == f"-m pip uninstall -q -y {removed}"
-        assert commands[2].startswith("-m pip install") and f"radix_kernels_{backend}-" in commands[2]
+        assert (
+            commands[2].startswith("-m pip install") and f"radix_kernels_{backend}-" in commands[2]
+        )
         assert [p.name for p in make.venv.glob(".installed-*")] == [f".installed-{backend}"]
         assert make("install", BACKEND=backend) == []
 
@@ -66,7 +75,10 @@ def test_the_kept_build_folder_is_told_every_setting(tmp_path):
     build_wheel = runpy.run_path(str(ROOT / "tools/build_wheel.py"))
     for families, wanted in (("gemm norm;moe", "gemm;norm;moe"), ("", "")):
         command = build_wheel["build_command"](tmp_path, tmp_path, [], "", families)
-        assert f"cmake.define.RADIX_ONLY={wanted}" in command and "cmake.define.RADIX_ARCHS=" in command
+        assert (
+            f"cmake.define.RADIX_ONLY={wanted}" in command
+            and "cmake.define.RADIX_ARCHS=" in command
+        )
 
 
 @pytest.fixture
@@ -92,4 +104,6 @@ def test_missing_python_headers_are_named(tmp_path, cmake):
     command = [cmake, "-S", str(ROOT), "-B", str(tmp_path / "build"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
-    assert f"{tmp_path}/Python.h is missing: install the headers of {python}" in " ".join(done.stderr.split())
+    assert f"{tmp_path}/Python.h is missing: install the headers of {python}" in " ".join(
+        done.stderr.split()
+    )

@@ -1,4 +1,5 @@
-"""Every op of the CPU library under Valgrind (memcheck.cpp), at the level AVX2, for Valgrind knows no more."""
+"""Every op of the CPU library under Valgrind (memcheck.cpp), at the level AVX2, for Valgrind knows
+no more."""
 
 from __future__ import annotations
 
@@ -36,9 +37,28 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.fail(text)
         pytest.skip(text)
     path = tmp_path_factory.mktemp("memcheck") / "memcheck"
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pthread"]
-    command = ["c++", *flags, f"-I{ROOT}/kernel/include", SOURCE, LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-o", path]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=280)
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Wno-missing-field-initializers",
+        "-pthread",
+    ]
+    command = [
+        "c++",
+        *flags,
+        f"-I{ROOT}/kernel/include",
+        SOURCE,
+        LIBRARY,
+        f"-Wl,-rpath,{LIBRARY.parent}",
+        "-o",
+        path,
+    ]
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     return path
 
@@ -59,7 +79,8 @@ def test_ops_stay_within_their_tensors_and_write_all_of_their_outputs(program):
 
 
 @pytest.mark.parametrize(
-    ("mistake", "report"), [("past-the-end", "Invalid read of size"), ("not-written", "uninitialised value")]
+    ("mistake", "report"),
+    [("past-the-end", "Invalid read of size"), ("not-written", "uninitialised value")],
 )
 def test_mistakes_are_found(mistake, report, program):
     done = memcheck(program, mistake)
@@ -69,6 +90,8 @@ def test_mistakes_are_found(mistake, report, program):
 def test_every_op_is_called():
     if shutil.which("nm") is None:
         pytest.skip("nm not installed")
-    symbols = subprocess.run(["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True, text=True, check=True)
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True, text=True, check=True
+    )
     ops = set(re.findall(r" T rk_(\w+)", symbols.stdout)) - PLAIN
     assert len(ops) > 30 and ops <= set(re.findall(r"rk_(\w+)\(", SOURCE.read_text()))

@@ -9,7 +9,17 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded, spread
-from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, amplitude, make_case, oracle, split
+from tests.kernel.mla_cases import (
+    HALVES,
+    LATENT,
+    ROPE,
+    SCALE,
+    Case,
+    amplitude,
+    make_case,
+    oracle,
+    split,
+)
 
 
 def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
@@ -36,11 +46,15 @@ def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
 
 
 def rounds(case: Case, batch_invariant: bool = False) -> bool:
-    """Whether FP8 values times their scales are rounded to q's type: in Triton, and on Hopper with more than 16 query
-    rows, where Triton serves float16 queries."""
+    """Whether FP8 values times their scales are rounded to q's type: in Triton, and on Hopper with
+    more than 16 query rows, where Triton serves float16 queries."""
     impl = rk.capabilities()["ops"]["mla_decode"]["bfloat16"]["impl"]
     rows = case.args[0].shape[1] * int(case.args[-1].diff().max())
-    narrow = impl.startswith("cuda:") and case.args[0].dtype == torch.bfloat16 and (batch_invariant or rows <= 16)
+    narrow = (
+        impl.startswith("cuda:")
+        and case.args[0].dtype == torch.bfloat16
+        and (batch_invariant or rows <= 16)
+    )
     return case.fp8 and impl != "reference" and not narrow
 
 
@@ -60,7 +74,11 @@ def test_heads(heads, dtype, batch_invariant, rng):
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_page_sizes(page_size, fp8, batch_invariant, rng):
-    run(make_case([(1, 130), (1, 64), (1, 65)], rng, page_size=page_size, fp8=fp8, gap=16), True, batch_invariant)
+    run(
+        make_case([(1, 130), (1, 64), (1, 65)], rng, page_size=page_size, fp8=fp8, gap=16),
+        True,
+        batch_invariant,
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 8, 16, 64, 96, 128])
@@ -90,10 +108,19 @@ def test_fp8_with_float16_queries(heads, batch_invariant, rng):
 @pytest.mark.parametrize("heads", [16, 64, 128])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_rows_that_blocks_share(heads, fp8, rng, request):
-    """Many runs of a row, in the middle and at its ends, of one tile and of more; queries of several blocks."""
+    """Many runs of a row, in the middle and at its ends, of one tile and of more; queries of
+    several blocks."""
     if request.config.getoption("--device") == "cpu":
         pytest.skip("the reference has no blocks that share a row")
-    run(make_case([(1, 2500), (3, 65), (1, 1), (1, 700), (2, 4000)], rng, heads=heads, page_size=64, fp8=fp8))
+    run(
+        make_case(
+            [(1, 2500), (3, 65), (1, 1), (1, 700), (2, 4000)],
+            rng,
+            heads=heads,
+            page_size=64,
+            fp8=fp8,
+        )
+    )
 
 
 @pytest.mark.parametrize("kv_len", [31, 32, 33, 511, 512, 513, 1600])
@@ -116,7 +143,8 @@ def test_long_rows_in_small_pages(page_size, heads, rng):
 
 @pytest.mark.parametrize(("heads", "batch"), [(2, 64), (2, 132), (40, 64), (40, 132), (66, 64)])
 def test_rows_that_no_run_cuts(heads, batch, rng, request):
-    """As many rows of one length as there are runs, nearly: each run has a whole row, so nothing is joined."""
+    """As many rows of one length as there are runs, nearly: each run has a whole row, so nothing is
+    joined."""
     batch = 4 if request.config.getoption("--device") == "cpu" else batch
     run(make_case([(1, 270)] * batch, rng, heads=heads, page_size=64))
 
@@ -125,7 +153,8 @@ def test_rows_that_no_run_cuts(heads, batch, rng, request):
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("rises", [True, False])
 def test_maxima_that_move(heads, fp8, rises, rng):
-    """With every tile, or with the first alone: sums so far are scaled down, or what comes adds next to nothing."""
+    """With every tile, or with the first alone: sums so far are scaled down, or what comes adds
+    next to nothing."""
     case = make_case([(1, 400), (2, 130)], rng, heads=heads)
     case.args[0][..., 0] = 8
     for row, tokens in enumerate(case.tokens):
@@ -135,7 +164,8 @@ def test_maxima_that_move(heads, fp8, rises, rng):
             case.args[2][case.args[3][row, at // 16], at % 16, 0] = token[0]
     if fp8:
         packed, *stored = (
-            rk.reference.pack_mla_tokens(*split(x.to(torch.bfloat16))) for x in (case.args[2], *case.tokens)
+            rk.reference.pack_mla_tokens(*split(x.to(torch.bfloat16)))
+            for x in (case.args[2], *case.tokens)
         )
         tokens = [rk.reference.unpack_mla_cache(x, torch.float64) for x in stored]
         case = Case((*case.args[:2], packed, *case.args[3:]), tokens)
@@ -156,8 +186,13 @@ def test_a_scale_of_any_sign(heads, scale, rng):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_several_queries(heads, causal, batch_invariant, rng):
-    """Chunks behind a prefix, and queries that see nothing: more of them than keys, and no keys at all."""
-    run(make_case([(3, 90), (2, 2), (4, 2), (2, 0), (1, 600)], rng, heads=heads), causal, batch_invariant)
+    """Chunks behind a prefix, and queries that see nothing: more of them than keys, and no keys at
+    all."""
+    run(
+        make_case([(3, 90), (2, 2), (4, 2), (2, 0), (1, 600)], rng, heads=heads),
+        causal,
+        batch_invariant,
+    )
 
 
 def test_a_hint_that_is_too_low(rng):
@@ -188,18 +223,24 @@ def test_a_single_page_of_any_stride(heads, rng):
     nope, rope, cache, table, *rest = case.args
     page = int(table[0, 0])
     size = 64 * (LATENT + ROPE)
-    apart = torch.empty(2 * size, dtype=cache.dtype).as_strided((1, 64, LATENT + ROPE), (size + 3, LATENT + ROPE, 1))
+    apart = torch.empty(2 * size, dtype=cache.dtype).as_strided(
+        (1, 64, LATENT + ROPE), (size + 3, LATENT + ROPE, 1)
+    )
     apart.copy_(cache[page : page + 1])
     got = rk.mla_decode(nope, rope, apart, torch.zeros_like(table), *rest, softmax_scale=SCALE)
     assert_close("mla_decode", got, oracle(case)[0], ATTENTION[torch.bfloat16])
 
 
 @pytest.mark.parametrize(("batch", "kv_len"), [(1, 64), (3, 64), (140, 130)])
-@pytest.mark.parametrize(("heads", "fp8"), [(128, False), (64, False), (16, False), (128, True), (64, True)])
+@pytest.mark.parametrize(
+    ("heads", "fp8"), [(128, False), (64, False), (16, False), (128, True), (64, True)]
+)
 def test_every_call_ends(batch, kv_len, heads, fp8, rng, request):
     """Whether or not all blocks have work, in whatever order their warps run."""
     calls = 1 if request.config.getoption("--device") == "cpu" else 50
-    case = make_case([(1, kv_len)] * batch, rng, heads=heads if calls > 1 else 2, page_size=64, fp8=fp8)
+    case = make_case(
+        [(1, kv_len)] * batch, rng, heads=heads if calls > 1 else 2, page_size=64, fp8=fp8
+    )
     case = rounded(case) if rounds(case) else case
     first = rk.mla_decode(*case.args, softmax_scale=SCALE)
     assert_close("mla_decode", first, oracle(case)[0], ATTENTION[torch.bfloat16])
@@ -223,7 +264,9 @@ def test_bits_do_not_depend_on_the_neighbours(heads, rng):
         one = slice(row, row + 1)
         start = torch.tensor([0, 1], dtype=torch.int32)
         args = nope[one], rope[one], cache, table[one], lens[one], start
-        assert_same_bits(rk.mla_decode(*args, softmax_scale=SCALE, batch_invariant=True), whole[one])
+        assert_same_bits(
+            rk.mla_decode(*args, softmax_scale=SCALE, batch_invariant=True), whole[one]
+        )
 
 
 @pytest.mark.parametrize("heads", [16, 80])
@@ -234,7 +277,9 @@ def test_bits_do_not_depend_on_the_run(heads, batch_invariant, rng):
     case = make_case([(1, 1500), (1, 77), (1, 1024)], rng, heads=heads)
     first = rk.mla_decode(*case.args, softmax_scale=SCALE, batch_invariant=batch_invariant)
     for _ in range(5):
-        assert_same_bits(rk.mla_decode(*case.args, softmax_scale=SCALE, batch_invariant=batch_invariant), first)
+        assert_same_bits(
+            rk.mla_decode(*case.args, softmax_scale=SCALE, batch_invariant=batch_invariant), first
+        )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +303,8 @@ def test_errors(index, change, error, rng):
 
 
 @pytest.mark.parametrize(
-    ("scale", "error"), [(None, TypeError), ("0.1", TypeError), (math.nan, ValueError), (math.inf, ValueError)]
+    ("scale", "error"),
+    [(None, TypeError), ("0.1", TypeError), (math.nan, ValueError), (math.inf, ValueError)],
 )
 def test_the_scale_has_no_default(scale, error, rng):
     with pytest.raises(error, match=r"mla_decode: softmax_scale is .* expected a"):
@@ -302,7 +348,10 @@ def test_store(pages, page_size, fp8, rng):
     tokens = spread((20, LATENT + ROPE), torch.bfloat16, rng)
     tokens[3, :128] = 0
     tokens[4, 128:256] = 1e-30
-    latent, rope = spread((20, LATENT), torch.bfloat16, rng, gap=8), spread((20, ROPE), torch.bfloat16, rng, gap=8)
+    latent, rope = (
+        spread((20, LATENT), torch.bfloat16, rng, gap=8),
+        spread((20, ROPE), torch.bfloat16, rng, gap=8),
+    )
     latent.copy_(tokens[:, :LATENT])
     rope.copy_(tokens[:, LATENT:])
     width, dtype = (656, torch.uint8) if fp8 else (LATENT + ROPE, torch.bfloat16)
@@ -324,7 +373,8 @@ def test_store_of_other_sizes(rng):
     rk.store_mla_kv(latent, rope, cache, torch.tensor([3, 0, 1]))
     expected = torch.cat((latent, rope), -1)
     assert torch.equal(
-        cache.flatten(0, 1), torch.stack((expected[1], expected[2], torch.zeros(34).half(), expected[0]))
+        cache.flatten(0, 1),
+        torch.stack((expected[1], expected[2], torch.zeros(34).half(), expected[0])),
     )
 
 
@@ -341,7 +391,14 @@ def test_the_fp8_form_is_near(rng):
     cache = torch.zeros(50, 1, 656, dtype=torch.uint8)
     rk.store_mla_kv(*split(tokens), cache, torch.arange(50))
     back = rk.reference.unpack_mla_cache(cache[:, 0], torch.float64)
-    largest = tokens[:, :LATENT].double().unflatten(-1, (4, 128)).abs().amax(-1).repeat_interleave(128, -1)
+    largest = (
+        tokens[:, :LATENT]
+        .double()
+        .unflatten(-1, (4, 128))
+        .abs()
+        .amax(-1)
+        .repeat_interleave(128, -1)
+    )
     allowed = tokens[:, :LATENT].double().abs() / 16 + largest / 448 * 2**-10
     assert bool(((back - tokens.double())[:, :LATENT].abs() <= allowed * 1.0001).all())
     assert torch.equal(back[:, LATENT:], tokens[:, LATENT:].double())
@@ -399,7 +456,9 @@ def test_prefill_of_the_full_form(dtype, rng):
     k_rope = spread((total, 1, ROPE), dtype, rng)
     k = guarded((total, heads, 192), dtype)
     rk.concat_mla_k(k.view, k_nope, k_rope)
-    out = rk.flash_attn_varlen(q, k.view, v, starts, starts, softmax_scale=SCALE, max_seqlen_q=max(lengths))
+    out = rk.flash_attn_varlen(
+        q, k.view, v, starts, starts, softmax_scale=SCALE, max_seqlen_q=max(lengths)
+    )
     k.check()
     full = torch.cat((k_nope, k_rope.expand(-1, heads, -1)), -1).double()
     for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):

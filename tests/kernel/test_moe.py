@@ -49,7 +49,9 @@ def test_topk_softmax(shape, renormalize, dtype, rng):
     out = routed(tokens, topk)
     weights, ids = rk.topk_softmax(x, topk, renormalize=renormalize, out=out)
     assert weights is out[0] and ids is out[1]
-    expected = torch.tensor([first_best(row, topk) for row in x.double().numpy()], dtype=torch.int32)
+    expected = torch.tensor(
+        [first_best(row, topk) for row in x.double().numpy()], dtype=torch.int32
+    )
     assert torch.equal(ids, expected.view(tokens, topk))
     mass = torch.softmax(x.double(), 1).gather(1, ids.long())
     if renormalize:
@@ -73,12 +75,16 @@ def test_topk_sigmoid(shape, bias, renormalize, dtype, rng):
     weights, ids = rk.topk_sigmoid(x, topk, renormalize=renormalize, correction_bias=correction)
     choice = x.double() if correction is None else sigmoid(x) + correction.double()
     check_choice(choice, ids, topk)
-    reference, names = rk.reference.topk_sigmoid(x.double(), topk, renormalize=renormalize, correction_bias=correction)
+    reference, names = rk.reference.topk_sigmoid(
+        x.double(), topk, renormalize=renormalize, correction_bias=correction
+    )
     for got, chosen, bound in ((weights, ids, WEIGHTS), (reference, names, DEFINITION)):
         expected = sigmoid(x).gather(1, chosen.long())
         if renormalize:
             expected = expected / expected.sum(1, keepdim=True)
-        assert_close("topk_sigmoid" if got is weights else "reference.topk_sigmoid", got, expected, bound)
+        assert_close(
+            "topk_sigmoid" if got is weights else "reference.topk_sigmoid", got, expected, bound
+        )
     assert (names == ids).all(1).sum() >= tokens - 1  # two scores may tie in float32
 
 
@@ -87,7 +93,9 @@ def check_choice(choice: torch.Tensor, ids: torch.Tensor, topk: int) -> None:
     assert ids.shape == (choice.shape[0], topk)
     for row, chosen in zip(choice, ids.long(), strict=True):
         assert len(set(chosen.tolist())) == topk
-        torch.testing.assert_close(row[chosen], row.sort(descending=True).values[:topk], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            row[chosen], row.sort(descending=True).values[:topk], rtol=0, atol=1e-6
+        )
 
 
 GATES = [(5, 256, 8, 4, 8), (1, 8, 8, 3, 3), (7, 16, 4, 1, 4), (3, 160, 8, 3, 6), (2, 256, 1, 1, 8), (4, 60, 20, 7, 5),
@@ -108,16 +116,22 @@ def test_moe_fused_gate(shape, dtype, rng):
         for g in first_best(np.array(scores), kept):
             allowed[t, g * (experts // groups) : (g + 1) * (experts // groups)] = row[g]
     check_choice(allowed, ids, topk)
-    reference, names = rk.reference.moe_fused_gate(x.double(), bias, groups, kept, topk, routed_scaling_factor=2.5)
+    reference, names = rk.reference.moe_fused_gate(
+        x.double(), bias, groups, kept, topk, routed_scaling_factor=2.5
+    )
     for got, chosen, bound in ((weights, ids, WEIGHTS), (reference, names, DEFINITION)):
         expected = sigmoid(x).gather(1, chosen.long())
         expected = expected / (expected.sum(1, keepdim=True) + 1e-20) * 2.5
-        assert_close("moe_fused_gate" if got is weights else "reference.moe_fused_gate", got, expected, bound)
+        assert_close(
+            "moe_fused_gate" if got is weights else "reference.moe_fused_gate", got, expected, bound
+        )
     assert (names == ids).all(1).sum() >= tokens - 1  # two scores may tie in float32
 
 
 @pytest.mark.parametrize("shared", [1, 3])
-@pytest.mark.parametrize("shape", [(5, 256, 8, 4, 8), (1, 8, 8, 3, 3), (4, 60, 20, 7, 5), (6, 64, 32, 16, 29)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 256, 8, 4, 8), (1, 8, 8, 3, 3), (4, 60, 20, 7, 5), (6, 64, 32, 16, 29)], ids=str
+)
 def test_shared_experts_stand_behind_the_routed(shape, shared, rng):
     tokens, experts, groups, kept, topk = shape
     x, bias = spread((tokens, experts), torch.float32, rng), torch.randn(experts, generator=rng)
@@ -127,9 +141,13 @@ def test_shared_experts_stand_behind_the_routed(shape, shared, rng):
     weights, ids = rk.moe_fused_gate(x, bias, groups, kept, topk + shared, **options)
     assert_same_bits(weights[:, :topk], plain[0])
     assert torch.equal(ids[:, :topk], plain[1])
-    assert torch.equal(ids[:, topk:], torch.arange(experts, experts + shared).int().expand(tokens, -1))
+    assert torch.equal(
+        ids[:, topk:], torch.arange(experts, experts + shared).int().expand(tokens, -1)
+    )
     assert torch.isnan(weights[0]).all() and (weights[1:, topk:] == 1).all()
-    reference = rk.reference.moe_fused_gate(x.double(), bias, groups, kept, topk + shared, **options)
+    reference = rk.reference.moe_fused_gate(
+        x.double(), bias, groups, kept, topk + shared, **options
+    )
     assert_close("moe_fused_gate", weights, reference[0], WEIGHTS)
     assert torch.equal(ids, reference[1])
 
@@ -190,8 +208,12 @@ def test_offsets_past_two_gigabytes(rng):
     assert torch.equal(far[1], near[1])
 
 
-def check_aligned(ids: torch.Tensor, experts: int, block: int, expert_map: torch.Tensor | None) -> None:
-    sorted_ids, block_experts, total = rk.moe_align_block_size(ids, experts, block, expert_map=expert_map)
+def check_aligned(
+    ids: torch.Tensor, experts: int, block: int, expert_map: torch.Tensor | None
+) -> None:
+    sorted_ids, block_experts, total = rk.moe_align_block_size(
+        ids, experts, block, expert_map=expert_map
+    )
     flat = ids.flatten().tolist()
     expected, owners = [], []
     for e in range(experts):
@@ -220,7 +242,9 @@ def test_moe_align_block_size(shape, mapped, rng):
     ids = integers(0, experts, (tokens, topk), rng).int()
     expert_map = None
     if mapped:
-        expert_map = torch.where(torch.rand(experts, generator=rng) < 0.5, -1, torch.arange(experts)).int()
+        expert_map = torch.where(
+            torch.rand(experts, generator=rng) < 0.5, -1, torch.arange(experts)
+        ).int()
         expert_map = torch.where(expert_map < 0, expert_map, experts - 1 - expert_map).int()
     check_aligned(ids, experts, block, expert_map)
 
@@ -247,7 +271,9 @@ def test_align_reference_agrees(rng):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("shape", [(0, 2, 8), (1, 1, 1), (3, 8, 2048), (5, 6, 257), (2, 0, 16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 8), (1, 1, 1), (3, 8, 2048), (5, 6, 257), (2, 0, 16)], ids=str
+)
 @pytest.mark.parametrize("gap", [0, 3])
 def test_moe_sum(shape, dtype, gap, rng):
     x = spread(shape, dtype, rng, gap=gap)
@@ -256,7 +282,9 @@ def test_moe_sum(shape, dtype, gap, rng):
     out.check()
     exact = torch.from_numpy(x.double().numpy().sum(1))
     assert_close("reference.moe_sum", rk.reference.moe_sum(x.double()), exact, DEFINITION)
-    assert_close("moe_sum", out.view, exact, (1e-5, 1e-4) if dtype == torch.float32 else ROUNDED_ONCE[dtype])
+    assert_close(
+        "moe_sum", out.view, exact, (1e-5, 1e-4) if dtype == torch.float32 else ROUNDED_ONCE[dtype]
+    )
     assert_same_bits(rk.moe_sum(x), out.view.contiguous())
 
 
@@ -272,16 +300,32 @@ def test_moe_sum(shape, dtype, gap, rng):
         (lambda x, b: rk.topk_softmax(x.T.contiguous().T, 2), ValueError, "gating_output"),
         (lambda x, b: rk.topk_softmax(x, 2, out=routed(3, 2)), ValueError, "topk_weights"),
         (lambda x, b: rk.topk_sigmoid(x, 2, correction_bias=b[:7]), ValueError, "correction_bias"),
-        (lambda x, b: rk.topk_sigmoid(x, 2, correction_bias=b.half()), TypeError, "correction_bias"),
+        (
+            lambda x, b: rk.topk_sigmoid(x, 2, correction_bias=b.half()),
+            TypeError,
+            "correction_bias",
+        ),
         (lambda x, b: rk.moe_fused_gate(x, b, 3, 1, 2), ValueError, "num_expert_group"),
         (lambda x, b: rk.moe_fused_gate(x, b, 4, 5, 2), ValueError, "topk_group"),
         (lambda x, b: rk.moe_fused_gate(x, b, 4, 1, 3), ValueError, "stay"),
-        (lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=2), ValueError, "num_fused_shared"),
-        (lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=-1), ValueError, "num_fused_shared"),
+        (
+            lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=2),
+            ValueError,
+            "num_fused_shared",
+        ),
+        (
+            lambda x, b: rk.moe_fused_gate(x, b, 4, 2, 2, num_fused_shared_experts=-1),
+            ValueError,
+            "num_fused_shared",
+        ),
         (lambda x, b: rk.moe_align_block_size(x.long(), 4, 4), TypeError, "topk_ids"),
         (lambda x, b: rk.moe_align_block_size(x.int(), 0, 4), ValueError, "num_experts"),
         (lambda x, b: rk.moe_align_block_size(x.int(), 4, 0), ValueError, "block_size"),
-        (lambda x, b: rk.moe_align_block_size(x.int(), 4, 2, expert_map=b[:3].int()), ValueError, "expert_map"),
+        (
+            lambda x, b: rk.moe_align_block_size(x.int(), 4, 2, expert_map=b[:3].int()),
+            ValueError,
+            "expert_map",
+        ),
         (lambda x, b: rk.moe_sum(x), ValueError, "input"),
         (lambda x, b: rk.moe_sum(x[None], out=b), ValueError, "out"),
     ],

@@ -30,7 +30,9 @@ def run(case: Experts, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | Non
 
 
 def check(
-    case: Experts, tiles: tuple[rt.Tiles, rt.Tiles] | None = None, tolerance: tuple[float, float] | None = None
+    case: Experts,
+    tiles: tuple[rt.Tiles, rt.Tiles] | None = None,
+    tolerance: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     out = guarded(tuple(case.x.shape), case.x.dtype, gap=8)
     run(case, out.view, tiles)
@@ -39,8 +41,15 @@ def check(
     return out.view
 
 
-# (tokens, experts, topk, hidden, inter): few pairs, one token, sorted, odd sizes, more tokens than a block has rows.
-SHAPES = [(1, 4, 2, 64, 32), (7, 8, 2, 128, 64), (5, 3, 3, 72, 40), (40, 4, 2, 64, 48), (90, 3, 1, 80, 16)]
+# (tokens, experts, topk, hidden, inter): few pairs, one token, sorted, odd sizes, more tokens than
+# a block has rows.
+SHAPES = [
+    (1, 4, 2, 64, 32),
+    (7, 8, 2, 128, 64),
+    (5, 3, 3, 72, 40),
+    (40, 4, 2, 64, 48),
+    (90, 3, 1, 80, 16),
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -52,7 +61,9 @@ def test_fused_experts(shape, dtype, rng):
 def test_reference(rng):
     case = make(9, 5, 2, 48, 24, torch.float32, rng)
     args = [t.double() for t in (case.x, case.w1, case.w2, case.weights)]
-    assert_close("fused_experts", rk.reference.fused_experts(*args, case.ids), case.oracle(), (1e-12, 1e-11))
+    assert_close(
+        "fused_experts", rk.reference.fused_experts(*args, case.ids), case.oracle(), (1e-12, 1e-11)
+    )
     out = rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids)
     assert_close("fused_experts", out, case.oracle(), TOLERANCE[torch.float32])
 
@@ -74,7 +85,9 @@ def test_fp8_activations(shape, rng):
     case.options["use_fp8_w8a8"] = True
     check(case, tolerance=(2.5e-2, 0.4))
     case.x = case.x.double()
-    exact = rk.reference.fused_experts(case.x, case.w1, case.w2, case.weights.double(), case.ids, **case.options)
+    exact = rk.reference.fused_experts(
+        case.x, case.w1, case.w2, case.weights.double(), case.ids, **case.options
+    )
     # Its scales are float32, so that a value on a border may take the other code.
     assert_close("fused_experts", exact, case.oracle(), (5e-3, 0.2))
 
@@ -159,12 +172,16 @@ def test_errors(rng):
     with pytest.raises(ValueError, match="w1_scale"):
         rk.fused_experts(x, w1, w2, weights, ids, w1_scale=torch.ones(4), w2_scale=torch.ones(4))
     with pytest.raises(ValueError, match="w2_scale"):
-        rk.fused_experts(x, w1.to(FP8), w2.to(FP8), weights, ids, w1_scale=torch.ones(4), w2_scale=torch.ones(3))
+        rk.fused_experts(
+            x, w1.to(FP8), w2.to(FP8), weights, ids, w1_scale=torch.ones(4), w2_scale=torch.ones(3)
+        )
     with pytest.raises(ValueError, match="out"):
         rk.fused_experts(x, w1, w2, weights, ids, out=x[:1].clone())
 
 
 def test_random_batches(rng):
     for _ in range(3):
-        tokens, experts, topk, hidden, inter = (int(integers(1, n, (1,), rng)) for n in (60, 6, 4, 100, 60))
+        tokens, experts, topk, hidden, inter = (
+            int(integers(1, n, (1,), rng)) for n in (60, 6, 4, 100, 60)
+        )
         check(make(tokens, max(experts, topk), topk, hidden, inter, torch.float16, rng))

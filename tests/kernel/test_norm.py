@@ -64,7 +64,9 @@ def test_fused_add_rmsnorm(shape, dtype, gap, rng):
     unrounded = exact + sums
     rk.reference.fused_add_rmsnorm(exact, sums, w.double())
     assert torch.equal(sums, unrounded)
-    assert_close("reference.fused_add_rmsnorm", exact, numpy_rmsnorm(unrounded, w, 1e-6), DEFINITION)
+    assert_close(
+        "reference.fused_add_rmsnorm", exact, numpy_rmsnorm(unrounded, w, 1e-6), DEFINITION
+    )
     assert rk.fused_add_rmsnorm(x, r, w) is None
     assert_same_bits(r, total)
     assert_close("fused_add_rmsnorm", x, expected, ROUNDED_ONCE[dtype])
@@ -101,7 +103,9 @@ def test_rows_do_not_depend_on_the_batch(rng):
 def test_large_values_do_not_overflow(rng):
     x = spread((2, 128), torch.float16, rng) * 0 + 60000
     ones = torch.ones(128, dtype=torch.float16)
-    assert_close("rmsnorm", rk.rmsnorm(x, ones), numpy_rmsnorm(x, ones, 1e-6), ROUNDED_ONCE[x.dtype])
+    assert_close(
+        "rmsnorm", rk.rmsnorm(x, ones), numpy_rmsnorm(x, ones, 1e-6), ROUNDED_ONCE[x.dtype]
+    )
 
 
 def test_rows_more_than_2_31_elements_apart(rng):

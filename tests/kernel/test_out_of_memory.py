@@ -1,5 +1,5 @@
-"""Where the system refuses memory a CPU op raises, whichever thread asked for it, and the next call works. A step of
-decode asks for none."""
+"""Where the system refuses memory a CPU op raises, whichever thread asked for it, and the next call
+works. A step of decode asks for none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.child import IMPORT_PATH
 
 SOURCE = Path(__file__).with_name("refuse_memory.c")
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")]
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
+]
 
 BEGIN = """
 import contextlib, ctypes, os
@@ -55,8 +58,8 @@ must_raise(lambda: rk.flash_attn_varlen(q, k, v, cu, cu, out=out), aligned=1 << 
 exact = rk.reference.flash_attn_varlen(q.double(), k.double(), v.double(), cu, cu)
 assert (out - exact).abs().max() < 1e-5
 """
-# One row is cut over the threads, several are dealt to them. Threads keep their memory, and which of them take part is
-# open: each case needs more than the one before, whoever runs it.
+# One row is cut over the threads, several are dealt to them. Threads keep their memory, and which
+# of them take part is open: each case needs more than the one before, whoever runs it.
 SAMPLING = """
 for rows, vocab, masked in ((1, 40_000, False), (4, 100_000, False), (4, 250_000, True)):
     changes = {"bitmask": torch.full((4, (vocab + 31) // 32), -1, dtype=torch.int32)} if masked else {}
@@ -118,11 +121,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("preload") / "librefuse_memory.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-fno-builtin", str(SOURCE), "-o", str(path)], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-fno-builtin", str(SOURCE), "-o", str(path)], check=True
+    )
     return path
 
 
-@pytest.mark.parametrize("body", [PREFILL, SAMPLING, ARGMAX, WORKERS], ids=["prefill", "sampling", "argmax", "workers"])
+@pytest.mark.parametrize(
+    "body", [PREFILL, SAMPLING, ARGMAX, WORKERS], ids=["prefill", "sampling", "argmax", "workers"]
+)
 def test_refused_memory(body, library):
     run(body, library)
 
@@ -133,5 +140,7 @@ def test_decode_asks_for_no_memory(library):
 
 def run(body: str, library: Path) -> None:
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "LD_PRELOAD": str(library)}
-    done = subprocess.run([sys.executable, "-c", BEGIN + body], env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + body], env=env, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-3000:]

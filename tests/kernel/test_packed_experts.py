@@ -11,8 +11,15 @@ import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers, spread
 
 TOLERANCE = {torch.bfloat16: (8e-3, 4e-2), torch.float16: (1e-3, 6e-3), torch.float32: (2e-6, 2e-5)}
-# (tokens, experts, topk, hidden, inter): one token, few pairs, odd sizes, more tokens than a block has rows.
-SHAPES = [(1, 4, 2, 64, 32), (7, 8, 2, 128, 64), (5, 3, 3, 72, 40), (90, 3, 1, 80, 16), (0, 2, 1, 64, 32)]
+# (tokens, experts, topk, hidden, inter): one token, few pairs, odd sizes, more tokens than a block
+# has rows.
+SHAPES = [
+    (1, 4, 2, 64, 32),
+    (7, 8, 2, 128, 64),
+    (5, 3, 3, 72, 40),
+    (90, 3, 1, 80, 16),
+    (0, 2, 1, 64, 32),
+]
 
 
 def make(tokens, experts, topk, hidden, inter, dtype, rng):
@@ -20,7 +27,11 @@ def make(tokens, experts, topk, hidden, inter, dtype, rng):
     w1 = spread((experts, 2 * inter, hidden), dtype, rng) * hidden**-0.5
     w2 = spread((experts, hidden, inter), dtype, rng) * inter**-0.5
     weights = torch.rand(tokens, topk, generator=rng)
-    ids = torch.stack([torch.randperm(experts, generator=rng)[:topk] for _ in range(tokens)]) if tokens else x[:, :topk]
+    ids = (
+        torch.stack([torch.randperm(experts, generator=rng)[:topk] for _ in range(tokens)])
+        if tokens
+        else x[:, :topk]
+    )
     return x, w1, w2, weights, ids.to(torch.int32)
 
 
@@ -37,11 +48,15 @@ def dequantized(packed):
     if codes.dtype == torch.uint8:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, : packed.k].double() - 8
     assert zeros is None
-    return codes.double() * scales.double().repeat_interleave(packed.group or packed.k, 1)[:, : packed.k]
+    return (
+        codes.double()
+        * scales.double().repeat_interleave(packed.group or packed.k, 1)[:, : packed.k]
+    )
 
 
 def oracle_of_codes(x, experts, weights, ids):
-    """Where activations too are codes, those between the products of numbers that were rounded to x's dtype."""
+    """Where activations too are codes, those between the products of numbers that were rounded to
+    x's dtype."""
     group = experts.w1[0].group
 
     def product(rows, packed):
@@ -74,7 +89,9 @@ def test_quantized(kind, group, rng):
     assert experts.nbytes < (w1.numel() + w2.numel()) * 2
     a, b = (torch.stack([dequantized(w) for w in side]) for side in (experts.w1, experts.w2))
     got = rk.fused_experts_packed(x, experts, weights, ids)
-    assert_close(f"fused_experts_packed {kind}", got, oracle(x, a, b, weights, ids), TOLERANCE[x.dtype])
+    assert_close(
+        f"fused_experts_packed {kind}", got, oracle(x, a, b, weights, ids), TOLERANCE[x.dtype]
+    )
 
 
 @pytest.mark.cpu_only
@@ -84,9 +101,11 @@ def test_quantized_activations(kind, group, tokens, rng):
     x, w1, w2, weights, ids = make(tokens, 4, 2, 128, 64, torch.bfloat16, rng)
     experts = rk.pack_experts(w1, w2, kind, group=group)
     got = rk.fused_experts_packed(x, experts, weights, ids)
-    # A tighter norm than for numbers, so that a product which left its activations as they are fails. One element may
-    # be far off: of a code that fell on the other side of a border.
-    assert_close(f"fused_experts_packed {kind}", got, oracle_of_codes(x, experts, weights, ids), (5e-3, 8e-2))
+    # A tighter norm than for numbers, so that a product which left its activations as they are
+    # fails. One element may be far off: of a code that fell on the other side of a border.
+    assert_close(
+        f"fused_experts_packed {kind}", got, oracle_of_codes(x, experts, weights, ids), (5e-3, 8e-2)
+    )
 
 
 def test_experts_elsewhere(rng):
@@ -99,7 +118,9 @@ def test_experts_elsewhere(rng):
     for mapped in (None, expert_map):
         named = ids if mapped is not None else torch.where(ids == 3, 50, ids).to(torch.int32)
         got = rk.fused_experts_packed(x, packed, weights, named, expert_map=mapped)
-        clean = torch.where((named < 0) | (named > 4), 1 if mapped is not None else -1, named).to(torch.int32)
+        clean = torch.where((named < 0) | (named > 4), 1 if mapped is not None else -1, named).to(
+            torch.int32
+        )
         expected = oracle(x, w1[:3], w2[:3], weights, clean, expert_map=mapped)
         assert_close("fused_experts_packed", got, expected, TOLERANCE[torch.float32])
 
@@ -119,7 +140,9 @@ def test_bits_depend_on_neither_the_batch_nor_the_threads(kind, rng):
             assert_same_bits(rk.fused_experts_packed(x, packed, weights, ids), whole)
             for row in integers(0, 70, (5,), rng).tolist():
                 one = slice(row, row + 1)
-                assert_same_bits(rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one])
+                assert_same_bits(
+                    rk.fused_experts_packed(x[one], packed, weights[one], ids[one]), whole[one]
+                )
     finally:
         rk.set_num_threads(before)
 
@@ -127,7 +150,8 @@ def test_bits_depend_on_neither_the_batch_nor_the_threads(kind, rng):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("kind", [None, "w8a8", "int4"])
 def test_the_call_has_the_bits_of_single_products(kind, rng):
-    """Unsorted ids, experts that nobody names, an inner size that the fused product does not take, a strided x."""
+    """Unsorted ids, experts that nobody names, an inner size that the fused product does not take,
+    a strided x."""
     x, w1, w2, weights, ids = make(21, 6, 3, 64, 40 if kind is None else 64, torch.bfloat16, rng)
     packed = rk.pack_experts(w1, w2, kind)
     if packed.native is None:
@@ -136,7 +160,9 @@ def test_the_call_has_the_bits_of_single_products(kind, rng):
     wide = torch.zeros(21, 96, dtype=x.dtype)
     wide[:, :64] = x
     expected = rk.reference.fused_experts_packed(x, packed, weights, ids)
-    assert_same_bits(rk.fused_experts_packed(wide[:, :64], packed, weights, ids.t().contiguous().t()), expected)
+    assert_same_bits(
+        rk.fused_experts_packed(wide[:, :64], packed, weights, ids.t().contiguous().t()), expected
+    )
 
 
 def test_in_place(rng):

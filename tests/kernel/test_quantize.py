@@ -23,7 +23,8 @@ def fp8_like(x: torch.Tensor, width: int | None = None) -> torch.Tensor:
 
 
 def check(values: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, group: int | None) -> None:
-    """`values` is the float64 truth; a result may be the neighbour where the truth is within 1e-6 of the border."""
+    """`values` is the float64 truth; a result may be the neighbour where the truth is within 1e-6
+    of the border."""
     groups = values.unflatten(-1, (-1, group or values.shape[-1]))
     expected = groups.abs().amax(-1).clamp(min=1e-10) / 448
     assert scales.shape == expected.shape and scales.dtype == torch.float32
@@ -33,7 +34,10 @@ def check(values: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, group: 
     exact = groups / scales.double().unsqueeze(-1)
     kept = got.double().unflatten(-1, (-1, groups.shape[-1]))
     assert not kept.isnan().any()
-    low, high = ((exact * factor).clamp(-448, 448).float().to(E4M3).double() for factor in (1 - 1e-5, 1 + 1e-5))
+    low, high = (
+        (exact * factor).clamp(-448, 448).float().to(E4M3).double()
+        for factor in (1 - 1e-5, 1 + 1e-5)
+    )
     near = (kept >= torch.minimum(low, high)) & (kept <= torch.maximum(low, high))
     tiny = (kept - exact).abs() <= 2.0**-10 * 1.001  # half of the smallest number
     assert (near | tiny).all(), (kept - exact)[~(near | tiny)]
@@ -81,7 +85,10 @@ def test_silu_and_mul_quant(dtype, shape, group, rng):
 @pytest.mark.parametrize("group", [None, 64, 128])
 @pytest.mark.parametrize("add", [False, True])
 def test_rmsnorm_quant(dtype, shape, group, add, rng):
-    x, w = spread(shape, dtype, rng, gap=16), spread(shape[-1:], dtype if shape[0] != 9 else torch.float32, rng)
+    x, w = (
+        spread(shape, dtype, rng, gap=16),
+        spread(shape[-1:], dtype if shape[0] != 9 else torch.float32, rng),
+    )
     residual = spread(shape, dtype, rng, gap=16) if add else None
     total = (x.double() + residual.double()).to(dtype) if add else x
     before = x.clone()
@@ -90,7 +97,12 @@ def test_rmsnorm_quant(dtype, shape, group, add, rng):
         assert torch.equal(residual, total)
     assert torch.equal(x, before)
     wide = total.double()
-    check(wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * w.double(), q, scales, group)
+    check(
+        wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * w.double(),
+        q,
+        scales,
+        group,
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -106,7 +118,9 @@ def test_per_tensor(dtype, shape, rng):
     assert scale is given
     exact = (x.double() / 0.37).clamp(-448, 448)
     if x.numel():
-        assert ((q.double() - exact).abs() <= exact.abs() * (2.0**-4 + 1e-5) + 2.0**-10 * 1.001).all()
+        assert (
+            (q.double() - exact).abs() <= exact.abs() * (2.0**-4 + 1e-5) + 2.0**-10 * 1.001
+        ).all()
 
 
 def test_zeros_and_extremes():
@@ -128,7 +142,13 @@ def test_a_given_scale_and_quotients_beyond_float32(dtype, scale):
     q, _ = rk.per_tensor_quant_fp8(x, torch.tensor([scale]))
     largest = torch.finfo(q.dtype).max
     expected = (x.float() / torch.tensor(scale)).clamp(-largest, largest).to(q.dtype)
-    assert expected[0, :5].float().nan_to_num(nan=0.0).tolist() == [largest, -largest, 0, largest, -largest]
+    assert expected[0, :5].float().nan_to_num(nan=0.0).tolist() == [
+        largest,
+        -largest,
+        0,
+        largest,
+        -largest,
+    ]
     assert torch.equal(q.float().nan_to_num(nan=-1.0), expected.float().nan_to_num(nan=-1.0))
 
 
@@ -175,20 +195,50 @@ def test_reference_is_the_same_op(rng):
         (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 64).to(E4M3)), ValueError, "out"),
         (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 128)), TypeError, "out"),
         (lambda x: rk.per_token_group_quant(x, scales=torch.empty(2, 2)), ValueError, "scales"),
-        (lambda x: rk.per_token_quant_fp8(x, scales=torch.empty(2, 1).double()), TypeError, "scales"),
+        (
+            lambda x: rk.per_token_quant_fp8(x, scales=torch.empty(2, 1).double()),
+            TypeError,
+            "scales",
+        ),
         (lambda x: rk.per_tensor_quant_fp8(x, torch.ones(2)), ValueError, "scale"),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(64)), ValueError, "weight"),
-        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(2, 64)), ValueError, "residual"),
-        (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(128, 2).t()), ValueError, "residual"),
+        (
+            lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(2, 64)),
+            ValueError,
+            "residual",
+        ),
+        (
+            lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128), residual=torch.ones(128, 2).t()),
+            ValueError,
+            "residual",
+        ),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128).int()), TypeError, "weight"),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(128).half()), TypeError, "weight"),
         (lambda x: rk.rmsnorm_quant_fp8(x, torch.ones(256)[::2]), ValueError, "weight"),
-        (lambda x: rk.per_token_group_quant(torch.ones(2, 130)[:, :128]), ValueError, "input.*16 bytes"),
-        (lambda x: rk.per_token_group_quant(torch.ones(2, 132)[:, 1:129]), ValueError, "input.*16 bytes"),
-        (lambda x: rk.per_token_group_quant(x, out=torch.empty(128, 2).to(E4M3).t()), ValueError, "out"),
-        (lambda x: rk.silu_and_mul_quant_fp8(x, 64, out=torch.empty(2, 128).to(E4M3)[:, ::2]), ValueError, "out"),
         (
-            lambda x: rk.per_token_group_quant(x, column_major_scales=True, scales=torch.empty(2, 1)),
+            lambda x: rk.per_token_group_quant(torch.ones(2, 130)[:, :128]),
+            ValueError,
+            "input.*16 bytes",
+        ),
+        (
+            lambda x: rk.per_token_group_quant(torch.ones(2, 132)[:, 1:129]),
+            ValueError,
+            "input.*16 bytes",
+        ),
+        (
+            lambda x: rk.per_token_group_quant(x, out=torch.empty(128, 2).to(E4M3).t()),
+            ValueError,
+            "out",
+        ),
+        (
+            lambda x: rk.silu_and_mul_quant_fp8(x, 64, out=torch.empty(2, 128).to(E4M3)[:, ::2]),
+            ValueError,
+            "out",
+        ),
+        (
+            lambda x: rk.per_token_group_quant(
+                x, column_major_scales=True, scales=torch.empty(2, 1)
+            ),
             ValueError,
             "column_major_scales",
         ),

@@ -17,7 +17,10 @@ import pytest
 from tests.kernel import fake_hip, gpu_objects, gpu_wheels
 from tests.kernel.gpu_objects import FINISHERS, AmdKernel
 
-pytestmark = [pytest.mark.gpu_wheel("rocm"), pytest.mark.timeout(4800)]  # the first test may wait for the compiler
+pytestmark = [
+    pytest.mark.gpu_wheel("rocm"),
+    pytest.mark.timeout(4800),
+]  # the first test may wait for the compiler
 
 TARGETS = ("gfx90a", "gfx942")
 WARP = 64
@@ -56,10 +59,14 @@ def test_kernels_fit_the_gpu(kernels, target):
     for name, kernel in kernels[target].items():
         facts = kernel.facts
         assert facts["wavefront_size"] == 64, name
-        # Scalars may spill (addresses, a row's settings): into lanes of vector registers, no memory is involved.
+        # Scalars may spill (addresses, a row's settings): into lanes of vector registers, no memory
+        # is involved.
         assert facts["vgpr_spill_count"] == 0, name
         scratch = FINISHER_SCRATCH_BYTES if name in FINISHERS else 0
-        assert facts["private_segment_fixed_size"] <= scratch, (name, facts["private_segment_fixed_size"])
+        assert facts["private_segment_fixed_size"] <= scratch, (
+            name,
+            facts["private_segment_fixed_size"],
+        )
         assert facts["dynamic_stack"] == 0, name
         assert facts["group_segment_fixed_size"] <= LDS_BYTES, name
         # 1,024 threads are 16 waves on 4 SIMDs: 4 waves each must fit into 512 registers a lane.
@@ -80,7 +87,10 @@ def test_instructions(kernels, target):
 
 def test_nothing_of_hip_is_linked(library):
     dynamic = subprocess.run(
-        ["readelf", "-W", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
+        ["readelf", "-W", "-d", "--dyn-syms", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert not re.search(r"NEEDED.*(hip|hsa|rocm|amd)", dynamic)
     symbols = re.findall(r"UND (\S+)", dynamic)
@@ -98,7 +108,9 @@ def test_launches_reach_the_runtime(library, tmp_path):
     tensors' GPU and stream, and their own status comes back."""
     env = {**os.environ, "RADIX_LIBHIP": str(fake_hip.build(tmp_path))}
     command = [sys.executable, "-m", "tests.kernel.fake_hip", str(library)]
-    done = subprocess.run(command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     isa, first, launch, back, good, *second = done.stdout.splitlines()
     assert (isa, first, back, good.strip()) == ("isa gfx", "device 1", "device 0", "status 0")

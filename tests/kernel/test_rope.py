@@ -96,7 +96,9 @@ def test_scaling_errors(scaling, text):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 13])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize(("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)])
+@pytest.mark.parametrize(
+    ("head_size", "rotary"), [(64, 64), (128, 128), (80, 80), (64, 16), (96, 24)]
+)
 @pytest.mark.parametrize("gap", [0, 8])
 def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, rng):
     cache = rk.rope_cos_sin_cache(rotary, 512, 1e4, scaling={**YARN, "factor": 8.0})
@@ -108,7 +110,9 @@ def test_neox_equals_transformers(dtype, tokens, index, head_size, rotary, gap, 
     expected = []
     for x in (q.unflatten(1, (4, head_size)), k):
         wide = x.double()
-        turned, _ = apply_rotary_pos_emb(wide[..., :rotary], wide[..., :rotary], cos, sin, unsqueeze_dim=1)
+        turned, _ = apply_rotary_pos_emb(
+            wide[..., :rotary], wide[..., :rotary], cos, sin, unsqueeze_dim=1
+        )
         expected.append(torch.cat((turned, wide[..., rotary:]), -1))
         exact = wide.clone()
         rk.reference.apply_rope_inplace(positions, exact, None, head_size, cache)

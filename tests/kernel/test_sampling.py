@@ -88,9 +88,14 @@ def test_seed_position_and_stream_change_the_draw(rng):
     logits = torch.zeros(10, 1000)
     seed = int(integers(0, 2**60, (), rng))
     ways = {"seed": seed, "low": seed ^ 1, "high": seed ^ (1 << 62)}
-    draws = {name: sample(logits, [Row(seed=s, position=100 * i) for i in range(10)]) for name, s in ways.items()}
+    draws = {
+        name: sample(logits, [Row(seed=s, position=100 * i) for i in range(10)])
+        for name, s in ways.items()
+    }
     draws["position"] = sample(logits, [Row(seed=seed, position=100 * i + 1) for i in range(10)])
-    draws["stream"] = sample(logits, [Row(seed=seed, position=100 * i) for i in range(10)], stream=1)
+    draws["stream"] = sample(
+        logits, [Row(seed=seed, position=100 * i) for i in range(10)], stream=1
+    )
     assert len({tuple(ids.tolist()) for ids in draws.values()}) == len(draws)
 
 
@@ -136,14 +141,28 @@ def test_tiny_temperatures_are_greedy():
 
 
 def test_temperatures_below_the_normal_numbers_are_greedy(rng):
-    """Also where largest / temperature is finite, and where logits lie near each other even there."""
-    filters = [{}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.1}, {"top_k": 3, "top_p": 0.9}, {"min_p": 0.5}]
-    rows = [Row(temperature=t, seed=i, **f) for i, f in enumerate(filters) for t in (1e-39, 4e-39, 1.17e-38)]
+    """Also where largest / temperature is finite, and where logits lie near each other even
+    there."""
+    filters = [
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.9, "min_p": 0.1},
+        {"top_k": 3, "top_p": 0.9},
+        {"min_p": 0.5},
+    ]
+    rows = [
+        Row(temperature=t, seed=i, **f)
+        for i, f in enumerate(filters)
+        for t in (1e-39, 4e-39, 1.17e-38)
+    ]
     logits = torch.rand(len(rows), 3000, generator=rng) * 0.2
     logits[:, [700, 41, 2222]] = 0.3
     assert sample(logits, rows).tolist() == [41] * len(rows)
     near = torch.tensor([[1.0e-38, 1.1e-38, 1.1e-38]]).expand(60, -1).contiguous()
-    assert sample(near, [Row(temperature=4e-39, seed=i, **filters[i % 5]) for i in range(60)]).tolist() == [1] * 60
+    assert (
+        sample(near, [Row(temperature=4e-39, seed=i, **filters[i % 5]) for i in range(60)]).tolist()
+        == [1] * 60
+    )
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.45}], ids=str)
@@ -162,14 +181,20 @@ def test_min_p():
     assert set(ids.tolist()) == {0}
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.99}, {"top_k": 4}, {"top_k": 3, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_p": 0.99}, {"top_k": 4}, {"top_k": 3, "top_p": 0.9}], ids=str
+)
 def test_the_first_has_every_min_p(filters, rng):
     """Of equals all have a min-p of 1, and the first alone has more."""
     logits = torch.randn(40, 1000, generator=rng)
     logits[:, [7, 300, 999]] = 9
     for min_p in (1.5, math.inf):
-        assert set(sample(logits, [Row(seed=i, min_p=min_p, **filters) for i in range(40)]).tolist()) == {7}
-    assert set(sample(logits, [Row(seed=i, min_p=1.0, **filters) for i in range(40)]).tolist()) > {7}
+        assert set(
+            sample(logits, [Row(seed=i, min_p=min_p, **filters) for i in range(40)]).tolist()
+        ) == {7}
+    assert set(sample(logits, [Row(seed=i, min_p=1.0, **filters) for i in range(40)]).tolist()) > {
+        7
+    }
 
 
 def test_top_p_zero_keeps_the_first():
@@ -180,15 +205,24 @@ def test_top_p_zero_keeps_the_first():
 @pytest.mark.parametrize("vocab_size", [1, 2])
 def test_the_first_of_one_or_two_ids_stays_whatever_the_filters(vocab_size):
     logits = torch.tensor([[2.0, -1.0][:vocab_size]]).expand(40, vocab_size).contiguous()
-    for given in ({"top_p": 0.0}, {"top_p": -1.0}, {"top_p": 0.0, "top_k": 1}, {"top_p": 0.0, "min_p": 2.0}):
+    for given in (
+        {"top_p": 0.0},
+        {"top_p": -1.0},
+        {"top_p": 0.0, "top_k": 1},
+        {"top_p": 0.0, "min_p": 2.0},
+    ):
         rows = [Row(seed=i, **given) for i in range(40)]
         assert sample(logits, rows).tolist() == [0] * 40, given
         check_against_reference(logits, rows)
 
 
-@pytest.mark.parametrize("others", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "others", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9}], ids=str
+)
 def test_a_filter_that_is_no_number_is_off(others, rng):
-    logits = torch.rand(1, 300, generator=rng).mul(4).expand(60, 300).contiguous()  # no filter leaves few
+    logits = (
+        torch.rand(1, 300, generator=rng).mul(4).expand(60, 300).contiguous()
+    )  # no filter leaves few
     plain = sample(logits, [Row(seed=i, **others) for i in range(60)]).tolist()
     for name in ("min_p", "top_p"):
         if name in others:
@@ -227,7 +261,9 @@ def test_infinite_temperature_draws_evenly_from_what_is_allowed(rng):
     ids = sample(logits, rows)
     counts = torch.stack([(ids == i).sum() for i in allowed])
     assert int(counts.sum()) == 1300
-    assert float((counts - 325).square().sum()) / 325 < 28.5  # chi-square, 3 degrees of freedom: once in 350,000 runs
+    assert (
+        float((counts - 325).square().sum()) / 325 < 28.5
+    )  # chi-square, 3 degrees of freedom: once in 350,000 runs
     few = [Row(temperature=math.inf, seed=first + i, **f) for i, f in enumerate(FILTERS)]
     ids = sample(logits[: len(few)], few)
     assert torch.isin(ids, allowed).all()
@@ -273,18 +309,23 @@ def test_uniform_words_and_range():
 @pytest.mark.parametrize("vocab_size", [50_257, 151_936])
 def test_real_vocabularies_equal_the_reference(vocab_size, spread, rng):
     """From flat rows, where a filter keeps most of the vocabulary, to those of a trained model."""
-    rows = [Row(seed=7 * i, position=i, temperature=0.7 + 0.1 * i, **f) for i, f in enumerate(FILTERS)]
+    rows = [
+        Row(seed=7 * i, position=i, temperature=0.7 + 0.1 * i, **f) for i, f in enumerate(FILTERS)
+    ]
     logits = torch.randn(len(rows), vocab_size, generator=rng) * spread
     check_against_reference(logits, rows)
 
 
 @pytest.mark.parametrize("distance", [1, 4, 130, 2500])
 def test_few_likely_ids(distance, rng):
-    """Their noise is far from what bounds it, so that the best score need not have the best bound."""
+    """Their noise is far from what bounds it, so that the best score need not have the best
+    bound."""
     logits = torch.full((128, 32_003), -60.0)
     first = 4 * int(integers(0, 1000, (), rng))
     logits[:, first : first + 8 * distance : distance] = torch.randn(128, 8, generator=rng)
-    check_against_reference(logits, [Row(seed=i, position=distance, temperature=0.7) for i in range(128)])
+    check_against_reference(
+        logits, [Row(seed=i, position=distance, temperature=0.7) for i in range(128)]
+    )
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -309,9 +350,12 @@ def test_a_row_does_not_depend_on_its_batch(rng):
         assert torch.equal(sample(logits[:n], rows[:n]), together[:n])
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.9}]
+)
 def test_distribution_of_each_filter(filters, request, rng):
-    """A million draws (fewer on the CPU) of one row follow the renormalised softmax of what the filters keep."""
+    """A million draws (fewer on the CPU) of one row follow the renormalised softmax of what the
+    filters keep."""
     draws = 20_000 if request.config.getoption("--device") == "cpu" else 1_000_000
     logits = torch.randn(64, generator=rng) * 1.5
     first = int(integers(0, 2**40, (), rng))
@@ -333,7 +377,11 @@ def test_distribution_of_each_filter(filters, request, rng):
     chi_square = float(((counts[kept] - expected) ** 2 / expected).sum())
     freedom = len(kept) - 1
     # Wilson-Hilferty: six deviations.
-    bound = freedom * (1 - 2 / (9 * freedom) + 6 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-6
+    bound = (
+        freedom * (1 - 2 / (9 * freedom) + 6 * math.sqrt(2 / (9 * freedom))) ** 3
+        if freedom
+        else 1e-6
+    )
     assert chi_square < bound
 
 
@@ -351,7 +399,9 @@ def test_errors():
         rk.top_k_top_p_sampling(logits, *good, out=torch.zeros(3, dtype=torch.int32))
     slots = torch.zeros(2, dtype=torch.int32)
     with pytest.raises(ValueError, match="counts"):
-        rk.apply_penalties_inplace(logits, torch.zeros(2, 7, dtype=torch.int32), slots, row, row, row)
+        rk.apply_penalties_inplace(
+            logits, torch.zeros(2, 7, dtype=torch.int32), slots, row, row, row
+        )
     with pytest.raises(TypeError, match="counts"):
         rk.count_tokens_inplace(torch.zeros(2, 8), slots, slots)
     with pytest.raises(ValueError, match="top_n"):

@@ -9,7 +9,14 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
-from tests.kernel.sampling_cases import IN_PROMPT, Row, edited_python, random_row, sample, some_edits
+from tests.kernel.sampling_cases import (
+    IN_PROMPT,
+    Row,
+    edited_python,
+    random_row,
+    sample,
+    some_edits,
+)
 
 
 def test_penalties(rng):
@@ -44,7 +51,9 @@ def test_neutral_penalties_and_masked_logits_keep_their_bits(rng):
     counts = torch.full((2, 40), IN_PROMPT + 5, dtype=torch.int32)
     before = logits.clone()
     ones, zeros = torch.ones(2), torch.zeros(2)
-    rk.apply_penalties_inplace(logits, counts, torch.tensor([0, 1], dtype=torch.int32), ones, zeros, zeros)
+    rk.apply_penalties_inplace(
+        logits, counts, torch.tensor([0, 1], dtype=torch.int32), ones, zeros, zeros
+    )
     assert_same_bits(logits, before)
 
 
@@ -71,7 +80,10 @@ def test_reference_edits_equal_the_definition(vocab_size, rng):
     logits = torch.randn(6, vocab_size, generator=rng) * 3
     edits = some_edits(6, vocab_size, rng)
     position = torch.tensor([row.position for row in rows])
-    for case in (edits, *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask"))):
+    for case in (
+        edits,
+        *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask")),
+    ):
         got = rk.reference.edited_logits(logits, position, case, compute_dtype=torch.float32)
         assert_same_bits(got + 0.0, edited_python(logits, rows, case) + 0.0)
 
@@ -85,7 +97,10 @@ def test_edits_on_the_way_equal_edited_logits(vocab_size, rng):
     holder = guarded((24, vocab_size), torch.float32, gap=3)
     holder.view.copy_(torch.randn(24, vocab_size, generator=rng) * 3)
     edits = some_edits(24, vocab_size, rng)
-    for case in (edits, *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask"))):
+    for case in (
+        edits,
+        *(only(edits, name) for name in ("bias", "penalties", "min_tokens", "bitmask")),
+    ):
         expected = sample(edited_python(holder.view, rows, case), rows)
         assert torch.equal(sample(holder.view, rows, edits=case), expected)
     holder.check()
@@ -110,7 +125,10 @@ def test_errors_of_edits():
         (rk.LogitEdits(bias=(lists, values[:, :2])), ValueError),
         (rk.LogitEdits(bias=(lists.long(), values)), TypeError),
         (rk.LogitEdits(bias=(lists[:1], values[:1])), ValueError),
-        (rk.LogitEdits(penalties=(counts[:, :39].contiguous(), row.int(), row, row, row)), ValueError),
+        (
+            rk.LogitEdits(penalties=(counts[:, :39].contiguous(), row.int(), row, row, row)),
+            ValueError,
+        ),
         (rk.LogitEdits(penalties=(counts, row.long(), row, row, row)), TypeError),
         (rk.LogitEdits(min_tokens=(lists, row)), TypeError),
         (rk.LogitEdits(min_tokens=(lists, row[:1].long())), ValueError),

@@ -64,7 +64,9 @@ def test_logprobs_beside_the_draw(rng):
         good = torch.arange(9) != 5
         for got, expected in zip(found, rk.token_logprobs(logits[good], ids[good], 4), strict=True):
             assert_same_bits(got[good], expected)
-    assert [len(x) for x in rk.top_k_top_p_sampling_with_logprobs(logits[:0], *(c[:0] for c in columns))] == [0] * 4
+    assert [
+        len(x) for x in rk.top_k_top_p_sampling_with_logprobs(logits[:0], *(c[:0] for c in columns))
+    ] == [0] * 4
 
 
 @pytest.mark.parametrize("top_n", [0, 1, 5, 60, 3000])

@@ -21,7 +21,10 @@ _COLUMNS = {
 
 
 def columns_of(rows: list[Row]) -> list[torch.Tensor]:
-    return [torch.tensor([getattr(row, name) for row in rows], dtype=dtype) for name, dtype in _COLUMNS.items()]
+    return [
+        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+        for name, dtype in _COLUMNS.items()
+    ]
 
 
 def borders(vocab_size: int, shards: int) -> list[int]:
@@ -38,10 +41,14 @@ def shard_of(edits: rk.LogitEdits | None, begin: int, end: int) -> rk.LogitEdits
     mine = torch.nn.functional.pad(bits.flatten(1)[:, begin:end], (0, -(end - begin) % 32))
     words = (mine.view(len(mine), -1, 32).long() << torch.arange(32)).sum(-1)
     words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-    return rk.LogitEdits(edits.bias, (counts[:, begin:end].contiguous(), *rest), edits.min_tokens, words)
+    return rk.LogitEdits(
+        edits.bias, (counts[:, begin:end].contiguous(), *rest), edits.min_tokens, words
+    )
 
 
-def draw(logits: torch.Tensor, rows: list[Row], shards: int, candidates: int, edits=None, order=None) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, rows: list[Row], shards: int, candidates: int, edits=None, order=None
+) -> torch.Tensor:
     cuts = borders(logits.shape[1], shards)
     columns = columns_of(rows)
     records = [
@@ -95,24 +102,32 @@ def test_tiny_temperatures_are_greedy():
 
 
 def test_shards_whose_quotients_overflow(rng):
-    """At 1e-37 logits below -34 are -inf: a shard of such has none to draw, though its logits look larger."""
+    """At 1e-37 logits below -34 are -inf: a shard of such has none to draw, though its logits look
+    larger."""
     logits = torch.full((3, 40), -60.0) - torch.rand(3, 40, generator=rng)
     logits[:, 25] = -20
-    rows = [Row(temperature=1e-37), Row(temperature=1e-37, top_p=0.9), Row(temperature=1e-37, min_p=0.1)]
+    rows = [
+        Row(temperature=1e-37),
+        Row(temperature=1e-37, top_p=0.9),
+        Row(temperature=1e-37, min_p=0.1),
+    ]
     assert sample(logits, rows).tolist() == [25] * 3
     assert draw(logits, rows, 4, 4).tolist() == [25] * 3
 
 
 @pytest.mark.parametrize("spread", [1.0, 5.0])
 def test_few_candidates_are_enough_or_said_to_be_too_few(spread, rng):
-    """-2 only where the filters may keep more than the shards listed, and else the id of the whole."""
+    """-2 only where the filters may keep more than the shards listed, and else the id of the
+    whole."""
     vocab_size, candidates = 32_000, 64
     rows = [Row(seed=i, position=i, **f) for i, f in enumerate(FILTERS)]
     logits = torch.randn(len(rows), vocab_size, generator=rng) * spread
     got, expected = draw(logits, rows, 4, candidates), sample(logits, rows)
     for i, row in enumerate(rows):
         if got[i] == -2:
-            few = rk.reference.kept_ids(logits[i : i + 1], *(c[i : i + 1] for c in columns_of(rows)[1:4])).sum()
+            few = rk.reference.kept_ids(
+                logits[i : i + 1], *(c[i : i + 1] for c in columns_of(rows)[1:4])
+            ).sum()
             assert row.top_k > candidates or (row.top_k <= 0 and int(few) > candidates), vars(row)
         else:
             assert got[i] == expected[i] or near_tie(logits[i], row), vars(row)

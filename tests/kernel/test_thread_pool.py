@@ -1,4 +1,5 @@
-"""The CPU library's thread pool by itself (thread_pool.cpp), compiled from its sources; under ThreadSanitizer too."""
+"""The CPU library's thread pool by itself (thread_pool.cpp), compiled from its sources; under
+ThreadSanitizer too."""
 
 from __future__ import annotations
 
@@ -17,14 +18,27 @@ SOURCES = [
     ROOT / "kernel/csrc/common/error.cpp",
 ]
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")]
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler"),
+]
 
 
 @pytest.mark.parametrize("sanitizer", ["", "-fsanitize=thread"])
 def test_the_pool(tmp_path: Path, sanitizer: str) -> None:
     program = tmp_path / "thread_pool"
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-pthread", *([sanitizer] if sanitizer else [])]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-pthread",
+        *([sanitizer] if sanitizer else []),
+    ]
     includes = [f"-I{ROOT}/kernel/csrc", f"-I{ROOT}/kernel/include"]
-    subprocess.run(["c++", *flags, *includes, *map(str, SOURCES), "-o", str(program)], check=True, timeout=240)
+    subprocess.run(
+        ["c++", *flags, *includes, *map(str, SOURCES), "-o", str(program)], check=True, timeout=240
+    )
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,5 @@
-"""Workers of the CPU pool: bound to CPUs of their own where asked and where no other process has taken them."""
+"""Workers of the CPU pool: bound to CPUs of their own where asked and where no other process has
+taken them."""
 
 from __future__ import annotations
 

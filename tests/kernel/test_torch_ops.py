@@ -49,7 +49,9 @@ def attention_calls(rng):
     def narrow(args, dtype, *which):
         return tuple(x.nan_to_num(1).to(dtype) if i in which else x for i, x in enumerate(args))
 
-    scales = {name: torch.rand(plain[1].shape[:3], generator=rng) / 100 for name in ("k_scale", "v_scale")}
+    scales = {
+        name: torch.rand(plain[1].shape[:3], generator=rng) / 100 for name in ("k_scale", "v_scale")
+    }
     fp8 = torch.float8_e4m3fn
     return {
         "values of another size": (wide, {}),

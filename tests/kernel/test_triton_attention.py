@@ -9,7 +9,14 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _dispatch
-from tests.kernel.attention_cases import Case, amplitude, make_case, oracle, random_rows, varlen_args
+from tests.kernel.attention_cases import (
+    Case,
+    amplitude,
+    make_case,
+    oracle,
+    random_rows,
+    varlen_args,
+)
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded
 from tests.kernel.triton_device import DEVICE, GPU, TRITON_ATTENTION, triton_module
 
@@ -46,7 +53,11 @@ def launch(case, out, *, lse=None, varlen=False, **options):
     tensors = {name: None if x is None else x.to(DEVICE) for name, x in tensors.items()}
     device_out = out.to(DEVICE)
     device_lse = None if lse is None else lse.to(DEVICE)
-    op, args = (rt.flash_attn_varlen, varlen_args(case)) if varlen else (rt.flash_attn_with_kvcache, case.args)
+    op, args = (
+        (rt.flash_attn_varlen, varlen_args(case))
+        if varlen
+        else (rt.flash_attn_with_kvcache, case.args)
+    )
     op(
         *(x.to(DEVICE) for x in args),
         options.get("softmax_scale", case.q.shape[-1] ** -0.5),
@@ -67,7 +78,8 @@ def launch(case, out, *, lse=None, varlen=False, **options):
 
 
 def run(case, rng, *, exact=None, out_dtype=None, tolerance=None, **options):
-    """Check out, all of it and nothing beside it, and lse. exact: the case of the numbers that FP8 stands for."""
+    """Check out, all of it and nothing beside it, and lse. exact: the case of the numbers that FP8
+    stands for."""
     if options.get("sinks"):
         options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
     dtype = out_dtype or case.q.dtype
@@ -77,7 +89,9 @@ def run(case, rng, *, exact=None, out_dtype=None, tolerance=None, **options):
     launch(case, out.view, lse=lse, **options)
     out.check()
     rounded = amplitude(exact or case, **options)
-    assert_close("triton flash_attn", out.view, expected, tolerance or TRITON_ATTENTION[dtype], rounded)
+    assert_close(
+        "triton flash_attn", out.view, expected, tolerance or TRITON_ATTENTION[dtype], rounded
+    )
     assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
 
 
@@ -189,7 +203,11 @@ def test_contiguous_keys(options, rng):
 
 @pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
 def test_heads_of_192_and_128(dtype, rng):
-    run(make_case([(5, 30), (0, 3), (2, 2)], rng, dim=192, v_dim=128, heads=(3, 3), dtype=dtype), rng, varlen=True)
+    run(
+        make_case([(5, 30), (0, 3), (2, 2)], rng, dim=192, v_dim=128, heads=(3, 3), dtype=dtype),
+        rng,
+        varlen=True,
+    )
 
 
 def test_contiguous_keys_of_other_rows_are_not_used(rng):
@@ -205,7 +223,8 @@ def test_contiguous_keys_of_other_rows_are_not_used(rng):
 
 
 def narrowed(case, rng, *, queries, per_head, fp8):
-    """The case with FP8 keys and values, and queries, and its scales; the case of what the numbers stand for."""
+    """The case with FP8 keys and values, and queries, and its scales; the case of what the numbers
+    stand for."""
     names = SCALES if queries else SCALES[:2]
     heads, kv_heads = case.q.shape[1], case.k_cache.shape[2]
     scales = {name: 0.25 + torch.rand(kv_heads if per_head else 1, generator=rng) for name in names}
@@ -215,7 +234,10 @@ def narrowed(case, rng, *, queries, per_head, fp8):
     q = case.q.to(fp8) if queries else case.q
     exact_q = q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0) if queries else q
     rest = case.args[3:]
-    exact = [x.double() * wide["k_scale"] for x in keys], [x.double() * wide["v_scale"] for x in values]
+    exact = (
+        [x.double() * wide["k_scale"] for x in keys],
+        [x.double() * wide["v_scale"] for x in values],
+    )
     return Case(q, k, v, *rest, keys, values), Case(exact_q, k, v, *rest, *exact), scales
 
 
@@ -234,7 +256,11 @@ def test_fp8(rows_and_form, queries, fp8, rng, short_splits):
     rows, varlen = rows_and_form
     for per_head, dtype, options in (
         (False, torch.float16, {}),
-        (True, torch.bfloat16, {"sinks": True, "softcap": 20.0, "window_size": (11, 0), "softmax_scale": 0.2}),
+        (
+            True,
+            torch.bfloat16,
+            {"sinks": True, "softcap": 20.0, "window_size": (11, 0), "softmax_scale": 0.2},
+        ),
     ):
         case = make_case(rows, rng, dim=32, dtype=dtype)
         case, exact, scales = narrowed(case, rng, queries=queries, per_head=per_head, fp8=fp8)
@@ -257,11 +283,19 @@ def test_every_fp8_number(fp8, rng):
 
 
 def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
-    """max_seqlen_q of 1 splits the keys where a row without queries hides that it is decode; other hints do not."""
+    """max_seqlen_q of 1 splits the keys where a row without queries hides that it is decode; other
+    hints do not."""
     seen = []
     original = rt._partials
-    monkeypatch.setattr(rt, "_partials", lambda q, splits, dim: seen.append(splits) or original(q, splits, dim))
-    for rows, hint in (([(1, 70), (0, 3)], 1), ([(1, 70), (0, 3)], 0), ([(2, 70), (0, 3)], 2), ([(1, 70)], 0)):
+    monkeypatch.setattr(
+        rt, "_partials", lambda q, splits, dim: seen.append(splits) or original(q, splits, dim)
+    )
+    for rows, hint in (
+        ([(1, 70), (0, 3)], 1),
+        ([(1, 70), (0, 3)], 0),
+        ([(2, 70), (0, 3)], 2),
+        ([(1, 70)], 0),
+    ):
         run(make_case(rows, rng, dim=16), rng, max_seqlen_q=hint)
     assert [splits > 1 for splits in seen] == [True, False, False, True]
 
@@ -288,7 +322,11 @@ def test_what_fp8_wants(rng):
     case = make_case([(2, 5)], rng, dim=16, dtype=torch.float16)
     narrow, _, scales = narrowed(case, rng, queries=True, per_head=True, fp8=torch.float8_e4m3fn)
     out = torch.empty_like(case.q)
-    for wrong in ({"q_scale": None}, {"k_scale": torch.ones(4, device=DEVICE)[::2]}, {"v_scale": torch.ones(1)}):
+    for wrong in (
+        {"q_scale": None},
+        {"k_scale": torch.ones(4, device=DEVICE)[::2]},
+        {"v_scale": torch.ones(1)},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             launch(narrow, out, **(scales | wrong))
     with pytest.raises(TypeError, match="out"):
@@ -296,13 +334,16 @@ def test_what_fp8_wants(rng):
     narrow.q = case.q.to(torch.float8_e4m3fnuz)
     with pytest.raises(TypeError, match="k_cache"):
         launch(narrow, out, **scales)
-    case.k_cache, case.v_cache = (torch.zeros(x.shape, dtype=torch.int8) for x in (case.k_cache, case.v_cache))
+    case.k_cache, case.v_cache = (
+        torch.zeros(x.shape, dtype=torch.int8) for x in (case.k_cache, case.v_cache)
+    )
     with pytest.raises(NotImplementedError, match="INT8"):
         launch(case, out)
 
 
 def far(x, dim):
-    """x with a step along `dim` below 2**31, its last index past it: only 64-bit products find that.
+    """x with a step along `dim` below 2**31, its last index past it: only 64-bit products find
+    that.
 
     The memory between is reserved and never touched.
     """
@@ -316,7 +357,9 @@ def far(x, dim):
 
 @pytest.mark.skipif(GPU, reason="the memory between is not free there")
 @pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("rows", [[(3, 20)], [(1, 70), (1, 3), (1, 0)]], ids=["prefill", "split decode"])
+@pytest.mark.parametrize(
+    "rows", [[(3, 20)], [(1, 70), (1, 3), (1, 0)]], ids=["prefill", "split decode"]
+)
 def test_far_strides(dim, rows, rng, short_splits):
     case = make_case(rows, rng, dim=16, heads=(3, 3), dtype=torch.float16)
     near = torch.empty_like(case.q)
@@ -334,7 +377,9 @@ def test_far_strides(dim, rows, rng, short_splits):
 @pytest.mark.skipif(GPU, reason="the memory between is not free there")
 @pytest.mark.parametrize("dim", [0, 1])
 def test_far_strides_of_contiguous_keys(dim, rng):
-    q, k, v, *starts = varlen_args(make_case([(2, 3), (3, 9)], rng, dim=16, heads=(3, 3), dtype=torch.float16))
+    q, k, v, *starts = varlen_args(
+        make_case([(2, 3), (3, 9)], rng, dim=16, heads=(3, 3), dtype=torch.float16)
+    )
     near, out = torch.empty_like(q), torch.zeros_like(q)
     for keys, values, to in ((k, v, near), (far(k, dim), far(v, dim), out)):
         rt.flash_attn_varlen(q, keys, values, *starts, 0.25, True, -1, -1, 0.0, None, to, None)
@@ -344,7 +389,12 @@ def test_far_strides_of_contiguous_keys(dim, rng):
 @pytest.mark.parametrize("left", [1, 16, 2**31 - 1, 2**40])
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_at_the_ends_of_integers(left, causal, rng):
-    run(make_case([(5, 40), (9, 4), (1, 1)], rng, dim=16), rng, window_size=(left, -1), causal=causal)
+    run(
+        make_case([(5, 40), (9, 4), (1, 1)], rng, dim=16),
+        rng,
+        window_size=(left, -1),
+        causal=causal,
+    )
 
 
 @pytest.mark.parametrize("softcap", [0.01, 3.0, 1e3, 1e8])
@@ -366,7 +416,15 @@ def test_one_device(rng):
             case.kv_lens = case.kv_lens.to(elsewhere)
         with pytest.raises(ValueError, match=f"{name} is on meta"):
             rt.flash_attn_with_kvcache(
-                *case.args, 1.0, True, -1, -1, 0.0, change.get("sinks"), torch.empty_like(case.q), None
+                *case.args,
+                1.0,
+                True,
+                -1,
+                -1,
+                0.0,
+                change.get("sinks"),
+                torch.empty_like(case.q),
+                None,
             )
 
 
@@ -377,6 +435,10 @@ def test_errors(rng):
     for softcap in (-1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="softcap"):
             launch(case, torch.empty_like(case.q), softcap=softcap)
-    case.page_table, case.kv_lens, case.cu_seqlens_q = case.page_table[:0], case.kv_lens[:0], case.cu_seqlens_q[:1]
+    case.page_table, case.kv_lens, case.cu_seqlens_q = (
+        case.page_table[:0],
+        case.kv_lens[:0],
+        case.cu_seqlens_q[:1],
+    )
     with pytest.raises(ValueError, match="no rows"):
         launch(case, torch.empty_like(case.q))

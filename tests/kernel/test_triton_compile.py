@@ -62,7 +62,10 @@ def test_mla_compiles_and_fits():
     lines = _compiled("triton_aot_mla", "gfx942", "gfx950", "sm_89")
     assert len(lines) == 8
     for line in lines:
-        assert line["shared"] <= (TARGETS | {"sm_89": 101376})[line["target"]] and not line["specialised"], line
+        assert (
+            line["shared"] <= (TARGETS | {"sm_89": 101376})[line["target"]]
+            and not line["specialised"]
+        ), line
         if line["kernel"].startswith("attend"):
             assert line["mma"] > 0 and line.get("wide_loads", 8) >= 8, line
         for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
@@ -78,7 +81,11 @@ def test_the_draw_compiles_and_fits(target):
 
 @pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("gfx")])
 def test_no_spills_and_wide_loads(target):
-    for line in compiled(target) + compiled(target, "triton_aot_moe") + compiled(target, "triton_aot_sampling"):
+    for line in (
+        compiled(target)
+        + compiled(target, "triton_aot_moe")
+        + compiled(target, "triton_aot_sampling")
+    ):
         if "ones" in line["kernel"]:  # no layout that occurs: that it compiles is the test
             continue
         for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):

@@ -16,7 +16,10 @@ need_triton()
 
 FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 NAN = {FN: 0x7F, FNUZ: 0x80}
-TOLERANCE = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (8e-3, 1.6e-2)}  # the interpreter cuts to bfloat16
+TOLERANCE = {
+    torch.float16: (1.2e-3, 6e-3),
+    torch.bfloat16: (8e-3, 1.6e-2),
+}  # the interpreter cuts to bfloat16
 
 pytestmark = pytest.mark.cpu_only  # `--device` moves the public ops alone
 
@@ -45,7 +48,11 @@ def scales(shape, rng) -> torch.Tensor:
 def result(shape, dtype):
     """Room for a result, and what gives it back after a check that nothing else was written."""
     out = guarded(shape, dtype, gap=8)
-    there = out.view if DEVICE == "cpu" else out._buffer.to(DEVICE).as_strided(shape, out.view.stride(), 32)
+    there = (
+        out.view
+        if DEVICE == "cpu"
+        else out._buffer.to(DEVICE).as_strided(shape, out.view.stride(), 32)
+    )
 
     def back() -> torch.Tensor:
         out.view.copy_(there)
@@ -65,16 +72,22 @@ def test_every_number_is_widened_exactly(dtype):
     one = torch.eye(16, device=DEVICE).to(dtype)
     out = torch.empty(16, 16, dtype=torch.float16, device=DEVICE)
     unit = torch.ones(1, device=DEVICE)
-    fp8_gemm.run(codes.view(dtype), one.t(), unit, unit, None, out, (0, 0, 0, 0), blocks=False, widen=True)
+    fp8_gemm.run(
+        codes.view(dtype), one.t(), unit, unit, None, out, (0, 0, 0, 0), blocks=False, widen=True
+    )
     assert torch.equal(out.float(), codes.view(dtype).float())
     codes[3, 3] = NAN[dtype]
-    fp8_gemm.run(codes.view(dtype), one.t(), unit, unit, None, out, (0, 0, 0, 0), blocks=False, widen=True)
+    fp8_gemm.run(
+        codes.view(dtype), one.t(), unit, unit, None, out, (0, 0, 0, 0), blocks=False, widen=True
+    )
     assert torch.isnan(out[3]).all() and not torch.isnan(out[[*range(3), *range(4, 16)]]).any()
 
 
 # Rows: none, one, odd numbers, around the tiles; columns and K with and without a tail.
 @pytest.mark.parametrize("dtype", [FN, FNUZ], ids=str)
-@pytest.mark.parametrize("shape", [(0, 48, 32), (1, 16, 16), (7, 144, 272), (33, 80, 128), (131, 272, 144)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 48, 32), (1, 16, 16), (7, 144, 272), (33, 80, 128), (131, 272, 144)], ids=str
+)
 @pytest.mark.parametrize("kind", ["tensor", "row", "row and bias", "row and float bias"])
 def test_scaled(dtype, shape, kind, rng):
     rows, n, k = shape
@@ -82,7 +95,11 @@ def test_scaled(dtype, shape, kind, rng):
     a, b = fp8((rows, k), dtype, rng, 16), fp8((n, k), dtype, rng, 32).t()
     row = kind != "tensor"
     sa, sb = scales((rows, 1) if row else (1,), rng), scales((1, n) if row else (), rng)
-    bias = spread((n,), torch.float32 if "float" in kind else to, rng).to(DEVICE) if "bias" in kind else None
+    bias = (
+        spread((n,), torch.float32 if "float" in kind else to, rng).to(DEVICE)
+        if "bias" in kind
+        else None
+    )
     out, back = result((rows, n), to)
     assert rk.fp8_scaled_mm(a, b, sa, sb, to, bias, out=out) is out
     exact = (a.double() @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
@@ -99,11 +116,15 @@ def test_a_format_that_the_chip_knows_gives_what_its_float16_gives(widen, rng):
         pytest.skip("this GPU multiplies no e4m3fn")
     out = torch.empty(20, 48, dtype=torch.float16, device=DEVICE)
     fp8_gemm.run(a, b, one * 0.1, one, None, out, (0, 0, 0, 0), blocks=False, widen=widen)
-    assert_close("fp8_scaled_mm", out, (a.double() @ b.double() * 0.1).cpu(), TOLERANCE[torch.float16])
+    assert_close(
+        "fp8_scaled_mm", out, (a.double() @ b.double() * 0.1).cpu(), TOLERANCE[torch.float16]
+    )
 
 
 @pytest.mark.parametrize("dtype", [FN, FNUZ], ids=str)
-@pytest.mark.parametrize("shape", [(0, 128, 128), (1, 128, 256), (19, 384, 256), (130, 128, 384)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 128, 128), (1, 128, 256), (19, 384, 256), (130, 128, 384)], ids=str
+)
 @pytest.mark.parametrize("columns", [False, True])
 def test_block_scales(dtype, shape, columns, rng):
     rows, n, k = shape
@@ -118,7 +139,9 @@ def test_block_scales(dtype, shape, columns, rng):
 
 
 @pytest.mark.parametrize("dtype", [FN, FNUZ], ids=str)
-@pytest.mark.parametrize("shape", [(0, 3, 16, 16), (1, 5, 16, 16), (3, 0, 16, 16), (3, 37, 144, 272)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 16, 16), (1, 5, 16, 16), (3, 0, 16, 16), (3, 37, 144, 272)], ids=str
+)
 def test_batched(dtype, shape, rng):
     batch, rows, n, k = shape
     a, b = fp8((batch, rows, k), dtype, rng, 16), fp8((batch, n, k), dtype, rng).mT
@@ -136,7 +159,12 @@ def test_matrices_further_apart_than_32_bits_count(rng):
     a.view(torch.uint8).copy_(fp8((2, 32), FN, rng).view(torch.uint8))
     b, one = fp8((16, 32), FN, rng).t(), torch.ones(1, device=DEVICE)
     exact = (a.double() @ b.double()).cpu()
-    assert_close("fp8_scaled_mm", rk.fp8_scaled_mm(a, b, one, one, torch.float16), exact, TOLERANCE[torch.float16])
+    assert_close(
+        "fp8_scaled_mm",
+        rk.fp8_scaled_mm(a, b, one, one, torch.float16),
+        exact,
+        TOLERANCE[torch.float16],
+    )
     batched = rk.bmm_fp8(a[:, None], b.expand(2, 32, 16), one, one, torch.float16)
     assert_same_bits(batched[:, 0].cpu(), rk.fp8_scaled_mm(a, b, one, one, torch.float16).cpu())
 

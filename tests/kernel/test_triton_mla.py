@@ -39,9 +39,15 @@ def short_splits(monkeypatch):
     monkeypatch.setattr(rt, "_SPLIT_KEYS", 64)
 
 
-def launch(case: Case, out: torch.Tensor, lse: torch.Tensor | None = None, causal=True, any_split=True) -> None:
+def launch(
+    case: Case, out: torch.Tensor, lse: torch.Tensor | None = None, causal=True, any_split=True
+) -> None:
     """The kernel on DEVICE over the storages of the arguments, as they are."""
-    there, there_out, there_lse = [_moved(x) for x in case.args], _moved(out), None if lse is None else _moved(lse)
+    there, there_out, there_lse = (
+        [_moved(x) for x in case.args],
+        _moved(out),
+        None if lse is None else _moved(lse),
+    )
     rt.mla_decode(*there, SCALE, causal, there_out, there_lse, any_split=any_split)
     if GPU:
         out.copy_(there_out)
@@ -57,14 +63,17 @@ def _moved(x: torch.Tensor) -> torch.Tensor:
 
 
 def widened(case: Case) -> Case:
-    """FP8 values times their scales are rounded to the type of the queries; the interpreter cuts bfloat16."""
+    """FP8 values times their scales are rounded to the type of the queries; the interpreter cuts
+    bfloat16."""
     dtype = case.args[0].dtype
     if not case.fp8:
         return case
     tokens = [x.float() for x in case.tokens]
     if GPU or dtype != torch.bfloat16:
         return Case(case.args, [x.to(dtype).double() for x in tokens])
-    return Case(case.args, [(x.view(torch.int32) & ~0xFFFF).view(torch.float32).double() for x in tokens])
+    return Case(
+        case.args, [(x.view(torch.int32) & ~0xFFFF).view(torch.float32).double() for x in tokens]
+    )
 
 
 def run(case: Case, causal: bool = True, any_split: bool = True) -> None:
@@ -74,14 +83,24 @@ def run(case: Case, causal: bool = True, any_split: bool = True) -> None:
     lse = torch.full(nope.shape[:2], math.nan)
     launch(case, out.view, lse, causal, any_split)
     out.check()
-    assert_close("triton mla_decode", out.view, expected, TRITON_ATTENTION[dtype], amplitude(widened(case), causal))
+    assert_close(
+        "triton mla_decode",
+        out.view,
+        expected,
+        TRITON_ATTENTION[dtype],
+        amplitude(widened(case), causal),
+    )
     assert_close("triton mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
 
 
 @pytest.mark.parametrize("heads", [1, 16, 17, 128])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_heads(heads, fp8, rng):
-    rows = [(1, 33), (0, 4)] if heads == 128 and not GPU else [(1, 70), (3, 33), (0, 4), (2, 1), (1, 0)]
+    rows = (
+        [(1, 33), (0, 4)]
+        if heads == 128 and not GPU
+        else [(1, 70), (3, 33), (0, 4), (2, 1), (1, 0)]
+    )
     run(make_case(rows, rng, heads=heads, fp8=fp8))
 
 
@@ -89,7 +108,17 @@ def test_heads(heads, fp8, rng):
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_page_sizes(page_size, fp8, dtype, rng):
-    run(make_case([(1, 130), (2, 64), (1, 31)], rng, heads=2, page_size=page_size, fp8=fp8, dtype=dtype, gap=16))
+    run(
+        make_case(
+            [(1, 130), (2, 64), (1, 31)],
+            rng,
+            heads=2,
+            page_size=page_size,
+            fp8=fp8,
+            dtype=dtype,
+            gap=16,
+        )
+    )
 
 
 @pytest.mark.parametrize("heads", [4, 9])
@@ -103,7 +132,8 @@ def test_several_queries(heads, causal, rng):
 @pytest.mark.parametrize("any_split", [False, True])
 @pytest.mark.usefixtures("short_splits")
 def test_splits(fp8, any_split, rng):
-    """Rows of one piece, of several and of none; queries whose last piece holds nothing that they see."""
+    """Rows of one piece, of several and of none; queries whose last piece holds nothing that they
+    see."""
     case = make_case([(1, 150), (3, 65), (1, 64), (1, 3), (1, 0)], rng, heads=2, fp8=fp8)
     assert rt.choose_splits(case.args[3].shape[1] * 16, 5, any_split) == 3
     run(case, True, any_split)
@@ -123,7 +153,9 @@ def test_pools_of_any_stride(fp8, more, rng):
     """Layers beside each other in a token; tokens that begin at no multiple of 16 bytes."""
     case = make_case([(1, 40), (2, 33)], rng, fp8=fp8)
     cache = case.args[2]
-    pool = torch.full((*cache.shape[:2], cache.shape[2] + more), 255 if fp8 else math.nan, dtype=cache.dtype)
+    pool = torch.full(
+        (*cache.shape[:2], cache.shape[2] + more), 255 if fp8 else math.nan, dtype=cache.dtype
+    )
     view = pool[..., more // 2 if fp8 else 2 :][..., : cache.shape[2]]
     if fp8 and view.data_ptr() % 4:
         view = pool[..., : cache.shape[2]]
@@ -138,7 +170,9 @@ def test_far_strides(far, rng):
     cache, table = case.args[2], case.args[3]
     step, width = 2**29 + 1, LATENT + ROPE
     buffer = torch.empty(5 * step + width, dtype=cache.dtype, device=DEVICE)
-    shape, strides = ((6, 1, width), (step, width, 1)) if far == "page" else ((1, 6, width), (8, step, 1))
+    shape, strides = (
+        ((6, 1, width), (step, width, 1)) if far == "page" else ((1, 6, width), (8, step, 1))
+    )
     pool = buffer.as_strided(shape, strides)
     pool.copy_(cache[table[0, :6].long() if far == "page" else table[0, :1].long()])
     there = torch.arange(shape[0], dtype=torch.int32)[None]
@@ -155,7 +189,9 @@ def test_fp8_tokens_at_odd_bytes_are_refused(rng):
     cache = case.args[2]
     odd = torch.zeros((*cache.shape[:2], 658), dtype=torch.uint8)[..., :656]
     with pytest.raises(NotImplementedError, match="aligned to 4 bytes"):
-        launch(Case((*case.args[:2], odd, *case.args[3:]), case.tokens), torch.empty_like(case.args[0]))
+        launch(
+            Case((*case.args[:2], odd, *case.args[3:]), case.tokens), torch.empty_like(case.args[0])
+        )
 
 
 @pytest.mark.parametrize("kv_len", [40, 100])
@@ -223,15 +259,26 @@ def test_choices_are_of_shapes_alone():
             for name in ("attend_latent", "join_splits"):
                 patch.setattr(rt, name, Recorder())
             q = meta(batch, heads, LATENT), meta(batch, heads, ROPE)
-            tensors = *q, meta(9, 64, LATENT + ROPE), ints(batch, columns), ints(batch), ints(batch + 1)
-            rt.mla_decode(*tensors, SCALE, True, meta(batch, heads, LATENT), None, any_split=any_split)
+            tensors = (
+                *q,
+                meta(9, 64, LATENT + ROPE),
+                ints(batch, columns),
+                ints(batch),
+                ints(batch + 1),
+            )
+            rt.mla_decode(
+                *tensors, SCALE, True, meta(batch, heads, LATENT), None, any_split=any_split
+            )
         tiles = rt.choose_tiles(heads, torch.version.hip is not None)
         assert launched[0][0] == (batch * heads // tiles.block_m + batch, splits)
         assert [grid for grid, _, _ in launched[1:]] == [(batch, heads)] * (splits > 1)
 
 
 def test_the_tensors_alignment_is_what_the_kernel_is_told():
-    half, bytes_ = torch.zeros(4, 16, 576, dtype=torch.float16), torch.zeros(4, 16, 656, dtype=torch.uint8)
+    half, bytes_ = (
+        torch.zeros(4, 16, 576, dtype=torch.float16),
+        torch.zeros(4, 16, 656, dtype=torch.uint8),
+    )
     assert rt._piece(half) == 8 and rt._piece(bytes_) == 16
     assert rt._piece(half, half[:, :, 4:]) == 4 and rt._piece(bytes_[:, :, 1:]) == 1
     assert rt._piece(half.as_strided((4, 16, 570), (16 * 576, 574, 1))) == 2
@@ -241,7 +288,8 @@ def test_the_tensors_alignment_is_what_the_kernel_is_told():
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.usefixtures("short_splits")
 def test_gpus_without_a_kernel_have_this_one(batch_invariant, rng, monkeypatch):
-    """The public op hands it over as it does to the library, and needs no other: a missing kernel is an error."""
+    """The public op hands it over as it does to the library, and needs no other: a missing kernel
+    is an error."""
     for device in ("cuda", "rocm"):
         assert _dispatch._has_triton("mla_decode", device)
     rk.set_fallback("error")

@@ -27,13 +27,18 @@ def _small_blocks(monkeypatch):
 
 
 def columns_of(rows: list[Row]) -> list[torch.Tensor]:
-    return [torch.tensor([getattr(row, name) for row in rows], dtype=dtype) for name, dtype in COLUMNS.items()]
+    return [
+        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+        for name, dtype in COLUMNS.items()
+    ]
 
 
 def draw(logits: torch.Tensor, rows: list[Row], **options) -> torch.Tensor:
     out = torch.full((len(rows),), -7, dtype=torch.int32, device=DEVICE)
     stream = options.pop("stream", 0)
-    rt.top_k_top_p_sampling(logits.to(DEVICE), *(c.to(DEVICE) for c in columns_of(rows)), stream, out, **options)
+    rt.top_k_top_p_sampling(
+        logits.to(DEVICE), *(c.to(DEVICE) for c in columns_of(rows)), stream, out, **options
+    )
     return out.cpu()
 
 
@@ -52,12 +57,16 @@ def test_draws_equal_the_reference(vocab_size, count, rng):
 
 
 def test_every_filter(rng):
-    rows = [Row(seed=7 * i, position=i, temperature=0.7 + 0.1 * i, **f) for i, f in enumerate(FILTERS)]
+    rows = [
+        Row(seed=7 * i, position=i, temperature=0.7 + 0.1 * i, **f) for i, f in enumerate(FILTERS)
+    ]
     vocab_size = 151_936 if GPU else 300
     check(2 * torch.randn(len(rows), vocab_size, generator=rng), rows)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.45}, {"top_k": 200, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 3}, {"top_p": 0.45}, {"top_k": 200, "top_p": 0.5}], ids=str
+)
 def test_ties_at_the_border_keep_the_lowest_ids(filters, rng):
     """All logits are equal: what stays is a range of ids."""
     rows = [Row(seed=i, **filters) for i in range(200 if GPU else 2)]
@@ -83,7 +92,11 @@ def test_tiny_temperatures_and_large_min_p(rng):
     """No normal number is greedy; of equals the first has every min-p."""
     logits = torch.rand(3, 300, generator=rng) * 0.2
     logits[:, [200, 30]] = 0.3
-    rows = [Row(temperature=4e-39, seed=1), Row(temperature=4e-39, seed=2, top_p=0.5), Row(seed=3, min_p=1.5)]
+    rows = [
+        Row(temperature=4e-39, seed=1),
+        Row(temperature=4e-39, seed=2, top_p=0.5),
+        Row(seed=3, min_p=1.5),
+    ]
     assert draw(logits, rows).tolist() == [30] * 3
 
 

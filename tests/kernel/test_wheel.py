@@ -78,12 +78,15 @@ def backend_of(wheel: Path) -> str:
 def test_name_tag_and_size(wheel, unpacked):
     backend = backend_of(wheel)
     assert wheel.name == f"radix_kernels_{backend}-{VERSION}-{TAG}.whl"
-    limit = ONE_GPU_MB if backend == "cuda" and len(gpu_targets(unpacked)) == 1 else LIMITS_MB[backend]
+    limit = (
+        ONE_GPU_MB if backend == "cuda" and len(gpu_targets(unpacked)) == 1 else LIMITS_MB[backend]
+    )
     assert wheel.stat().st_size < limit * 1e6
 
 
 def gpu_targets(unpacked: Path) -> set[str]:
-    """The architectures that a CUDA library has machine code for; without CUDA's tools a release's are assumed."""
+    """The architectures that a CUDA library has machine code for; without CUDA's tools a release's
+    are assumed."""
     if (tool := gpu_objects.cuobjdump()) is None:
         return set(RELEASE)
     command = [tool, "--list-elf", str(unpacked / "radix_kernels/lib/libradix_kernels.so")]
@@ -124,8 +127,14 @@ def test_package_is_whole(unpacked):
     tracked = subprocess.run(command, cwd=source, capture_output=True, text=True).stdout.split()
     if not tracked:
         pytest.skip("not a git checkout: which files belong is not known")
-    built = {"_build.json", "lib/libradix_kernels.so", *(p.name for p in package.glob("_bind.*.so"))}
-    assert {p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()} - built == set(tracked)
+    built = {
+        "_build.json",
+        "lib/libradix_kernels.so",
+        *(p.name for p in package.glob("_bind.*.so")),
+    }
+    assert {
+        p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()
+    } - built == set(tracked)
 
 
 def test_license_is_in_it(unpacked):
@@ -238,7 +247,9 @@ def test_sibling_distributions_are_refused(installed, wheel):
     shutil.copytree(mine, sibling)
     meta = sibling / "METADATA"
     meta.write_text(
-        meta.read_text().replace(f"Name: radix-kernels-{backend_of(wheel)}", f"Name: radix-kernels-{other}")
+        meta.read_text().replace(
+            f"Name: radix-kernels-{backend_of(wheel)}", f"Name: radix-kernels-{other}"
+        )
     )
     done = isolated(installed, "import radix_kernels")
     names = sorted([f"radix-kernels-{backend_of(wheel)}", f"radix-kernels-{other}"])

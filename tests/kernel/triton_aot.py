@@ -27,7 +27,8 @@ POINTERS = {
 # (dtype, itemsize, head dim, query heads for each KV head, page size)
 SHAPES = [("bf16", 2, 128, 8, 16), ("fp16", 2, 64, 2, 1), ("bf16", 2, 256, 4, 64),
           ("fp32", 4, 64, 2, 16), ("fp32", 4, 128, 4, 16)]  # fmt: skip
-# FP8 keys and values, queries too, AMD's format, contiguous keys, and values of another size than keys.
+# FP8 keys and values, queries too, AMD's format, contiguous keys, and values of another size than
+# keys.
 KV8 = {"KV_BYTES": True}
 ALL8 = {"Q_BYTES": True, "KV_BYTES": True}
 FORMS = [
@@ -45,16 +46,28 @@ def target_of(name: str) -> GPUTarget:
     return GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, target: GPUTarget, ones: bool = False, **options):
+def compile_one(
+    kernel: Any,
+    constants: dict[str, Any],
+    dtype: str,
+    target: GPUTarget,
+    ones: bool = False,
+    **options,
+):
     """Pointers and row strides are 16-byte aligned, as torch's are.
 
-    ones: every other integer is 1, of which a launch makes a constant unless the kernel says not to.
+    ones: every other integer is 1, of which a launch makes a constant unless the kernel says not
+    to.
     """
     signature, attributes = {}, {}
     types = {"T": dtype, "Q": "u8" if constants.get("Q_BYTES") else dtype}
     types["KV"] = "u8" if constants.get("KV_BYTES") else dtype
     if ones:
-        fixed = {p.name for p in kernel.params if p.do_not_specialize} | {*POINTERS, "scale", "softcap"}
+        fixed = {p.name for p in kernel.params if p.do_not_specialize} | {
+            *POINTERS,
+            "scale",
+            "softcap",
+        }
         constants = {name: 1 for name in kernel.arg_names if name not in fixed} | constants
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -107,7 +120,10 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     for name, shape, decode, form in FORMS:
         yield f"attend {name}", attend_one(*shape, decode, target, form)
     yield "attend bf16 ones", attend_one("bf16", 2, 64, 2, 16, False, target, ones=True)
-    yield "combine bf16 ones", compile_one(combine, constants, "bf16", target, ones=True, num_warps=1)
+    yield (
+        "combine bf16 ones",
+        compile_one(combine, constants, "bf16", target, ones=True, num_warps=1),
+    )
 
 
 def facts(compiled: Any) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""As `triton_aot`, the variants of FP8 products: what the target multiplies, and what it has to widen."""
+"""As `triton_aot`, the variants of FP8 products: what the target multiplies, and what it has to
+widen."""
 
 from __future__ import annotations
 
@@ -18,11 +19,16 @@ FREE = ("rows", "a_batch", "b_batch", "out_batch", "sa_row", "sa_block", "sb_col
 
 
 def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
-    """Block scales of many rows in the target's format, the other one with a bias of a few, batches of one row."""
+    """Block scales of many rows in the target's format, the other one with a bias of a few, batches
+    of one row."""
     own = FORMATS.get(target.arch)
     if own is None:
         return
-    for rows, widen, blocks, batched in ((4096, False, True, False), (64, True, False, False), (1, True, False, True)):
+    for rows, widen, blocks, batched in (
+        (4096, False, True, False),
+        (64, True, False, False),
+        (1, True, False, True),
+    ):
         tile = choose_tiles(rows, widen, shared)
         constants: dict[str, Any] = {
             "N": 4096, "K": 2000 if batched else 2048, "BATCHED": batched, "BLOCKS": blocks, "BIAS": rows == 64,
@@ -31,13 +37,25 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
         }  # fmt: skip
         constants |= {} if rows == 64 else {"bias": None}
         fp8 = "u8" if widen else own
-        types = {"a": fp8, "b": fp8, "a_scale": "fp32", "b_scale": "fp32", "bias": "bf16", "out": "bf16"}
+        types = {
+            "a": fp8,
+            "b": fp8,
+            "a_scale": "fp32",
+            "b_scale": "fp32",
+            "bias": "bf16",
+            "out": "bf16",
+        }
         signature, attributes = {}, {}
         for index, name in enumerate(scaled_product.arg_names):
             batch = "i64" if name.endswith("_batch") else "i32"
-            signature[name] = "constexpr" if name in constants else "*" + types[name] if name in types else batch
+            signature[name] = (
+                "constexpr" if name in constants else "*" + types[name] if name in types else batch
+            )
             if name not in constants and name not in FREE:
                 attributes[index,] = [["tt.divisibility", 16]]
         source = ASTSource(scaled_product, signature, constants, attributes)
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        yield f"scaled_product {rows} rows, {fp8}", triton.compile(source, target=target, options=options)
+        yield (
+            f"scaled_product {rows} rows, {fp8}",
+            triton.compile(source, target=target, options=options),
+        )

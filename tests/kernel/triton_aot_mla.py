@@ -17,13 +17,16 @@ POINTERS = {
     "q_nope": "T", "q_rope": "T", "kv_cache": "T", "page_table": "i32", "kv_lens": "i32", "cu_seqlens": "i32",
     "out": "T", "lse": "fp32", "part_out": "fp32", "part_lse": "fp32",
 }  # fmt: skip
-# (heads, FP8 form) by target: those of the most registers, and both forms on the chip with the least room.
+# (heads, FP8 form) by target: those of the most registers, and both forms on the chip with the
+# least room.
 SHAPES = {
     "gfx942": [(16, False), (128, False), (128, True)], "gfx950": [(16, False)], "sm_89": [(128, True)],
 }  # fmt: skip
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], target: Any, **options: Any) -> dict[str, Any]:
+def compile_one(
+    kernel: Any, constants: dict[str, Any], target: Any, **options: Any
+) -> dict[str, Any]:
     """Pointers are 16-byte aligned; of the numbers the compiler is told nothing, as at run time."""
     signature, attributes, special = {}, {}, []
     for index, name in enumerate(kernel.arg_names):
@@ -54,5 +57,7 @@ if __name__ == "__main__":
             found = compile_one(attend_latent, constants, target_of(name), **options)
             label = f"attend_latent {heads} heads{' FP8' if fp8 else ''}"
             print(json.dumps({"target": name, "kernel": label, **found}), flush=True)
-        found = compile_one(join_splits, {**common, "MAX_SPLITS": MAX_SPLITS}, target_of(name), num_warps=4)
+        found = compile_one(
+            join_splits, {**common, "MAX_SPLITS": MAX_SPLITS}, target_of(name), num_warps=4
+        )
         print(json.dumps({"target": name, "kernel": "join_splits", **found}), flush=True)

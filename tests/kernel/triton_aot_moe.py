@@ -1,4 +1,5 @@
-"""As `triton_aot`, for experts, grouped and FP8 products: `python -m tests.kernel.triton_aot_moe TARGET...`."""
+"""As `triton_aot`, for experts, grouped and FP8 products: `python -m tests.kernel.triton_aot_moe
+TARGET...`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.kernel.triton_aot_fp8 import FORMATS, fp8_variants
 ADA_SHARED = 101376  # the least of the NVIDIA chips that we ship to
 INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total", "groups")
 FLOATS = ("scale", "weights", "x_scale", "w_scale")
-# (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a block; FP8; a tail.
+# (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a
+# block; FP8; a tail.
 SHAPES = [("bf16", 2, "bf16", 0, 8, 128, 2048, 768), ("bf16", 2, "bf16", 0, 512, 128, 2048, 768),
           ("fp16", 2, "fp16", 0, 4096, 128, 2048, 768), ("bf16", 2, "bf16", 0, 32768, 128, 2048, 768),
           ("bf16", 2, "fp8e4nv", 2, 8, 128, 2048, 768), ("bf16", 2, "fp8e4nv", 2, 32768, 128, 2048, 768),
@@ -41,11 +43,19 @@ def compile_one(
         signature[name] = "i32" if kind is None else "*" + kind
         if name not in ("pairs", "rows"):
             attributes[index,] = [["tt.divisibility", 16]]
-    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
+    return triton.compile(
+        ASTSource(kernel, signature, constants, attributes), target=target, options=options
+    )
 
 
 def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
-    shared = CDNA_SHARED if target.backend == "hip" else ADA_SHARED if target.arch == 89 else HOPPER_SHARED
+    shared = (
+        CDNA_SHARED
+        if target.backend == "hip"
+        else ADA_SHARED
+        if target.arch == 89
+        else HOPPER_SHARED
+    )
     for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
         types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
         weight_size = 1 if weight.startswith("fp8") else itemsize
@@ -54,15 +64,35 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
         for gated, tile in zip((True, False), tiles, strict=True):
             constants = _constants(tile, gated, pairs <= FEW_PAIRS, experts, hidden, inter, scale)
             compiled = compile_one(
-                product, constants, types, target, num_warps=tile.num_warps, num_stages=tile.num_stages
+                product,
+                constants,
+                types,
+                target,
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
             )
             yield f"product {'up' if gated else 'down'} {name}", compiled
     for dtype in ("bf16", "fp16", "fp32"):
-        constants = {"HIDDEN": 2048, "NUM_EXPERTS": 128, "LOCALS": 128, "TOPK": 8, "MAPPED": True, "BLOCK": 1024}
-        yield f"combine {dtype}", compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4)
+        constants = {
+            "HIDDEN": 2048,
+            "NUM_EXPERTS": 128,
+            "LOCALS": 128,
+            "TOPK": 8,
+            "MAPPED": True,
+            "BLOCK": 1024,
+        }
+        yield (
+            f"combine {dtype}",
+            compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4),
+        )
 
     # A chip whose FP8 is another format widens ours, below.
-    for dtype, itemsize in (("bf16", 2), ("fp16", 2), ("fp32", 4), *([("fp8e4nv", 1)] * (target.backend == "cuda"))):
+    for dtype, itemsize in (
+        ("bf16", 2),
+        ("fp16", 2),
+        ("fp32", 4),
+        *([("fp8e4nv", 1)] * (target.backend == "cuda")),
+    ):
         for masked, rows in ((False, 128), (True, 16)):
             tile, scaled = grouped_tiles(rows, itemsize, shared), itemsize == 1
             constants = {
@@ -73,7 +103,10 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
             constants |= {} if scaled else dict.fromkeys(("x_scale", "w_scale"))
             types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-            yield f"grouped masked {masked} {dtype}", compile_one(grouped_product, constants, types, target, **options)
+            yield (
+                f"grouped masked {masked} {dtype}",
+                compile_one(grouped_product, constants, types, target, **options),
+            )
     yield from fp8_variants(target, shared)
     if target.arch in FORMATS:
         yield from _widened(target, shared)
@@ -92,7 +125,10 @@ def _widened(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
     }  # fmt: skip
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    yield "grouped widened", compile_one(grouped_product, constants, types | {"x": "u8"}, target, **options)
+    yield (
+        "grouped widened",
+        compile_one(grouped_product, constants, types | {"x": "u8"}, target, **options),
+    )
 
 
 def _constants(
@@ -111,4 +147,7 @@ def _constants(
 if __name__ == "__main__":
     for target_name in sys.argv[1:]:
         for kernel_name, compiled in variants(target_of(target_name)):
-            print(json.dumps({"target": target_name, "kernel": kernel_name, **facts(compiled)}), flush=True)
+            print(
+                json.dumps({"target": target_name, "kernel": kernel_name, **facts(compiled)}),
+                flush=True,
+            )

@@ -26,5 +26,7 @@ if __name__ == "__main__":
             if name in ("logits", "stride", "vocab"):  # a vocabulary that is a multiple of 16
                 attributes[index,] = [["tt.divisibility", 16]]
         source = ASTSource(draw_rows, signature, constants, attributes)
-        compiled = triton.compile(source, target=target_of(target), options={"num_warps": NUM_WARPS})
+        compiled = triton.compile(
+            source, target=target_of(target), options={"num_warps": NUM_WARPS}
+        )
         print(json.dumps({"target": target, "kernel": "draw_rows", **facts(compiled)}), flush=True)

@@ -1,4 +1,5 @@
-"""Where tests run Triton's kernels: on the GPU, or without one in Triton's interpreter, which conftest turns on."""
+"""Where tests run Triton's kernels: on the GPU, or without one in Triton's interpreter, which
+conftest turns on."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TRITON_ATTENTION = ATTENTION if GPU else {**ATTENTION, torch.bfloat16: (1e-2, 3e
 
 
 def need_triton() -> None:
-    """Skips the module that calls it first where Triton is missing, or fails where REQUIRE names it."""
+    """Skips the module that calls it first where Triton is missing, or fails where REQUIRE names
+    it."""
     if importlib.util.find_spec("triton") is None:
         if "triton" in os.environ.get("REQUIRE", ""):
             raise ImportError("REQUIRE names triton, but it is not installed")

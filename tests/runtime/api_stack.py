@@ -52,14 +52,18 @@ class _Outbox:
 class Stack:
     """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`."""
 
-    def __init__(self, *, pages: int = 64, delay: float = 0.0, ready: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, *, pages: int = 64, delay: float = 0.0, ready: bool = True, **settings: Any
+    ) -> None:
         self.args = ServerArgs(
             served_model_name=MODEL, page_size=4, chunked_prefill_size=64, max_running_requests=8,
             check_invariants="step", port=0, **settings,
         )  # fmt: skip
         self.args.validate()
         self.tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR, self.args.chat_template)
-        self.engine = FakeEngine(pages, self.args.page_size, 8, CONTEXT, vocab_size=VOCAB, lazy=False)
+        self.engine = FakeEngine(
+            pages, self.args.page_size, 8, CONTEXT, vocab_size=VOCAB, lazy=False
+        )
         self.delay = delay
         self.sent: list[Message] = []
         self.dead_reason: str | None = None
@@ -70,8 +74,12 @@ class Stack:
         self.running.set()
         self._inbox, ids_in = LocalChannel(), LocalChannel()
         to_api = self._to_api
-        scheduler_out = _Outbox({TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: to_api})
-        detokenizer_out = _Outbox({TextBatch: to_api, RequestFailed: to_api, TextStop: self._inbox.send})
+        scheduler_out = _Outbox(
+            {TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: to_api}
+        )
+        detokenizer_out = _Outbox(
+            {TextBatch: to_api, RequestFailed: to_api, TextStop: self._inbox.send}
+        )
         self.scheduler = Scheduler(self.args, self.engine, self._inbox, scheduler_out, eos_ids=[2])
         self.detokenizer = Detokenizer(self.tokenizer, ids_in, detokenizer_out)
         self._loop = asyncio.new_event_loop()

@@ -1,5 +1,6 @@
-"""`python -m tests.runtime.bits_child`: the same requests on engines that cut their work differently; prints, one JSON
-list a weight format, what each engine gave: token ids and log-probabilities."""
+"""`python -m tests.runtime.bits_child`: the same requests on engines that cut their work
+differently; prints, one JSON list a weight format, what each engine gave: token ids and
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,28 +19,46 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4099,
 }  # fmt: skip
 PROMPTS = [random.Random(i).choices(range(4000), k=3 + 37 * i % 90) for i in range(9)]
-PARAMS = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True} for i in range(9)]
+PARAMS = [
+    {"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True}
+    for i in range(9)
+]
 FINE = {"chunked_prefill_size": 32, "page_size": 1}
 
 
 def answers(together: int, threads: int, **settings: Any) -> list[Any]:
     """`together`: requests in a batch."""
     folder = ROOT / "bench/serving/models/qwen3-0.6b"
-    common = {"device": "cpu", "load_format": "dummy", "max_total_tokens": 2048, "disable_radix_cache": True}
-    common |= {"dtype": "bfloat16", "json_model_override_args": json.dumps(SIZES), "num_threads": threads}
+    common = {
+        "device": "cpu",
+        "load_format": "dummy",
+        "max_total_tokens": 2048,
+        "disable_radix_cache": True,
+    }
+    common |= {
+        "dtype": "bfloat16",
+        "json_model_override_args": json.dumps(SIZES),
+        "num_threads": threads,
+    }
     with Engine(folder, **common, **settings) as engine:
         radix_kernels.set_num_threads(threads)  # the engine takes no more than there are CPUs
         outputs = []
         for at in range(0, len(PROMPTS), together):
             part = slice(at, at + together)
-            outputs += engine.generate(input_ids=PROMPTS[part], sampling_params=PARAMS[part], return_logprob=True)
+            outputs += engine.generate(
+                input_ids=PROMPTS[part], sampling_params=PARAMS[part], return_logprob=True
+            )
         assert radix_kernels.get_num_threads() == threads
-    return [[entry[:2] for entry in output["meta_info"]["output_token_logprobs"]] for output in outputs]
+    return [
+        [entry[:2] for entry in output["meta_info"]["output_token_logprobs"]] for output in outputs
+    ]
 
 
 def main() -> None:
     print(json.dumps([answers(9, 1), answers(1, 2), answers(4, 5, **FINE)]))
-    print(json.dumps([answers(9, 1, quantization="int8"), answers(4, 5, quantization="int8", **FINE)]))
+    print(
+        json.dumps([answers(9, 1, quantization="int8"), answers(4, 5, quantization="int8", **FINE)])
+    )
 
 
 if __name__ == "__main__":

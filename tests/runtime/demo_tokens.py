@@ -44,7 +44,9 @@ def answers(prompts: list[list[int]], **settings: Any) -> list[dict[str, Any]]:
     """Rows as in the recording, by an engine with these settings."""
     params = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS)
     with Engine(None, max_running_requests=64, **settings) as engine:
-        outputs = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=2)
+        outputs = engine.generate(
+            input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=2
+        )
     rows = []
     for prompt, output in zip(prompts, outputs, strict=True):
         tops = output["meta_info"]["output_top_logprobs"]
@@ -93,7 +95,8 @@ def _questions(count: int) -> list[str]:
 def record() -> None:
     tokenizer = load_tokenizer(DEMO_MODEL_DIR)
     prompts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": question}]) for question in _questions(2 * PROMPTS)
+        tokenizer.apply_chat_template([{"role": "user", "content": question}])
+        for question in _questions(2 * PROMPTS)
     ]
     rows = answers(prompts, device="cpu", dtype="float32", num_threads=2)
     clear = [row for row in rows if min(row["gaps"]) > CLEAR][:PROMPTS]

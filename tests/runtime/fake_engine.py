@@ -16,7 +16,14 @@ import numpy as np
 
 from radix_runtime.messages import Generate, unpack_ids
 from radix_runtime.sampling_params import SamplingParams, splitmix64
-from radix_runtime.step_plan import FROM_PROMPT, RowSampling, StepPlan, StepResult, decode_plan, encode_plan
+from radix_runtime.step_plan import (
+    FROM_PROMPT,
+    RowSampling,
+    StepPlan,
+    StepResult,
+    decode_plan,
+    encode_plan,
+)
 
 _A = np.uint64(0x9E3779B97F4A7C15)
 _B = np.uint64(0xBF58476D1CE4E5B9)
@@ -183,7 +190,10 @@ class FakeEngine:
             if setting.return_logprob:
                 logprobs[slot] = fake_logprob(folded, token)
                 top_ids[slot], top_logprobs[slot] = fake_top(folded, top_n, self.vocab_size)
-        prompt = [prompt_scores(self.kv[slots[s.index]], plan, s, self.vocab_size) for s in plan.logprob_spans]
+        prompt = [
+            prompt_scores(self.kv[slots[s.index]], plan, s, self.vocab_size)
+            for s in plan.logprob_spans
+        ]
         return StepResult(plan.step_id, ids, logprobs, top_ids, top_logprobs, prompt)
 
     def _check(self, plan: StepPlan) -> None:
@@ -215,7 +225,9 @@ def prompt_scores(
     start = int(plan.kv_len[span.index]) - int(plan.query_len[span.index]) + span.first
     targets = unpack_ids(span.targets)
     folds = [fold(kv[: start + j + 1]) for j in range(len(targets))]
-    values = np.array([fake_logprob(f, int(t)) for f, t in zip(folds, targets, strict=True)], np.float32)
+    values = np.array(
+        [fake_logprob(f, int(t)) for f, t in zip(folds, targets, strict=True)], np.float32
+    )
     tops = [fake_top(f, span.top_n, vocab) for f in folds]
     return values, np.array([t[0] for t in tops]), np.array([t[1] for t in tops])
 

@@ -1,4 +1,5 @@
-"""Prints [resident bytes before loading, after it, bytes of weights and KV cache] for the model in a folder."""
+"""Prints [resident bytes before loading, after it, bytes of weights and KV cache] for the model in
+a folder."""
 
 from __future__ import annotations
 

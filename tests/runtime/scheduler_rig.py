@@ -101,8 +101,12 @@ class Rig:
 
     def _checked(self, plan: StepPlan) -> StepPlan:
         prompts = {r.row: r.prompt_len for r in self.life.running}
-        for row, tokens, end in list(zip(plan.rows, plan.query_len, plan.kv_len, strict=True))[plan.num_decode :]:
-            assert tokens > 1 or end == 1 or end > prompts[row], "a token of a prompt is computed alone"
+        for row, tokens, end in list(zip(plan.rows, plan.query_len, plan.kv_len, strict=True))[
+            plan.num_decode :
+        ]:
+            assert tokens > 1 or end == 1 or end > prompts[row], (
+                "a token of a prompt is computed alone"
+            )
         return plan
 
     def _poison_freed_pages(self) -> None:

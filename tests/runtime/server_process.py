@@ -83,7 +83,11 @@ class Server:
             time.sleep(0.05)
 
     def _left(self) -> list[str]:
-        alive = [f"process {p.pid}" for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        alive = [
+            f"process {p.pid}"
+            for p in self.family
+            if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+        ]
         shm = [n for n in set(os.listdir("/dev/shm")) - self._shm if "radix" in n]
         return alive + os.listdir(self.runtime_dir) + shm
 
@@ -91,7 +95,10 @@ class Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
             self.process.terminate()

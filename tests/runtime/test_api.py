@@ -142,7 +142,9 @@ def test_every_choice_has_the_logprobs_of_the_prompt(client: httpx.Client) -> No
     body |= {"stream": True, "incremental_streaming_output": True}
     pieces = events(client.post("/generate", json=body).text)
     for i in range(6):  # in pieces, once
-        assert [p for e in pieces if e["index"] == i for p in e["meta_info"]["input_token_logprobs"]] == scores[i]
+        assert [
+            p for e in pieces if e["index"] == i for p in e["meta_info"]["input_token_logprobs"]
+        ] == scores[i]
 
 
 def test_a_stream_repeats_its_logprobs_without_encoding_them_again(
@@ -158,7 +160,8 @@ def test_a_stream_repeats_its_logprobs_without_encoding_them_again(
     assert [e["meta_info"]["output_token_logprobs"] for e in seen] == [
         seen[-1]["meta_info"]["output_token_logprobs"][: len(e["output_ids"])] for e in seen
     ]
-    # How many tokens an event has depends on how fast they come; a machine gave four events for 40 tokens.
+    # How many tokens an event has depends on how fast they come; a machine gave four events for 40
+    # tokens.
     assert len(seen[-1]["meta_info"]["output_top_logprobs"]) == 240 and len(seen) > 3
     assert len(encoded) == 2 * 240
 
@@ -173,7 +176,9 @@ def test_tokenize_is_what_runs(stack: Stack, client: httpx.Client) -> None:
     usage = client.post(CHAT, json=body).json()["usage"]
     assert usage["prompt_tokens"] == tokens["count"]
     sent = stack.sent_of(Generate)[-1].input_ids
-    assert [int.from_bytes(sent[i : i + 4], "little") for i in range(0, len(sent), 4)] == (tokens["tokens"])
+    assert [int.from_bytes(sent[i : i + 4], "little") for i in range(0, len(sent), 4)] == (
+        tokens["tokens"]
+    )
     listed = client.post("/v1/tokenize", json={"prompt": ["a b", "c"]}).json()
     assert listed["count"] == [len(t) for t in listed["tokens"]]
     text = client.post("/detokenize", json={"tokens": listed["tokens"]}).json()["text"]
@@ -273,7 +278,11 @@ def test_only_what_ended_well_is_timed(slow: Stack) -> None:
     assert send() == 200 and counted() == before + 1
     thread, answer = in_background(lambda: send(**LONG))
     slow.wait(lambda: len(slow.manager._open) == 1)
-    slow.on_loop(lambda: slow.manager.handle(RequestFailed(next(iter(slow.manager._open)), 400, "invalid_value", "no")))
+    slow.on_loop(
+        lambda: slow.manager.handle(
+            RequestFailed(next(iter(slow.manager._open)), 400, "invalid_value", "no")
+        )
+    )
     thread.join(10)
     assert answer == [400] and slow.manager.counts.refused == 1 and counted() == before + 1
     slow.send(Abort(""))
@@ -329,7 +338,9 @@ def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(supervisor, "WRITE_STALL", 0.5)
     scores = {"return_logprob": True, "top_logprobs_num": 20, "return_text_in_logprobs": True}
     sampling = {"max_new_tokens": 200, "ignore_eos": True, "n": 16}
-    data = json.dumps({"text": "abc", "stream": True, **scores, "sampling_params": sampling}).encode()
+    data = json.dumps(
+        {"text": "abc", "stream": True, **scores, "sampling_params": sampling}
+    ).encode()
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     with Stack(pages=1024, delay=0.05) as stack, socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -337,14 +348,22 @@ def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch)
         silent.sendall(head % len(data) + data)
         stack.wait(lambda: stack.manager.counts.accepted == 1)
         stack.wait(lambda: 'status="499"' in httpx.get(f"{stack.url}/metrics").text)
-        assert vars(stack.manager.counts) == {"accepted": 1, "ok": 0, "aborted": 1, "failed": 0, "refused": 0}
+        assert vars(stack.manager.counts) == {
+            "accepted": 1,
+            "ok": 0,
+            "aborted": 1,
+            "failed": 0,
+            "refused": 0,
+        }
         assert len(stack.sent_of(Abort)) == 1
         stack.check_idle()
 
 
 def test_abort_request(slow: Stack) -> None:
     body = {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 200}}
-    thread, result = in_background(lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20))
+    thread, result = in_background(
+        lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20)
+    )
     slow.wait(lambda: len(slow.manager._open) == 1)
     for count in (1, 0):
         answer = httpx.post(f"{slow.url}/abort_request", json={"rid": "mine"})
@@ -370,8 +389,14 @@ def test_an_abort_reaches_a_call_whose_text_is_being_read(
         return encode(text, special_tokens)
 
     monkeypatch.setattr(slow.manager.tokenizer, "encode", slowly)
-    body = {"text": "abc", "rid": "early", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
-    thread, answer = in_background(lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20).json())
+    body = {
+        "text": "abc",
+        "rid": "early",
+        "sampling_params": {"max_new_tokens": 20, "ignore_eos": True},
+    }
+    thread, answer = in_background(
+        lambda: httpx.post(f"{slow.url}/generate", json=body, timeout=20).json()
+    )
     assert reading.wait(10)
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": rid}).json() == {"aborting": 0}
     go_on.set()
@@ -457,10 +482,15 @@ def test_health_generate_is_shared(slow: Stack) -> None:
     assert len(slow.sent_of(Generate)) == 2
 
 
-def test_all_who_share_a_probe_that_fails_are_told_so(slow: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_who_share_a_probe_that_fails_are_told_so(
+    slow: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "_PROBE_TIMEOUT", 0.5)
     slow.running.clear()
-    threads = [in_background(lambda: httpx.get(f"{slow.url}/health_generate", timeout=20)) for _ in range(4)]
+    threads = [
+        in_background(lambda: httpx.get(f"{slow.url}/health_generate", timeout=20))
+        for _ in range(4)
+    ]
     for thread, result in threads:
         thread.join(20)
         assert (result[0].status_code, result[0].json()["error"]["code"]) == (503, "unhealthy")
@@ -490,7 +520,8 @@ def test_not_ready_while_loading() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_queue_full(stream: bool) -> None:
-    """A call is taken or refused as a whole. Also a stream is refused with a status: nothing was sent before."""
+    """A call is taken or refused as a whole. Also a stream is refused with a status: nothing was
+    sent before."""
     with Stack(delay=0.01, max_queued_requests=1) as stack:
         url = f"{stack.url}/v1/completions"
         body = {**LONG, "max_tokens": 20, "stream": stream}
@@ -505,26 +536,45 @@ def test_queue_full(stream: bool) -> None:
         thread.join(20)
         other.join(20)
         assert taken[0].status_code == 200 and "overloaded" not in taken[0].text
-        assert (refused[0].status_code, refused[0].json()["error"]["code"]) == (503, "engine_overloaded")
+        assert (refused[0].status_code, refused[0].json()["error"]["code"]) == (
+            503,
+            "engine_overloaded",
+        )
         assert int(refused[0].headers["retry-after"]) >= 1
         stack.check_idle()
         assert httpx.post(url, json={"prompt": "a"}, timeout=20).status_code == 200
         stack.check_idle()
 
 
-@pytest.mark.parametrize("size", [{"prompt": ["a"] * 10}, {"prompt": ["a"] * 5, "n": 2}, {"prompt": "a", "n": 10}])
+@pytest.mark.parametrize(
+    "size", [{"prompt": ["a"] * 10}, {"prompt": ["a"] * 5, "n": 2}, {"prompt": "a", "n": 10}]
+)
 def test_a_call_that_never_fits_is_not_told_to_come_again(size: dict[str, Any]) -> None:
     with Stack(max_queued_requests=1) as stack:
-        refused = httpx.post(f"{stack.url}/v1/completions", json={**size, "max_tokens": 2}, timeout=20)
+        refused = httpx.post(
+            f"{stack.url}/v1/completions", json={**size, "max_tokens": 2}, timeout=20
+        )
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
-        assert "10" in refused.json()["error"]["message"] and "9" in refused.json()["error"]["message"]
+        assert (
+            "10" in refused.json()["error"]["message"] and "9" in refused.json()["error"]["message"]
+        )
         assert "retry-after" not in refused.headers
         stack.check_idle()
 
 
 def test_a_client_that_takes_a_name_again_gets_its_own_text(slow: Stack) -> None:
-    url, first = f"{slow.url}/v1/completions", {**LONG, "prompt": "abc", "rid": "job-1", "stream": True, "seed": 1}
-    own = {"prompt": "xyz", "max_tokens": 12, "ignore_eos": True, "rid": "job-1", "stream": True, "seed": 2}
+    url, first = (
+        f"{slow.url}/v1/completions",
+        {**LONG, "prompt": "abc", "rid": "job-1", "stream": True, "seed": 1},
+    )
+    own = {
+        "prompt": "xyz",
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "rid": "job-1",
+        "stream": True,
+        "seed": 2,
+    }
     alone = httpx.post(url, json={**own, "rid": None}, timeout=20).text
     with httpx.stream("POST", url, json=first, timeout=20) as answer:
         next(answer.iter_lines())

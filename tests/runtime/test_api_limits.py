@@ -136,7 +136,10 @@ PAGE, STRANGER = "https://page.example", "https://stranger.example"
 
 def asks(method: str, url: str, origin: str, **headers: str) -> httpx.Response:
     """What a browser sends before a page's script may call with a key."""
-    wanted = {"access-control-request-method": method, "access-control-request-headers": "authorization,content-type"}
+    wanted = {
+        "access-control-request-method": method,
+        "access-control-request-headers": "authorization,content-type",
+    }
     return httpx.options(url, headers={"origin": origin, **wanted, **headers})
 
 
@@ -157,10 +160,14 @@ def test_allowed_origins() -> None:
         assert "access-control-allow-origin" not in asks("POST", stack.url + CHAT, STRANGER).headers
         near = {"access-control-request-private-network": "true"}
         asked = asks("POST", stack.url + CHAT, PAGE, **near)
-        assert asked.status_code == 200 and asked.headers["access-control-allow-private-network"] == "true"
+        assert (
+            asked.status_code == 200
+            and asked.headers["access-control-allow-private-network"] == "true"
+        )
         assert asks("POST", stack.url + CHAT, STRANGER, **near).status_code == 400
         for origin, shown in ((PAGE, PAGE), (STRANGER, None)):
-            # Asking first needs no key, calling does; a page may read the error, and whole answers and streams alike.
+            # Asking first needs no key, calling does; a page may read the error, and whole answers
+            # and streams alike.
             headers = {"origin": origin}
             refused = httpx.post(stack.url + CHAT, json=good_request(MODEL), headers=headers)
             assert refused.status_code == 401
@@ -178,7 +185,12 @@ def test_all_origins() -> None:
         url = f"{stack.url}/v1/models"
         assert asks("GET", url, STRANGER).headers["access-control-allow-origin"] == "*"
         # Nobody has named this page: from outside it does not reach a server in a private network.
-        assert asks("GET", url, STRANGER, **{"access-control-request-private-network": "true"}).status_code == 400
+        assert (
+            asks(
+                "GET", url, STRANGER, **{"access-control-request-private-network": "true"}
+            ).status_code
+            == 400
+        )
 
 
 # Sizes ------------------------------------------------------------------------------------
@@ -241,7 +253,9 @@ def test_headers_too_large(locked: Stack) -> None:
     big = b"x-padding: " + b"a" * (70 << 10)
     many = [b"x-%d: 1" % i for i in range(101)]
     for lines in ([big], many):
-        status, body = raw(locked, post_head(locked, *lines, b"content-length: 0", b"connection: close"))
+        status, body = raw(
+            locked, post_head(locked, *lines, b"content-length: 0", b"connection: close")
+        )
         assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
     status, _ = raw(locked, post_head(locked, b"x-padding: " + b"a" * (2 << 20)))
     assert status == 400  # the parser gives up first

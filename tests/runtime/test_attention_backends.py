@@ -55,7 +55,13 @@ def loaded_batch(
 ) -> ForwardBatch:
     """A batch over random pages; every slot that belongs to no row is NaN."""
     pool = KVPool(
-        num_layers=2, num_pages=400, page_size=page_size, num_kv_heads=heads, head_dim=dim, dtype=dtype, device=CPU
+        num_layers=2,
+        num_pages=400,
+        page_size=page_size,
+        num_kv_heads=heads,
+        head_dim=dim,
+        dtype=dtype,
+        device=CPU,
     )
     batch = ForwardBatch(CPU, pool, max_tokens=200, max_batch=8, max_rows=8, max_context=128)
     free = random.Random(7).sample(range(400), 400)
@@ -93,7 +99,9 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
     pool, out, token = batch.kv_pool, torch.zeros(q.shape, dtype=torch.float64), 0
     lengths = zip(batch.query_lens_host, batch.kv_lens_host, strict=True)
     for entry, (count, kv) in enumerate(lengths):
-        slots = [(batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)]
+        slots = [
+            (batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)
+        ]
         for position in range(kv - count, kv):
             first = 0 if spec.window is None else max(0, position - spec.window + 1)
             seen = slots[first : position + 1]
@@ -112,7 +120,10 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["radix", "torch_native"])
 def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: int) -> None:
-    for heads, kv_heads, dtype, tolerance in ((4, 2, torch.float32, 1e-5), (3, 1, torch.bfloat16, 1e-2)):
+    for heads, kv_heads, dtype, tolerance in (
+        (4, 2, torch.float32, 1e-5),
+        (3, 1, torch.bfloat16, 1e-2),
+    ):
         batch = loaded_batch(STEPS[step], page_size, kv_heads, 32, dtype)
         spec = AttentionSpec(1, heads, kv_heads, 32, 0.3, window)
         backend = create_attention_backend(name, CONFIG, CPU, dtype, page_size)
@@ -128,16 +139,23 @@ def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: 
 
 
 def test_radix_splits_a_mixed_batch_on_a_gpu() -> None:
-    """Decode rows and prompt chunks go to kernels of their own; together they are the whole batch."""
+    """Decode rows and prompt chunks go to kernels of their own; together they are the whole
+    batch."""
     device = SimpleNamespace(is_cpu=False)
-    for lengths, calls in ((STEPS["decode"], [1]), ([(5, 5), (33, 64)], [33]), (STEPS["mixed"], [1, 16])):
+    for lengths, calls in (
+        (STEPS["decode"], [1]),
+        ([(5, 5), (33, 64)], [33]),
+        (STEPS["mixed"], [1, 16]),
+    ):
         batch = loaded_batch(lengths, 16, 2, 32, torch.float32)
         spec = AttentionSpec(1, 4, 2, 32, 0.3, 9)
         backend = RadixAttention(CONFIG, device)  # type: ignore[arg-type]
         backend.plan(batch)
         q = torch.randn(batch.num_tokens, 4, 32)
         out = torch.full_like(q, float("nan"))
-        with mock.patch.object(ops, "flash_attn_with_kvcache", wraps=ops.flash_attn_with_kvcache) as attention:
+        with mock.patch.object(
+            ops, "flash_attn_with_kvcache", wraps=ops.flash_attn_with_kvcache
+        ) as attention:
             backend.forward(spec, q, batch, out)
         assert [c.kwargs["max_seqlen_q"] for c in attention.mock_calls] == calls
         expected = oracle(q, batch, spec)
@@ -177,7 +195,12 @@ def test_triton_equals_the_oracle() -> None:
     if not torch.cuda.is_available():
         env["TRITON_INTERPRET"] = "1"
     result = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
 
@@ -212,7 +235,9 @@ def test_a_backend_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None
         known = group == "radix.attention_backends" and name == "mine"
         return [FakeEntryPoint()] if known else []
 
-    fresh: Registry[type[AttentionBackend]] = Registry("attention backend", "radix.attention_backends", {})
+    fresh: Registry[type[AttentionBackend]] = Registry(
+        "attention backend", "radix.attention_backends", {}
+    )
     monkeypatch.setattr(registry, "attention_backends", fresh)
     monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
     backend = create_attention_backend("mine", CONFIG, CPU, torch.float32, 16)

@@ -30,7 +30,9 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
 
 def send(client: httpx.Client, bad: Bad) -> httpx.Response:
     headers = {"content-type": bad.content_type} if bad.content_type else {}
-    return client.request(bad.method, bad.path, content=bad.payload(), headers=headers | dict(bad.headers))
+    return client.request(
+        bad.method, bad.path, content=bad.payload(), headers=headers | dict(bad.headers)
+    )
 
 
 def test_the_table_is_long_enough_and_its_names_differ() -> None:

@@ -21,10 +21,21 @@ MAX_ROWS, MAX_BATCH, MAX_TOKENS, MAX_CONTEXT, PAGES = 6, 4, 40, 50, 200
 
 def make(page_size: int) -> ForwardBatch:
     pool = KVPool(
-        num_layers=1, num_pages=PAGES, page_size=page_size, num_kv_heads=1, head_dim=16, dtype=torch.float32, device=CPU
+        num_layers=1,
+        num_pages=PAGES,
+        page_size=page_size,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=torch.float32,
+        device=CPU,
     )
     batch = ForwardBatch(
-        CPU, pool, max_tokens=MAX_TOKENS, max_batch=MAX_BATCH, max_rows=MAX_ROWS, max_context=MAX_CONTEXT
+        CPU,
+        pool,
+        max_tokens=MAX_TOKENS,
+        max_batch=MAX_BATCH,
+        max_rows=MAX_ROWS,
+        max_context=MAX_CONTEXT,
     )
     for name, tensor in vars(batch).items():
         if isinstance(tensor, torch.Tensor) and name != "_table":
@@ -163,8 +174,12 @@ def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) 
 
 def test_more_entries_than_an_index_can_count() -> None:
     sizes = {"max_tokens": 8, "max_batch": 1, "max_rows": 1 << 16}
-    pool = KVPool(1, 1, 1, 16, num_pages=1, dtype=torch.bfloat16, device=Device("cpu", torch.device("meta")))
-    with pytest.raises(ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"):
+    pool = KVPool(
+        1, 1, 1, 16, num_pages=1, dtype=torch.bfloat16, device=Device("cpu", torch.device("meta"))
+    )
+    with pytest.raises(
+        ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"
+    ):
         ForwardBatch(Device("cpu", torch.device("meta")), pool, max_context=1 << 15, **sizes)
 
 

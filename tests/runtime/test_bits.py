@@ -1,5 +1,5 @@
-"""Within one instruction-set level a row's bits depend on neither the batch around it nor the number of threads: here
-the whole engine, by the log-probabilities of what it says."""
+"""Within one instruction-set level a row's bits depend on neither the batch around it nor the
+number of threads: here the whole engine, by the log-probabilities of what it says."""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def radix(*argv: str, stdin: str = "", limit: float = 120) -> subprocess.Complet
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """As `radix`, in this process, which has loaded torch."""
-    monkeypatch.setattr("radix_runtime.cli.flags.setup_logging", lambda *_: None)  # it would keep a captured stream
+    monkeypatch.setattr(
+        "radix_runtime.cli.flags.setup_logging", lambda *_: None
+    )  # it would keep a captured stream
 
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()
@@ -65,7 +67,9 @@ def parse(*argv: str) -> ServerArgs:
     return server_args(parser.parse_args(list(argv)))
 
 
-@pytest.mark.parametrize(("host", "warns"), [("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)])
+@pytest.mark.parametrize(
+    ("host", "warns"), [("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)]
+)
 def test_a_host_that_others_reach_wants_a_key(host: str, warns: bool) -> None:
     for flags, expected in (((), warns), (("--api-key", "k"), False)):
         result = radix("serve", "/no/such/model", "--host", host, "--port", "0", *flags)
@@ -103,14 +107,24 @@ def test_values_and_aliases() -> None:
         (["--dtype", "int3"], "--dtype"),
     ],
 )
-def test_bad_flags_exit_with_78_and_one_line(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_exit_with_78_and_one_line(
+    argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", "model", *argv]) == 78
     out, error = capsys.readouterr()
-    assert error.startswith("radix: error: ") and text in error and error.count("\n") == 1 and out == ""
+    assert (
+        error.startswith("radix: error: ")
+        and text in error
+        and error.count("\n") == 1
+        and out == ""
+    )
 
 
 def test_a_mode_knows_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv, text in ((["serve", "--num-prompt=3"], "did you mean --num-prompts?"), (["serve", "extra"], "'extra'")):
+    for argv, text in (
+        (["serve", "--num-prompt=3"], "did you mean --num-prompts?"),
+        (["serve", "extra"], "'extra'"),
+    ):
         assert main(["bench", *argv]) == 78 and text in capsys.readouterr().err
 
 
@@ -147,7 +161,9 @@ def test_values_that_cannot_work(flag: str, values: list[str]) -> None:
             parse(flag, value)
 
 
-def test_generate_refuses_a_flag_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_refuses_a_flag_before_it_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = tmp_path / "prompts.txt"
     empty.write_text("")
     assert main(["generate", str(empty), "--model-path", str(tmp_path), "--temperature=-1"]) == 78
@@ -169,7 +185,9 @@ def test_doctor(here: Run) -> None:
     assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
 
 
-def test_doctor_says_it_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken() -> Iterator[doctor.Problem]:
         yield doctor.Problem("a [/b] c", "pip install x[y]")
         raise ImportError("no [bold] symbol", name="radix_kernels")
@@ -203,7 +221,9 @@ def test_doctor_tells_wheels_that_are_installed_over_one_another(
     monkeypatch.setattr(doctor, "_kernels", refused)
     assert main(["doctor"]) == 78
     what, remedy = capsys.readouterr().out.splitlines()[-2:]
-    assert what.startswith("problem: radix-kernels-cpu and ") and what.endswith("overwrite each other")
+    assert what.startswith("problem: radix-kernels-cpu and ") and what.endswith(
+        "overwrite each other"
+    )
     assert remedy.startswith("    remedy: Keep one: pip uninstall -y radix-kernels-cpu ")
 
 
@@ -255,13 +275,20 @@ def test_generate_names_the_bad_line(tmp_path: Path) -> None:
 
 
 def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path, here: Run) -> None:
-    """Text parts, fields that answers have and requests do not need, the developer's role: the same prompt."""
+    """Text parts, fields that answers have and requests do not need, the developer's role: the same
+    prompt."""
     file = tmp_path / "in.jsonl"
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2 + 3?"}]
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Hello", "name": "Ann"},
-        {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "tool_calls": None},
+        {
+            "role": "assistant",
+            "content": "Hi",
+            "refusal": None,
+            "annotations": [],
+            "tool_calls": None,
+        },
         {"role": "user", "content": parts},
     ]
     file.write_text(json.dumps({"messages": messages}))
@@ -269,10 +296,17 @@ def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path, here: Ru
     tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
     with Stack() as stack:
         answer = httpx.post(f"{stack.url}/tokenize", json={"messages": messages}).json()
-    assert line.messages is not None and tokenizer.apply_chat_template(line.messages) == answer["tokens"]
-    file.write_text(json.dumps({"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}}))
+    assert (
+        line.messages is not None
+        and tokenizer.apply_chat_template(line.messages) == answer["tokens"]
+    )
+    file.write_text(
+        json.dumps({"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}})
+    )
     result = here("generate", str(file), *SMALL)
-    assert result.returncode == 0 and json.loads(result.stdout)["completion_tokens"] <= 2, result.stderr
+    assert result.returncode == 0 and json.loads(result.stdout)["completion_tokens"] <= 2, (
+        result.stderr
+    )
 
 
 def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path, here: Run) -> None:
@@ -280,22 +314,39 @@ def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path, h
     source.write_text('{"prompt": "x"}\n{"input_ids": [99999]}')
     target.write_text("old")
     result = here("generate", str(source), "-o", str(target), *SMALL)
-    assert result.returncode == 78 and result.stderr.startswith("radix: error: prompt 1: the id at position 0")
+    assert result.returncode == 78 and result.stderr.startswith(
+        "radix: error: prompt 1: the id at position 0"
+    )
     assert target.read_text() == "old"
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, here: Run) -> None:
     source = tmp_path / "in.txt"
     source.write_text("x")
-    result = here("generate", str(source), "-o", str(tmp_path / "absent" / "out"), "--max-new-tokens", "1", *SMALL)
-    assert result.returncode == 70 and result.stderr.count("\n") == 1 and "No such file" in result.stderr
+    result = here(
+        "generate",
+        str(source),
+        "-o",
+        str(tmp_path / "absent" / "out"),
+        "--max-new-tokens",
+        "1",
+        *SMALL,
+    )
+    assert (
+        result.returncode == 70
+        and result.stderr.count("\n") == 1
+        and "No such file" in result.stderr
+    )
 
 
 def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None:
     """The first prompt, the longest, is not: those after it wait for it."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     sizes = [1500, 1, 2, 3]
-    lines = [{"prompt": "Hello", "sampling_params": {"max_new_tokens": n, "ignore_eos": True}} for n in sizes]
+    lines = [
+        {"prompt": "Hello", "sampling_params": {"max_new_tokens": n, "ignore_eos": True}}
+        for n in sizes
+    ]
     source.write_text("\n".join(json.dumps(line) for line in lines))
     code = (
         "import radix_runtime.cli.generate as g, sys; from radix_runtime.cli import main\n"
@@ -306,14 +357,19 @@ def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None
         "g.track = interrupted; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "generate", str(source), "-o", str(target), *SMALL]
-    assert subprocess.run(command, timeout=120, env=environment("/tmp"), check=False).returncode == 130
+    assert (
+        subprocess.run(command, timeout=120, env=environment("/tmp"), check=False).returncode == 130
+    )
     assert [json.loads(line)["index"] for line in target.read_text().splitlines()] == [1, 2, 3]
 
 
 def test_lines_end_at_newlines_only(tmp_path: Path) -> None:
     """JSON may hold U+2028, U+2029 and U+0085 as they are."""
     text = "a\u2028b\u2029c\x85d\x0be"
-    for name, content in (("in.jsonl", json.dumps({"prompt": text}, ensure_ascii=False)), ("in.txt", text)):
+    for name, content in (
+        ("in.jsonl", json.dumps({"prompt": text}, ensure_ascii=False)),
+        ("in.txt", text),
+    ):
         for encoding in ("utf-8", "utf-8-sig"):  # some editors begin a file with a byte order mark
             (tmp_path / name).write_text(f"{content}\r\n\n{content}", encoding=encoding, newline="")
             assert [line.prompt for line in read_lines(tmp_path / name)] == [text, text]
@@ -336,7 +392,9 @@ def test_the_client_reads_answers_to_their_end_and_keeps_the_connection() -> Non
     connections: list[object] = []
     made = H11Protocol.connection_made
     with pytest.MonkeyPatch.context() as patch, Stack() as stack:
-        patch.setattr(H11Protocol, "connection_made", lambda p, t: connections.append(p) or made(p, t))
+        patch.setattr(
+            H11Protocol, "connection_made", lambda p, t: connections.append(p) or made(p, t)
+        )
         assert all(answer.startswith(text) for answer in asyncio.run(ask(stack.url)))
     assert len(connections) == 1
 
@@ -362,7 +420,16 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
         found = json.loads(report.read_text())
-        again = ("--url", server.url, "--num-prompts", "6", "--input-len", "20:40", "--output-len", "5:9")
+        again = (
+            "--url",
+            server.url,
+            "--num-prompts",
+            "6",
+            "--input-len",
+            "20:40",
+            "--output-len",
+            "5:9",
+        )
         assert radix("bench", "serve", *again, "--json", str(report)).returncode == 0
     # A second run does not measure what the first one has left in the cache.
     assert json.loads(report.read_text())["cache_hit_rate"] == found["cache_hit_rate"] == 0
@@ -393,9 +460,9 @@ def test_bench_offline(tmp_path: Path, here: Run) -> None:
 
 def test_bench_offline_with_prompts_that_do_not_fit(here: Run) -> None:
     result = here("bench", "offline", "--input-len", "100000", "--num-prompts", "1", *SMALL)
-    assert result.returncode == 78 and result.stderr.strip().splitlines()[-1].startswith("radix: error: "), (
-        result.stderr
-    )
+    assert result.returncode == 78 and result.stderr.strip().splitlines()[-1].startswith(
+        "radix: error: "
+    ), result.stderr
     assert "Traceback" not in result.stderr and "100000" in result.stderr
 
 
@@ -408,7 +475,13 @@ def test_bench_offline_with_dummy_weights(tmp_path: Path, here: Run) -> None:
 
 
 def flags(**given: object) -> argparse.Namespace:
-    unset = {"workload": None, "num_prompts": None, "input_len": (1, 1), "output_len": (1, 1), "workload_seed": 0}
+    unset = {
+        "workload": None,
+        "num_prompts": None,
+        "input_len": (1, 1),
+        "output_len": (1, 1),
+        "workload_seed": 0,
+    }
     return argparse.Namespace(**{**unset, **given})
 
 
@@ -428,9 +501,13 @@ def test_workloads(tmp_path: Path) -> None:
             read_lengths(flags(workload=str(file)))
 
 
-def test_bench_refuses_a_workload_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_refuses_a_workload_before_it_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--workload", str(tmp_path / "absent")]
-    assert main(["bench", "offline", "--model-path", str(tmp_path), *argv]) == 78  # a folder without a model
+    assert (
+        main(["bench", "offline", "--model-path", str(tmp_path), *argv]) == 78
+    )  # a folder without a model
     assert "cannot read the workload" in capsys.readouterr().err
 
 
@@ -438,16 +515,26 @@ NONSENSE = [
     "--num-prompts=-1", "--num-prompts=0", "--num-prompts=x", "--input-len=0", "--input-len=9:4", "--input-len=4:x",
     "--output-len=0", "--output-len=-5:5", "--temperature=-1", "--temperature=nan",
 ]  # fmt: skip
-NO_LOAD = ["--request-rate=0", "--request-rate=-2", "--request-rate=nan", "--max-concurrency=-3", "--vocab-size=0"]
+NO_LOAD = [
+    "--request-rate=0",
+    "--request-rate=-2",
+    "--request-rate=nan",
+    "--max-concurrency=-3",
+    "--vocab-size=0",
+]
 
 
-@pytest.mark.parametrize("argv", [*product(["serve", "offline"], NONSENSE), *product(["serve"], NO_LOAD)])
+@pytest.mark.parametrize(
+    "argv", [*product(["serve", "offline"], NONSENSE), *product(["serve"], NO_LOAD)]
+)
 def test_bench_refuses_nonsense_before_it_does_anything(
     argv: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["bench", *argv])
     out, error = capsys.readouterr()
-    assert code == 78 and argv[1].partition("=")[0] in error and error.count("\n") == 1 and out == ""
+    assert (
+        code == 78 and argv[1].partition("=")[0] in error and error.count("\n") == 1 and out == ""
+    )
 
 
 def test_a_client_does_not_wait_for_torch() -> None:
@@ -457,12 +544,20 @@ def test_a_client_does_not_wait_for_torch() -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(
-        command, input="", capture_output=True, text=True, timeout=60, env=environment("/tmp"), check=False
+        command,
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment("/tmp"),
+        check=False,
     )
     assert done.stdout.endswith("False\n"), done.stderr
 
 
-def test_chat_refuses_what_would_do_nothing_with_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_refuses_what_would_do_nothing_with_a_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for flags, name in ((["--page-size", "4"], "--page-size"), (["/a/model"], "--model-path")):
         assert main(["chat", "--url", "http://127.0.0.1:9", *flags]) == 78
         assert capsys.readouterr().err == f"radix: error: {name} does nothing with --url\n"
@@ -472,10 +567,24 @@ def test_chat_refuses_what_would_do_nothing_with_a_server(capsys: pytest.Capture
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8:surrogateescape", "ascii"])
 def test_chat_survives_bytes_and_characters_that_the_terminal_lacks(encoding: str) -> None:
     with Stack() as stack:
-        command = [sys.executable, "-m", "radix_runtime.cli", "chat", "--url", stack.url, "--max-new-tokens", "30"]
+        command = [
+            sys.executable,
+            "-m",
+            "radix_runtime.cli",
+            "chat",
+            "--url",
+            stack.url,
+            "--max-new-tokens",
+            "30",
+        ]
         env = {**environment("/tmp"), "PYTHONIOENCODING": encoding}
         result = subprocess.run(
-            command, input=b"caf\xff\nHello\n", capture_output=True, timeout=60, env=env, check=False
+            command,
+            input=b"caf\xff\nHello\n",
+            capture_output=True,
+            timeout=60,
+            env=env,
+            check=False,
         )
         assert result.returncode == 0 and not result.stderr, result.stderr
         assert result.stdout.count(b"\n") >= 2 and stack.manager.counts.ok == 2
@@ -485,7 +594,9 @@ def test_a_url_that_is_none() -> None:
     for url in ("nonsense", "http://[::1", "http://127.0.0.1:x"):
         result = radix("bench", "serve", "--url", url, "--num-prompts", "1")
         assert (
-            result.returncode == 70 and result.stderr.count("\n") == 1 and "no answer from the server" in result.stderr
+            result.returncode == 70
+            and result.stderr.count("\n") == 1
+            and "no answer from the server" in result.stderr
         )
 
 

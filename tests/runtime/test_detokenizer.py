@@ -58,10 +58,18 @@ def make_tokenizer(kind: str) -> Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
         )
         trainer = trainers.BpeTrainer(
-            vocab_size=160, special_tokens=[*SPECIAL, "<unk>"], limit_alphabet=40, show_progress=False
+            vocab_size=160,
+            special_tokens=[*SPECIAL, "<unk>"],
+            limit_alphabet=40,
+            show_progress=False,
         )
     backend.train_from_iterator(CORPUS, trainer)
     if kind != "byte_level":
@@ -108,7 +116,11 @@ def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 def run(
-    tokenizer: Tokenizer, prompt: list[int], parts: list[list[int]], sampling: SamplingParams, finish: FinishReason
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    parts: list[list[int]],
+    sampling: SamplingParams,
+    finish: FinishReason,
 ) -> tuple[str, list[int], FinishReason, int, list[TextStop]]:
     """Streams `parts`; returns text, ids, finish, completion_tokens, stops."""
     h = Harness(tokenizer)
@@ -172,7 +184,9 @@ def oracle(
     return whole, len(ids), None
 
 
-words = st.text(alphabet=st.sampled_from("abcdeST OP.END\n中文字计算机é€😀👩‍👧🇩ß"), min_size=0, max_size=24)
+words = st.text(
+    alphabet=st.sampled_from("abcdeST OP.END\n中文字计算机é€😀👩‍👧🇩ß"), min_size=0, max_size=24
+)
 cuts = st.lists(st.integers(0, 200), max_size=12)
 
 
@@ -188,7 +202,14 @@ cuts = st.lists(st.integers(0, 200), max_size=12)
     keep=st.booleans(),
 )
 def test_stream_equals_oracle(
-    kind: str, prompt_text: str, text: str, stops: list[str], chopped: int, low: int, cuts: list[int], keep: bool
+    kind: str,
+    prompt_text: str,
+    text: str,
+    stops: list[str],
+    chopped: int,
+    low: int,
+    cuts: list[int],
+    keep: bool,
 ) -> None:
     tokenizer = make_tokenizer(kind)
     prompt = tokenizer.encode("x" + prompt_text)
@@ -211,7 +232,9 @@ def test_stream_equals_oracle(
     cuts=cuts,
     skip=st.booleans(),
 )
-def test_random_ids_with_invalid_bytes(ids: list[int], prompt: list[int], cuts: list[int], skip: bool) -> None:
+def test_random_ids_with_invalid_bytes(
+    ids: list[int], prompt: list[int], cuts: list[int], skip: bool
+) -> None:
     """Byte-level: any ids at all, also bytes that are no UTF-8."""
     tokenizer = make_tokenizer("byte_level")
     prompt = [*prompt, *tokenizer.encode("x")]
@@ -284,7 +307,9 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     (stop,) = [m for m in h.sent if isinstance(m, TextStop)]
     (delta,) = h.text_deltas()
     used = stop.n_tokens
-    assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(ids[: used - 1])
+    assert "STOP" in tokenizer.decode(ids[:used]) and "STOP" not in tokenizer.decode(
+        ids[: used - 1]
+    )
     assert (stop.rid, stop.choice) == ("r", 3)
     assert delta.text == "abc" and delta.finish == FinishReason("stop", "STOP")
     assert delta.completion_tokens == used < n
@@ -306,10 +331,18 @@ def test_a_stop_string_that_is_a_special_token(kind: str) -> None:
     for shown in (True, False):
         fields: dict[str, Any] = {"stop": ["<|end|>", "<z"], "skip_special_tokens": not shown}
         ids = [*plain, end, *after]
-        text, got, finish, count, _ = run(tokenizer, [5], [ids], SamplingParams(**fields), FinishReason("length"))
+        text, got, finish, count, _ = run(
+            tokenizer, [5], [ids], SamplingParams(**fields), FinishReason("length")
+        )
         assert (text, finish, count) == (whole, FinishReason("stop", "<|end|>"), len(plain) + 1)
         assert list(got) == [*plain, end]
-        kept = run(tokenizer, [5], [ids], SamplingParams(**fields, no_stop_trim=True), FinishReason("length"))[0]
+        kept = run(
+            tokenizer,
+            [5],
+            [ids],
+            SamplingParams(**fields, no_stop_trim=True),
+            FinishReason("length"),
+        )[0]
         assert kept == whole + "<|end|>"
         late = SamplingParams(**fields, min_new_tokens=len(plain) + 1)
         assert run(tokenizer, [5], [ids], late, FinishReason("length"))[2] == FinishReason("length")

@@ -76,7 +76,10 @@ V1 = "sys/fs/cgroup/memory"
     ("files", "expected"),
     [
         ({}, Memory(64 * GIB, 40 * GIB)),
-        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/memory.max": "max\n"}, Memory(64 * GIB, 40 * GIB)),
+        (
+            {"proc/self/cgroup": "0::/a\n", f"{V2}/a/memory.max": "max\n"},
+            Memory(64 * GIB, 40 * GIB),
+        ),
         (
             {
                 "proc/self/cgroup": "0::/a/b\n",
@@ -108,7 +111,9 @@ V1 = "sys/fs/cgroup/memory"
         ),
     ],
 )
-def test_memory_respects_the_cgroup(files: dict[str, str], expected: Memory, tmp_path: Path) -> None:
+def test_memory_respects_the_cgroup(
+    files: dict[str, str], expected: Memory, tmp_path: Path
+) -> None:
     assert cpu_memory(machine(tmp_path, files)) == expected
 
 

@@ -131,7 +131,9 @@ def test_cached_tokens_and_flush(plain):
 
 def test_flush_is_refused_while_requests_run(plain):
     e, c = plain
-    stream = e.stream(input_ids=c.prompts[1], sampling_params=SamplingParams(max_new_tokens=50, ignore_eos=True))
+    stream = e.stream(
+        input_ids=c.prompts[1], sampling_params=SamplingParams(max_new_tokens=50, ignore_eos=True)
+    )
     next(stream)
     assert not e.flush_cache()
     stream.close()
@@ -174,8 +176,22 @@ def test_score_gives_probabilities_of_labels_and_continuations(plain):
 def test_ids_come_in_any_form_of_integers(plain):
     e, c = plain
     params, ids = {"max_new_tokens": 3, "temperature": 0}, c.prompts[0]
-    forms = [ids, tuple(ids), np.array(ids, np.int32), torch.tensor(ids), [np.int64(i) for i in ids]]
-    assert len({tuple(e.generate(input_ids=form, sampling_params=params)["output_ids"]) for form in forms}) == 1
+    forms = [
+        ids,
+        tuple(ids),
+        np.array(ids, np.int32),
+        torch.tensor(ids),
+        [np.int64(i) for i in ids],
+    ]
+    assert (
+        len(
+            {
+                tuple(e.generate(input_ids=form, sampling_params=params)["output_ids"])
+                for form in forms
+            }
+        )
+        == 1
+    )
     assert len(e.generate(input_ids=torch.tensor([ids, ids]), sampling_params=params)) == 2
     for fractions in ([1.5, 2.0], [[1.5, 2.0]], torch.tensor([1.5]), np.array([1.5])):
         with pytest.raises(TypeError, match="integer"):
@@ -243,8 +259,8 @@ def test_bad_settings():
 
 
 def test_the_pool_without_a_size():
-    """A quarter of the memory, 512 MiB for the demo model, 4 times what its requests can fill; so conversations stay
-    in the cache that follow each other."""
+    """A quarter of the memory, 512 MiB for the demo model, 4 times what its requests can fill; so
+    conversations stay in the cache that follow each other."""
     with engine(None, max_total_tokens=None, max_running_requests=2, context_length=100) as e:
         assert e.get_server_info()["max_total_num_tokens"] == 4 * 2 * 112  # whole pages of 16
         assert e.get_server_info()["max_context"] == 100
@@ -252,7 +268,10 @@ def test_the_pool_without_a_size():
     with engine(None, **sizes) as e:
         conversations = [list(range(3 + 100 * i, 99 + 100 * i)) for i in range(3)]
         first, again = (
-            [e.generate(input_ids=ids, sampling_params={"max_new_tokens": 1}) for ids in conversations]
+            [
+                e.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
+                for ids in conversations
+            ]
             for _ in range(2)
         )
         assert [out["meta_info"]["cached_tokens"] for out in first + again] == [0] * 3 + [80] * 3
@@ -280,7 +299,8 @@ def test_a_large_batch_waits_in_its_own_queue(plain):
     """More prompts than a server would queue."""
     e, _ = plain
     outputs = e.generate(
-        input_ids=[[i % 150, 7] for i in range(400)], sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True)
+        input_ids=[[i % 150, 7] for i in range(400)],
+        sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True),
     )
     assert len(outputs) == 400 and all(len(o["output_ids"]) == 1 for o in outputs)
 
@@ -296,7 +316,8 @@ def test_after_shutdown_every_call_fails():
 
 
 def test_a_forked_process_is_refused_and_leaves_the_engine_alone():
-    """The child ends by itself, out of the `with` block: as a user's would. The lock is held when it is made."""
+    """The child ends by itself, out of the `with` block: as a user's would. The lock is held when
+    it is made."""
     c = case("qwen3_tied_odd")
     params = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True)
     with engine(c.folder, tp_size=2) as e:
@@ -308,7 +329,12 @@ def test_a_forked_process_is_refused_and_leaves_the_engine_alone():
             if child == 0:
                 signal.alarm(20)  # its default action ends a child that hangs
                 refused = 0
-                for call in (lambda: e.generate(input_ids=[3]), e.flush_cache, e.get_server_info, lambda: list(stream)):
+                for call in (
+                    lambda: e.generate(input_ids=[3]),
+                    e.flush_cache,
+                    e.get_server_info,
+                    lambda: list(stream),
+                ):
                     try:
                         call()
                     except EngineDeadError as error:
@@ -437,7 +463,9 @@ def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch):
     assert results == {"a": want[0], "b": want[1], "bad": "the model gave no finite logits"}
 
 
-@pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="a GPU's allocator keeps its memory")
+@pytest.mark.skipif(
+    radix_kernels.capabilities()["backend"] != "cpu", reason="a GPU's allocator keeps its memory"
+)
 def test_logits_of_steps_lie_in_the_same_memory(monkeypatch):
     with engine(None) as e:
         model, places = e.executor.runner.model, set()
@@ -453,18 +481,31 @@ def test_logits_of_steps_lie_in_the_same_memory(monkeypatch):
         assert len(places) == 1
 
 
-@pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="the kernel is the CPU library's")
+@pytest.mark.skipif(
+    radix_kernels.capabilities()["backend"] != "cpu", reason="the kernel is the CPU library's"
+)
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_greedy_rows_need_no_logits(quantization, monkeypatch):
-    """Rows that ask for the largest logit alone are drawn without logits; one row that asks for more brings them."""
-    prompts, plain = ["What is 3 + 4?", "Hello", "Spell stone."], {"temperature": 0, "max_new_tokens": 8}
+    """Rows that ask for the largest logit alone are drawn without logits; one row that asks for
+    more brings them."""
+    prompts, plain = (
+        ["What is 3 + 4?", "Hello", "Spell stone."],
+        {"temperature": 0, "max_new_tokens": 8},
+    )
     with engine(None, quantization=quantization) as e:
         model, steps = e.executor.runner.model, []
         compute_logits = model.compute_logits
-        monkeypatch.setattr(model, "compute_logits", lambda *given: steps.append(1) or compute_logits(*given))
+        monkeypatch.setattr(
+            model, "compute_logits", lambda *given: steps.append(1) or compute_logits(*given)
+        )
         want = [output["output_ids"] for output in e.generate(prompts, plain)]
         assert not steps
-        more = ({"min_new_tokens": 1}, {"logit_bias": {"5": -100}}, {"presence_penalty": 1e-6}, {"temperature": 1e-6})
+        more = (
+            {"min_new_tokens": 1},
+            {"logit_bias": {"5": -100}},
+            {"presence_penalty": 1e-6},
+            {"temperature": 1e-6},
+        )
         for extra in more:
             steps.clear()
             got = e.generate(prompts, [plain, {**plain, **extra}, plain])

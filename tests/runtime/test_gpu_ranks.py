@@ -1,4 +1,5 @@
-"""The communicator of GPU ranks without GPUs: shared memory stands in for the peer kernels, gloo for NCCL."""
+"""The communicator of GPU ranks without GPUs: shared memory stands in for the peer kernels, gloo
+for NCCL."""
 
 from __future__ import annotations
 

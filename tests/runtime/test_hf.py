@@ -45,7 +45,9 @@ def sentencepiece() -> tokenizers.Tokenizer:
             byte_fallback=True, unk_token="<unk>", fuse_unk=True,
         )
     )  # fmt: skip
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
          decoders.Strip(" ", 1, 0)]
@@ -94,7 +96,9 @@ def test_chat_template_as_transformers(reference: Any) -> None:
         {"role": "user", "content": "1\n2"},
     ]
     for prompt in (True, False):
-        expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
+        expected = reference.apply_chat_template(
+            messages, add_generation_prompt=prompt, return_dict=False
+        )
         assert DEMO.apply_chat_template(messages, add_generation_prompt=prompt) == expected
 
 
@@ -129,7 +133,10 @@ def test_a_long_text_does_not_hold_up_other_threads() -> None:
     backend = tokenizers.Tokenizer.from_file(str(hf.DEMO_MODEL_DIR / "tokenizer.json"))
     for sample in ("", "a", " a", text[:80], text):
         for special in (True, False):
-            assert tokenizer.encode(sample, special) == backend.encode(sample, add_special_tokens=special).ids
+            assert (
+                tokenizer.encode(sample, special)
+                == backend.encode(sample, add_special_tokens=special).ids
+            )
     worker = threading.Thread(target=tokenizer.encode, args=(text,))
     start = last = time.perf_counter()
     longest = 0.0

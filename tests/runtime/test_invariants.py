@@ -264,7 +264,9 @@ def bug_row_not_pointed_at_the_canonical_pages(patch: Patch) -> None:
 def bug_lock_leaked(patch: Patch) -> None:
     unlock = RadixCache.unlock
     calls = iter(range(10**9))
-    patch.setattr(RadixCache, "unlock", lambda self, n: unlock(self, n) if next(calls) % 9 else None)
+    patch.setattr(
+        RadixCache, "unlock", lambda self, n: unlock(self, n) if next(calls) % 9 else None
+    )
 
 
 def bug_prefix_not_locked(patch: Patch) -> None:
@@ -274,7 +276,9 @@ def bug_prefix_not_locked(patch: Patch) -> None:
 
 def bug_page_leaked(patch: Patch) -> None:
     patch.setattr(policy, "_pages_being_computed", lambda life: set())
-    patch.setattr(Lifecycle, "reclaim", lambda self: self.pending.clear() or self._finish_draining())
+    patch.setattr(
+        Lifecycle, "reclaim", lambda self: self.pending.clear() or self._finish_draining()
+    )
 
 
 def bug_admission_ignores_pages(patch: Patch) -> None:

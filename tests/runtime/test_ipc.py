@@ -127,7 +127,8 @@ def test_foreign_frames_are_ignored_and_counted(net: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequence", "body"), [(1, encode(Abort("r"))), (0, b"\xc1"), (0, encode(Abort("r"))[:-1]), (0, b"")]
+    ("sequence", "body"),
+    [(1, encode(Abort("r"))), (0, b"\xc1"), (0, encode(Abort("r"))[:-1]), (0, b"")],
 )
 def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -> None:
     inbox = net.receiver(SCHEDULER)

@@ -30,7 +30,12 @@ class FakeDevice:
 
 
 def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
-    return {"page_bytes": page, "ranks": ranks, "full_pages": full, "before": Memory(64 * GIB, before)}
+    return {
+        "page_bytes": page,
+        "ranks": ranks,
+        "full_pages": full,
+        "before": Memory(64 * GIB, before),
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,13 +43,38 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
     [
         ({}, FakeDevice(16 * GIB), need(), 4096),  # a quarter of what is available
         ({}, FakeDevice(16 * GIB), need(ranks=2), 2048),  # the ranks share it
-        ({}, FakeDevice(16 * GIB), need(full=100), 400),  # prefixes are cached beside what requests can fill
+        (
+            {},
+            FakeDevice(16 * GIB),
+            need(full=100),
+            400,
+        ),  # prefixes are cached beside what requests can fill
         ({}, FakeDevice(16 * GIB), need(full=100, ranks=2), 400),
-        ({"disable_radix_cache": True}, FakeDevice(16 * GIB), need(full=100), 100),  # no more than can be used
+        (
+            {"disable_radix_cache": True},
+            FakeDevice(16 * GIB),
+            need(full=100),
+            100,
+        ),  # no more than can be used
         ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(full=100), 6 * 1024),  # asked for
-        ({"mem_fraction_static": 0.5, "disable_radix_cache": True}, FakeDevice(16 * GIB), need(full=100), 100),
-        ({"mem_fraction_static": 0.5}, FakeDevice(24 * GIB), need(before=20 * GIB), 10 * 1024),  # others gave some back
-        ({}, FakeDevice(70 * GIB, 80 * GIB, False), need(full=100), int(80 * 1024 * 0.88) - 10 * 1024),
+        (
+            {"mem_fraction_static": 0.5, "disable_radix_cache": True},
+            FakeDevice(16 * GIB),
+            need(full=100),
+            100,
+        ),
+        (
+            {"mem_fraction_static": 0.5},
+            FakeDevice(24 * GIB),
+            need(before=20 * GIB),
+            10 * 1024,
+        ),  # others gave some back
+        (
+            {},
+            FakeDevice(70 * GIB, 80 * GIB, False),
+            need(full=100),
+            int(80 * 1024 * 0.88) - 10 * 1024,
+        ),
         ({"model_path": None}, FakeDevice(70 * GIB, 80 * GIB, False), need(), 512),
         ({"model_path": None}, FakeDevice(16 * GIB), need(), 512),  # the demo model
         # Half of the 20 GiB that were there, 4 of them weights.
@@ -64,7 +94,8 @@ def test_pages(settings, device, wanted, pages, tmp_path):
 
 @dataclass(frozen=True)
 class FakeGpu(Device):
-    """The CPU, called a GPU: each step takes memory by its tokens, rows and scored rows, and keeps the most it took."""
+    """The CPU, called a GPU: each step takes memory by its tokens, rows and scored rows, and keeps
+    the most it took."""
 
     left: list[int] = field(default_factory=lambda: [16 * GIB])
 
@@ -79,7 +110,8 @@ class FakeGpu(Device):
 
 
 def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
-    """A runner on the fake GPU, and the (tokens, sampled rows, scored rows) of its steps before and after the pool."""
+    """A runner on the fake GPU, and the (tokens, sampled rows, scored rows) of its steps before and
+    after the pool."""
     steps, run = [], ModelRunner.run
 
     def counted(runner, plan):
@@ -90,7 +122,12 @@ def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
         return run(runner, plan)
 
     monkeypatch.setattr(ModelRunner, "run", counted)
-    options = {"attention_backend": "torch_native", "load_format": "dummy", "mem_fraction_static": 0.5, **settings}
+    options = {
+        "attention_backend": "torch_native",
+        "load_format": "dummy",
+        "mem_fraction_static": 0.5,
+        **settings,
+    }
     args = ServerArgs(model_path=str(folder), **options)
     return ModelRunner(args, ModelConfig.from_dir(folder), gpu, Communicator()), steps
 
@@ -101,15 +138,29 @@ def make_gpu():
 
 @pytest.fixture
 def folder(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "max_position_embeddings": 1 << 15, **sizes}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 64,
+        "max_position_embeddings": 1 << 15,
+        **sizes,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
 def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
-    monkeypatch.setattr(KVPool, "page_bytes", lambda *sizes: 64 * MIB)  # a small model, as if it were large
-    runner, steps = run_on(make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8)
+    monkeypatch.setattr(
+        KVPool, "page_bytes", lambda *sizes: 64 * MIB
+    )  # a small model, as if it were large
+    runner, steps = run_on(
+        make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8
+    )
     assert steps == [(2048, 1, 1024), (8, 8, 0)] * 2  # the second pair with the pool there
     assert runner.kv_pool.num_pages == (10 - 4 - 2) * GIB // (64 * MIB)
     short, steps = run_on(make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, context_length=100)
@@ -117,27 +168,42 @@ def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch)
     assert short.kv_pool.num_pages == (6 * GIB - 100 * MIB) // (64 * MIB)
 
 
-@pytest.mark.parametrize("chunk, context, page, tokens", [(32, 512, 64, 32), (64, 512, 16, 16), (64, 5, 16, 5)])
+@pytest.mark.parametrize(
+    "chunk, context, page, tokens", [(32, 512, 64, 32), (64, 512, 16, 16), (64, 5, 16, 5)]
+)
 def test_on_a_cpu_small_steps_are_enough(chunk, context, page, tokens, folder, monkeypatch):
-    sizes = {"chunked_prefill_size": chunk, "context_length": context, "page_size": page, "max_running_requests": 8}
-    _, steps = run_on(Device.resolve("cpu"), folder, monkeypatch, None, max_total_tokens=2048, **sizes)
+    sizes = {
+        "chunked_prefill_size": chunk,
+        "context_length": context,
+        "page_size": page,
+        "max_running_requests": 8,
+    }
+    _, steps = run_on(
+        Device.resolve("cpu"), folder, monkeypatch, None, max_total_tokens=2048, **sizes
+    )
     assert steps == [(tokens, 1, tokens), (1, 1, 0)]
 
 
 @pytest.mark.parametrize("fails", [KVPool, ForwardBatch])
 def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
     def full(*args, **kwargs):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. Process 7 has 70 GiB")
+        raise torch.cuda.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 9 GiB. Process 7 has 70 GiB"
+        )
 
     monkeypatch.setattr(fails, "__init__", full)
     with pytest.raises(
-        ConfigError, match="not enough memory on cpu: Tried to allocate 9 GiB; see --mem-fraction-static, --chunked-pre"
+        ConfigError,
+        match="not enough memory on cpu: Tried to allocate 9 GiB; see --mem-fraction-static, --chunked-pre",
     ):
         run_on(make_gpu(), folder, monkeypatch, lambda s: 0)
 
 
 def test_a_cpu_without_room_is_told_with_the_flags(folder, monkeypatch):
-    with pytest.raises(ConfigError, match=r"memory on cpu: tried to allocate \d+ bytes; see .*--max-running-requests"):
+    with pytest.raises(
+        ConfigError,
+        match=r"memory on cpu: tried to allocate \d+ bytes; see .*--max-running-requests",
+    ):
         run_on(Device.resolve("cpu"), folder, monkeypatch, None, max_running_requests=1 << 40)
 
 
@@ -147,11 +213,15 @@ def test_other_errors_stay_what_they_are(folder, monkeypatch):
         run_on(Device.resolve("cpu"), folder, monkeypatch, None)
 
 
-@pytest.mark.parametrize(("device", "tokens", "rows"), [("cpu", 100, 112), ("cpu", None, 512), ("cuda", 100, 512)])
+@pytest.mark.parametrize(
+    ("device", "tokens", "rows"), [("cpu", 100, 112), ("cpu", None, 512), ("cuda", 100, 512)]
+)
 def test_rotary_tables_reach_as_far_as_a_row_can(device, tokens, rows, folder, monkeypatch):
     """On a CPU no further than the pool; a GPU's first step is as long as the context."""
     where = make_gpu() if device == "cuda" else Device.resolve("cpu")
-    monkeypatch.setattr("radix_runtime.engine.model_runner.kv_pages", lambda *_, **__: 7)  # not half of the memory
+    monkeypatch.setattr(
+        "radix_runtime.engine.model_runner.kv_pages", lambda *_, **__: 7
+    )  # not half of the memory
     settings = {"context_length": 512, "max_total_tokens": tokens, "page_size": 16}
     runner, _ = run_on(where, folder, monkeypatch, lambda s: 0, **settings)
     tables = {tuple(m._rotary.shape) for m in runner.model.modules() if isinstance(m, Attention)}

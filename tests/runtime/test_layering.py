@@ -32,8 +32,12 @@ ORDER = (
     ("engine_api",),
     ("cli", "__main__"),
 )
-BASE = set("config errors log hf messages model_config processes registry sampling_params step_plan".split())
-RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(BASE, 0)
+BASE = set(
+    "config errors log hf messages model_config processes registry sampling_params step_plan".split()
+)
+RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(
+    BASE, 0
+)
 TORCH_FREE = [*sorted(BASE), "memory.page_allocator", "memory.radix_cache", "scheduler.policy"]
 RUNS_THE_ENGINE = {"server.scheduler_process"}
 MAX_FILE_LINES = 500
@@ -225,7 +229,11 @@ def banned(source: str) -> list[str]:
         elif isinstance(node, ast.Attribute):
             if node.attr in BANNED_ATTRIBUTES:
                 found.append(node.attr)
-            if node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            if (
+                node.attr == "load"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "torch"
+            ):
                 found.append("torch.load")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found += [node.func.id] if node.func.id in BANNED_CALLS else []

@@ -79,7 +79,9 @@ def test_column_parallel_merged(size: int) -> None:
     gate_bias, up_bias = torch.randn(6), torch.randn(12)
     outputs = []
     for rank in range(size):
-        layer = ColumnParallelLinear(context(rank, size), 5, {"gate_proj": 6, "up_proj": 12}, bias=True)
+        layer = ColumnParallelLinear(
+            context(rank, size), 5, {"gate_proj": 6, "up_proj": 12}, bias=True
+        )
         load(layer, "weight", {"up_proj": up, "gate_proj": gate})
         load(layer, "bias", {"gate_proj": gate_bias, "up_proj": up_bias})
         outputs.append(layer(x).split([6 // size, 12 // size], dim=-1))
@@ -177,8 +179,8 @@ def test_gated_activation(name: str, function: Any) -> None:
 
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 def test_rotary_rotates_slices(rotary_dim: int) -> None:
-    """q, k and v are views of one tensor, as the attention layer has them: q turns in place, k on its way to the cache,
-    the rest stays."""
+    """q, k and v are views of one tensor, as the attention layer has them: q turns in place, k on
+    its way to the cache, the rest stays."""
     table = rotary_table(context(positions=100), RopeConfig(1e4, rotary_dim))
     qkv = torch.randn(4, 5, 16)
     before = qkv.clone()

@@ -21,7 +21,15 @@ from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
 from radix_runtime.models.llama import LlamaForCausalLM
-from tests.runtime.tiny_models import TINY, Driver, Sequence, reference_logits, reference_model, relative_error, save
+from tests.runtime.tiny_models import (
+    TINY,
+    Driver,
+    Sequence,
+    reference_logits,
+    reference_model,
+    relative_error,
+    save,
+)
 
 torch.set_num_threads(1)
 IDS = list(range(4, 30))
@@ -68,7 +76,10 @@ def test_another_file_beside_the_checkpoint_is_not_read(folder: Path) -> None:
     [
         ("model.norm.weight", r"no tensor for model\.norm\.weight$"),
         ("lm_head.weight", "no tensor for lm_head.weight"),
-        ("model.layers.1.self_attn.k_proj.weight", r"no tensor for .*1\.self_attn\.k_proj\.weight$"),
+        (
+            "model.layers.1.self_attn.k_proj.weight",
+            r"no tensor for .*1\.self_attn\.k_proj\.weight$",
+        ),
         ("model.layers.1.self_attn.v_proj.bias", r"no tensor for .*1\.self_attn\.v_proj\.bias$"),
         ("model.layers.2.mlp.up_proj.weight", r"no tensor for .*2\.mlp\.up_proj\.weight$"),
     ],
@@ -96,7 +107,10 @@ def test_an_extra_tensor(folder: Path, key: str) -> None:
 
 def test_a_merged_name_and_its_parts_are_not_mixed_up(folder: Path) -> None:
     """The merged parameter's own name is no name of a checkpoint."""
-    rewrite(folder, lambda t: t.update({"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(192, 128)}))
+    rewrite(
+        folder,
+        lambda t: t.update({"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(192, 128)}),
+    )
     with pytest.raises(ConfigError, match="gate_up_proj"):
         Driver(folder)
 
@@ -200,7 +214,9 @@ def test_sources_are_freed_when_packed(original: Path) -> None:
     assert not any(p.is_meta for p in driver.model.parameters())
 
 
-def test_a_source_is_freed_before_the_next_is_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_freed_before_the_next_is_read(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never more than one parameter, with all its parts, waits to be packed."""
     waiting: set[int] = set()
     peak = 0
@@ -319,7 +335,10 @@ def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"load_format": "dummy"}])
 def test_progress_is_told_in_the_log(
-    options: dict[str, str], original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    options: dict[str, str],
+    original: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where there is no terminal: how far it is every few seconds, and the end; by one rank."""
     caplog.set_level("INFO")
@@ -331,7 +350,9 @@ def test_progress_is_told_in_the_log(
     found = [[int(number) for number in re.findall(r"\d+", message)] for message in news]
     total = found[0][1]
     # A dummy's parameters: q, k and v are one, and gate and up.
-    assert total == (33 if options.get("load_format") else len(load_file(original / "model.safetensors")))
+    assert total == (
+        33 if options.get("load_format") else len(load_file(original / "model.safetensors"))
+    )
     assert [n for n, _ in found] == list(range(4, total, 5)) and {m for _, m in found} == {total}
     assert re.fullmatch(r"loading weights took \d+\.\d s", end)
     caplog.clear()
@@ -377,7 +398,9 @@ def test_a_weight_that_cannot_be_quantized_is_named(folder: Path) -> None:
         tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
 
     rewrite(folder, spoil)
-    with pytest.raises(ConfigError, match=r"checkpoint: .*layers\.1\.mlp\.up_proj\.weight.* not finite"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint: .*layers\.1\.mlp\.up_proj\.weight.* not finite"
+    ):
         Driver(folder, args=ServerArgs(model_path=str(folder), quantization="int8"))
 
 

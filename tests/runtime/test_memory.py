@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 CONFIG = Path(__file__).parents[2] / "bench/serving/models/qwen3-0.6b/config.json"
-# Modules and pools, 17 to 30 MB, are 1.04 to 1.07; RoPE beyond the pool 1.09; 1.25 if packing gave nothing back.
+# Modules and pools, 17 to 30 MB, are 1.04 to 1.07; RoPE beyond the pool 1.09; 1.25 if packing gave
+# nothing back.
 LIMIT = 1.08
 CHILD = Path(__file__).with_name("memory_child.py")
 

@@ -105,7 +105,11 @@ def test_qwen_windows() -> None:
 
 @pytest.mark.parametrize("max_window_layers", [0, 1, 3, 4, 28])
 def test_qwen_windows_equal_transformers(max_window_layers: int) -> None:
-    settings = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": max_window_layers}
+    settings = {
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": max_window_layers,
+    }
     theirs = transformers.Qwen2Config(num_hidden_layers=4, **settings)
     expected = tuple(16 if t == "sliding_attention" else None for t in theirs.layer_types)
     assert config("Qwen2", **settings).layer_windows == expected
@@ -126,7 +130,9 @@ def test_max_context() -> None:
 
 
 def test_null_is_absent() -> None:
-    nulls = dict.fromkeys(("head_dim", "rope_scaling", "rms_norm_eps", "attention_bias", "quantization_config"))
+    nulls = dict.fromkeys(
+        ("head_dim", "rope_scaling", "rms_norm_eps", "attention_bias", "quantization_config")
+    )
     assert config(**nulls) == config()
 
 
@@ -156,10 +162,17 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
 )  # fmt: skip
 def test_rope_overrides_are_merged(
-    file: dict[str, Any], override: dict[str, Any], theta: float, scaling: dict[str, Any] | None, tmp_path: Path
+    file: dict[str, Any],
+    override: dict[str, Any],
+    theta: float,
+    scaling: dict[str, Any] | None,
+    tmp_path: Path,
 ) -> None:
     """Also where the file and the override write RoPE in different ways."""
-    beside = {"rope_theta": file["rope_theta"], "rope_scaling": {k: v for k, v in file.items() if k != "rope_theta"}}
+    beside = {
+        "rope_theta": file["rope_theta"],
+        "rope_scaling": {k: v for k, v in file.items() if k != "rope_theta"},
+    }
     for form in ({"rope_parameters": file}, beside):
         (tmp_path / "config.json").write_text(json.dumps(BASE | form))
         rope = ModelConfig.from_dir(tmp_path, json.dumps(override)).rope
@@ -169,7 +182,9 @@ def test_rope_overrides_are_merged(
 @pytest.mark.parametrize("key", ["rope_scalling", "num_layers", "eos_token_id"])
 def test_an_override_that_would_change_nothing_is_refused(key: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
-    with pytest.raises(ConfigError, match=f"--json-model-override-args: {key} would change nothing"):
+    with pytest.raises(
+        ConfigError, match=f"--json-model-override-args: {key} would change nothing"
+    ):
         ModelConfig.from_dir(tmp_path, json.dumps({key: 1, "vocab_size": 7}))
     with pytest.raises(ConfigError, match="must be objects"):
         ModelConfig.from_dir(tmp_path, '{"rope_scaling": "yarn"}')
@@ -179,10 +194,19 @@ def test_an_override_that_would_change_nothing_is_refused(key: str, tmp_path: Pa
 @pytest.mark.parametrize("inside", [{}, {_ORIGINAL: 64}])
 @pytest.mark.parametrize("beside", [{}, {_ORIGINAL: 32}])
 def test_the_original_context(kind: str, inside: dict[str, int], beside: dict[str, int]) -> None:
-    """As transformers where it stands among the others, or nowhere; but nothing is made up for llama3."""
-    rope = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    """As transformers where it stands among the others, or nowhere; but nothing is made up for
+    llama3."""
+    rope = {
+        "rope_type": kind,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "rope_theta": 1e4,
+    }
     if kind == "llama3" and not (inside or beside):
-        with pytest.raises(ConfigError, match="needs a positive original_max_position_embeddings, got None"):
+        with pytest.raises(
+            ConfigError, match="needs a positive original_max_position_embeddings, got None"
+        ):
             config(rope_parameters=rope)
         return
     scaling = config(**beside, rope_parameters={**rope, **inside}).rope.scaling
@@ -194,14 +218,23 @@ def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> 
     class Entry:
         name = "MyForCausalLM"
 
-    names = {"architectures": ["MyForCausalLM"], "attention_bias": True, "mlp_bias": True, "sliding_window": 8}
+    names = {
+        "architectures": ["MyForCausalLM"],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "sliding_window": 8,
+    }
     with pytest.raises(ConfigError, match="is not supported; supported: Llama.*Qwen3ForCausalLM$"):
         config(**names)
-    monkeypatch.setattr(model_config, "entry_points", lambda group: [Entry()] if group == "radix.models" else [])
+    monkeypatch.setattr(
+        model_config, "entry_points", lambda group: [Entry()] if group == "radix.models" else []
+    )
     mine = config(**names)
     assert mine.architecture == "MyForCausalLM" and mine.qkv_bias and mine.o_bias and mine.mlp_bias
     assert mine.layer_windows == (None,) * 4
-    windows = config(**names, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"] * 2)
+    windows = config(
+        **names, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"] * 2
+    )
     assert windows.layer_windows == (None, 8, None, 8)
     with pytest.raises(ConfigError, match="MyForCausalLM$"):
         config(architectures=["YourForCausalLM"])
@@ -241,7 +274,10 @@ def test_tp() -> None:
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "needs a positive factor, got None"),
         ({"rope_scaling": {"type": "yarn", "factor": -1}}, "needs a positive factor, got -1"),
-        ({"rope_scaling": {"type": "llama3", _ORIGINAL: 9, "factor": 2}}, "a positive low_freq_factor"),
+        (
+            {"rope_scaling": {"type": "llama3", _ORIGINAL: 9, "factor": 2}},
+            "a positive low_freq_factor",
+        ),
         ({"rope_parameters": {"full_attention": {}}}, "that differ by layer"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
     ],

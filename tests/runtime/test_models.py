@@ -43,7 +43,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
     return make
 
 
-def mixed_schedule(lengths: list[int], prompts: list[int], seed: int) -> list[list[tuple[int, int]]]:
+def mixed_schedule(
+    lengths: list[int], prompts: list[int], seed: int
+) -> list[list[tuple[int, int]]]:
     """Steps of (sequence, tokens): each prompt in random chunks, then token by token, several
     sequences in a step, decode rows first. `prompts[i]` is where sequence i begins to decode."""
     rng, done, steps = random.Random(seed), [0] * len(lengths), []
@@ -172,7 +174,9 @@ def run_ranks(size: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]
 
 
 # qwen2_bias has one KV head, which both ranks then hold; the odd ones pad their vocabulary.
-@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in TINY), ("qwen3_tied_odd", 4), ("qwen2_bias", 4)])
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 2) for name in TINY), ("qwen3_tied_odd", 4), ("qwen2_bias", 4)]
+)
 def test_tensor_parallel_equals_transformers(checkpoint: Any, name: str, size: int) -> None:
     folder, reference = checkpoint(name)
     ids = list(range(2, 42))

@@ -96,7 +96,9 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     whole = chat(client, logprobs=True, top_logprobs=3).choices[0]
     content = whole.logprobs.content
     assert len(content) == 40
-    assert b"".join(bytes(t.bytes) for t in content).decode("utf-8", "replace") == (whole.message.content)
+    assert b"".join(bytes(t.bytes) for t in content).decode("utf-8", "replace") == (
+        whole.message.content
+    )
     assert all(len(t.top_logprobs) == 3 and t.logprob >= -9999 for t in content)
     streamed = [
         token
@@ -125,7 +127,9 @@ def test_stop_token(stack: Stack, client: openai.OpenAI) -> None:
     ids = httpx.post(f"{stack.url}/generate", json={"text": "abc", "sampling_params": {
         "seed": 3, "max_new_tokens": 8}}).json()["output_ids"]  # fmt: skip
     extra = {"stop_token_ids": [ids[5]]}
-    answer = client.completions.create(model=MODEL, prompt="abc", seed=3, max_tokens=8, extra_body=extra, logprobs=0)
+    answer = client.completions.create(
+        model=MODEL, prompt="abc", seed=3, max_tokens=8, extra_body=extra, logprobs=0
+    )
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.matched_stop) == ("stop", ids[5])
     first = ids.index(ids[5])
@@ -182,20 +186,33 @@ def test_echo_with_logprobs(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_offsets_of_an_echo_with_special_tokens(stack: Stack, client: openai.OpenAI, skip: bool) -> None:
-    """They index the text that is echoed: written special tokens are in it, those of ids only if they are shown."""
+def test_offsets_of_an_echo_with_special_tokens(
+    stack: Stack, client: openai.OpenAI, skip: bool
+) -> None:
+    """They index the text that is echoed: written special tokens are in it, those of ids only if
+    they are shown."""
     text = "<|im_start|>user\nhé there<|im_end|>"
     ids = stack.tokenizer.encode(text)
-    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "echo": True, "logprobs": 0, "seed": 1}
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 4,
+        "echo": True,
+        "logprobs": 0,
+        "seed": 1,
+    }
     for prompt in (text, ids):
         extra = {"skip_special_tokens": skip, "ignore_eos": True}
         choice = client.completions.create(prompt=prompt, **fields, extra_body=extra).choices[0]
-        shown = [(t, o) for t, o in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)]
+        shown = [
+            (t, o) for t, o in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
+        ]
         assert choice.text.startswith(text) == (prompt is text or not skip)
         for token, offset in shown:
             if "\ufffd" not in token and (not token.startswith("<|") or prompt is text or not skip):
                 assert choice.text[offset:].startswith(token), (token, offset)
-        assert choice.logprobs.text_offset[len(ids)] == len(text if prompt is text or not skip else "user\nhé there")
+        assert choice.logprobs.text_offset[len(ids)] == len(
+            text if prompt is text or not skip else "user\nhé there"
+        )
 
 
 def test_models(client: openai.OpenAI) -> None:

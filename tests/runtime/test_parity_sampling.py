@@ -30,7 +30,8 @@ def mixed_params(count):
         {"temperature": 1.0, "min_new_tokens": 12, "stop_token_ids": list(range(60))},
     ]
     return [
-        SamplingParams(**variants[i % 6], seed=rng.randrange(2**62), max_new_tokens=30 + i % 5) for i in range(count)
+        SamplingParams(**variants[i % 6], seed=rng.randrange(2**62), max_new_tokens=30 + i % 5)
+        for i in range(count)
     ]
 
 
@@ -47,7 +48,8 @@ def one_by_one():
     c, prompts, params = requests()
     with engine(c.folder, disable_overlap_schedule=True, disable_radix_cache=True) as e:
         return [
-            e.generate(input_ids=ids, sampling_params=p)["output_ids"] for ids, p in zip(prompts, params, strict=True)
+            e.generate(input_ids=ids, sampling_params=p)["output_ids"]
+            for ids, p in zip(prompts, params, strict=True)
         ]
 
 
@@ -86,7 +88,8 @@ def test_choices_of_one_request_differ_and_repeat():
         again = ids_of(e.generate(input_ids=prompts[3], sampling_params=params))
         other, second = (
             e.generate(
-                input_ids=prompts[3], sampling_params=SamplingParams(seed=seed, temperature=1.0, max_new_tokens=20)
+                input_ids=prompts[3],
+                sampling_params=SamplingParams(seed=seed, temperature=1.0, max_new_tokens=20),
             )["output_ids"]
             for seed in (99, 12)
         )
@@ -141,7 +144,9 @@ def test_output_logprobs_are_transformers(tp_size, temperature):
         frequency_penalty=0.5,
     )  # fmt: skip
     with engine(c.folder, tp_size=tp_size, num_threads=tp_size) as e:
-        outputs = e.generate(input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=5)
+        outputs = e.generate(
+            input_ids=prompts, sampling_params=params, return_logprob=True, top_logprobs_num=5
+        )
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = output["output_ids"]
         exact = reference_logits(c.model, prompt + ids).log_softmax(-1)[len(prompt) - 1 : -1]

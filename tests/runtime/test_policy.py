@@ -29,13 +29,17 @@ def request(ids: object, new: int = 10, arrival: float = 0.0) -> Request:
 class Host:
     """Lifecycle plus planning, without a loop: steps complete as soon as they are built."""
 
-    def __init__(self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0) -> None:
+    def __init__(
+        self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0
+    ) -> None:
         self.life = Lifecycle(pages, size, rows, pages * size, eviction="lru", sharing=True)
         self.budget, self.ratio, self.steps = budget, ratio, 0
 
     def plan(self) -> Decision:
         life = self.life
-        return plan_step(life, lambda: life.waiting, len(life.table.free_rows), self.budget, self.ratio)
+        return plan_step(
+            life, lambda: life.waiting, len(life.table.free_rows), self.budget, self.ratio
+        )
 
     def run(self) -> Decision:
         decision = self.plan()
@@ -201,7 +205,9 @@ def test_only_pages_that_can_be_reused_are_waited_for() -> None:
 def test_a_long_queue_behind_one_prefix_is_not_walked_to_its_end() -> None:
     host = Host(pages=10_000, size=4, rows=1000, budget=10_000)
     shared = list(range(40))
-    host.life.waiting.extend([request(shared), request([90] * 12), *(request([*shared, i]) for i in range(300))])
+    host.life.waiting.extend(
+        [request(shared), request([90] * 12), *(request([*shared, i]) for i in range(300))]
+    )
     host.life.waiting.extend([request([91] * 12), request([92] * 12)])
     decision = host.run()
     assert decision.dedup_waits == policy.MOST_WAITS == 256
@@ -265,7 +271,9 @@ def test_policies_are_found_by_name_and_entry_point(monkeypatch: pytest.MonkeyPa
         return [Entry()] if name == "newest" else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    monkeypatch.setattr(policy.schedule_policies, "_items", {"fcfs": policy.fcfs, "lpm": policy.lpm})
+    monkeypatch.setattr(
+        policy.schedule_policies, "_items", {"fcfs": policy.fcfs, "lpm": policy.lpm}
+    )
     waiting = [request([1]), request([2])]
     assert order("newest", waiting, {}, 0.0) == [1, 0]
     assert asked == ["radix.schedule_policies"]

@@ -24,7 +24,9 @@ TRAPS = ("uvicorn", "queue", "random", "faulthandler", "importlib", "msgspec", "
 def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory has our dependencies' names in it."""
     for name in TRAPS:
-        (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path('SPRUNG').touch()\nraise SystemExit(99)\n")
+        (tmp_path / f"{name}.py").write_text(
+            "import pathlib\npathlib.Path('SPRUNG').touch()\nraise SystemExit(99)\n"
+        )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     return tmp_path
@@ -33,7 +35,9 @@ def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("module", ["server.child", "engine.worker"])
 def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> None:
     process = start_process(f"radix_runtime.{module}", stderr=subprocess.PIPE)
-    _, log = process.communicate(timeout=60)  # no line on its standard input: it ends, or trips over that
+    _, log = process.communicate(
+        timeout=60
+    )  # no line on its standard input: it ends, or trips over that
     assert not (trapped / "SPRUNG").exists(), log
     assert process.returncode not in (0, 99) and b"No module named" not in log
 
@@ -42,7 +46,9 @@ def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> No
 def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None:
     heartbeats = Heartbeats()
     args = ServerArgs(model_path="/no/such/model")
-    child = ChildProcess(Launch(role, args, str(trapped), b"token", os.getpid(), heartbeats.descriptor))
+    child = ChildProcess(
+        Launch(role, args, str(trapped), b"token", os.getpid(), heartbeats.descriptor)
+    )
     try:
         report = os.read(child.status, 1 << 16)
     finally:
@@ -53,7 +59,9 @@ def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None
 
 def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr("radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module))
+    monkeypatch.setattr(
+        "radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module)
+    )
     with pytest.raises((AttributeError, AssertionError)):  # there is no process behind it
         TPExecutor(ServerArgs(tp_size=2, device="cpu"), None, lambda reason: None)  # type: ignore[arg-type]
     assert started == ["radix_runtime.engine.worker"]
@@ -61,7 +69,9 @@ def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.M
 
 def test_stacks_can_be_asked_for_from_the_first_import_on(tmp_path: Path) -> None:
     """A worker that hangs where no handler of its own was ever set."""
-    (tmp_path / "sleeper.py").write_text("import time\ndef main():\n    print('up', flush=True)\n    time.sleep(60)\n")
+    (tmp_path / "sleeper.py").write_text(
+        "import time\ndef main():\n    print('up', flush=True)\n    time.sleep(60)\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
         process = start_process("sleeper", stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,5 +1,5 @@
-"""Bits of a prompt depend neither on what of it was cached nor on how it was cut: one token alone would be another
-attention kernel's."""
+"""Bits of a prompt depend neither on what of it was cached nor on how it was cut: one token alone
+would be another attention kernel's."""
 
 from __future__ import annotations
 

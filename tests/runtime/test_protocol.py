@@ -42,7 +42,11 @@ def all_fields(kind: type[Body]) -> list[str]:
 
 
 def unbuilt(kind: type[Body]) -> dict[str, tuple[Any, ...]]:
-    return {name: neutral for name, neutral in UNBUILT.items() if name not in kind.__struct_encode_fields__}
+    return {
+        name: neutral
+        for name, neutral in UNBUILT.items()
+        if name not in kind.__struct_encode_fields__
+    }
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -95,7 +99,9 @@ def test_floats_are_finite_numbers(name: str, text: str) -> None:
 def test_paths() -> None:
     nested = {"messages": [*USER, {"role": "user", "content": 5}]}
     assert refusal(ChatBody, nested).param == "messages[1].content"
-    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == ("sampling_params[1].n")
+    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
+        "sampling_params[1].n"
+    )
     assert refusal(NativeBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
     deep = b'{"a":{"b":[1,{"c":NaN}]}}'
     assert refusal(ChatBody, deep).param == "a.b[1].c"
@@ -103,7 +109,9 @@ def test_paths() -> None:
 
 def test_parts_of_a_message() -> None:
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "annotations": []}
-    error = refusal(ChatBody, {"messages": [{"role": "user", "content": [part, {**part, "foo": 1}]}]})
+    error = refusal(
+        ChatBody, {"messages": [{"role": "user", "content": [part, {**part, "foo": 1}]}]}
+    )
     assert (error.code, error.param) == ("unknown_parameter", "messages[0].content[1].foo")
     answers = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}]
     body = {"messages": [{"role": "user", "content": [part]}, *answers]}
@@ -127,7 +135,11 @@ def test_depth() -> None:
 
 def test_nothing_long_comes_back() -> None:
     long = "x" * 100_000
-    for value in ({long: 1}, {"messages": USER, long: 1}, {"messages": [{"role": "user", long: 1}]}):
+    for value in (
+        {long: 1},
+        {"messages": USER, long: 1},
+        {"messages": [{"role": "user", long: 1}]},
+    ):
         error = refusal(ChatBody, value)
         assert len(error.message) + len(error.param or "") < 400
     assert len(refusal(ChatBody, ('{"' + long + '": NaN}').encode()).message) < 300

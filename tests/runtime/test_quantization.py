@@ -1,4 +1,5 @@
-"""`--quantization int8|int4` on the demo model: what it costs in exact answers, and what it saves in memory."""
+"""`--quantization int8|int4` on the demo model: what it costs in exact answers, and what it saves
+in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ QUESTIONS = 10  # of each family and kind of unseen, of which there are 34
 # Exact answers that may be lost of those that bfloat16 gives, of all questions and of one row.
 LOST = {"int8": (0.01, 2), "int4": (0.02, 3)}
 
-pytestmark = pytest.mark.skipif(radix_kernels.capabilities()["backend"] != "cpu", reason="quantization is for the CPU")
+pytestmark = pytest.mark.skipif(
+    radix_kernels.capabilities()["backend"] != "cpu", reason="quantization is for the CPU"
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +54,15 @@ def right(evaluation: ModuleType) -> dict[str | None, list[int]]:
     ]
     found: dict[str | None, list[int]] = {}
     for quantization in (None, *LOST):
-        generate = evaluation.radix_generate(FOLDER, dtype="bfloat16", quantization=quantization, device="cpu")
-        answers = iter(evaluation.answers(tokenizer, generate, [question for row in asked for question in row]))
+        generate = evaluation.radix_generate(
+            FOLDER, dtype="bfloat16", quantization=quantization, device="cpu"
+        )
+        answers = iter(
+            evaluation.answers(tokenizer, generate, [question for row in asked for question in row])
+        )
         found[quantization] = [
-            sum(evaluation.correct(question.items[-1], next(answers)) for question in row) for row in asked
+            sum(evaluation.correct(question.items[-1], next(answers)) for question in row)
+            for row in asked
         ]
     return found
 
@@ -66,7 +74,9 @@ def test_bfloat16_is_the_model_of_the_card(right: dict[str | None, list[int]]) -
 @pytest.mark.parametrize("quantization", LOST)
 def test_exact_answers_are_kept(quantization: str, right: dict[str | None, list[int]]) -> None:
     of_all, of_a_row = LOST[quantization]
-    lost = [dense - quantized for dense, quantized in zip(right[None], right[quantization], strict=True)]
+    lost = [
+        dense - quantized for dense, quantized in zip(right[None], right[quantization], strict=True)
+    ]
     print(quantization, "lost", sum(lost), "of", QUESTIONS * len(lost), lost)
     assert sum(lost) <= of_all * QUESTIONS * len(lost)
     assert max(lost) <= of_a_row
@@ -74,7 +84,11 @@ def test_exact_answers_are_kept(quantization: str, right: dict[str | None, list[
 
 def _weight_bytes(engine: Engine) -> int:
     model = engine.executor.runner.model
-    weights = {id(w): w for module in model.modules() if isinstance(w := getattr(module, "weight", None), object)}
+    weights = {
+        id(w): w
+        for module in model.modules()
+        if isinstance(w := getattr(module, "weight", None), object)
+    }
     packed = [w for w in weights.values() if isinstance(w, radix_kernels.PackedWeight)]
     assert packed
     assert not [p for p in model.parameters() if p.dim() > 1], "a source was kept"
@@ -97,7 +111,9 @@ def test_every_compute_type(evaluation: ModuleType) -> None:
     for dtype in ("float16", "float32"):
         generate = evaluation.radix_generate(FOLDER, dtype=dtype, quantization="int8", device="cpu")
         answers = evaluation.answers(tokenizer, generate, asked)
-        assert all(evaluation.correct(q.items[-1], a) for q, a in zip(asked, answers, strict=True)), (dtype, answers)
+        assert all(
+            evaluation.correct(q.items[-1], a) for q, a in zip(asked, answers, strict=True)
+        ), (dtype, answers)
 
 
 def test_an_unknown_format_is_refused() -> None:

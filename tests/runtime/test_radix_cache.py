@@ -11,7 +11,9 @@ from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.memory.radix_cache import Node, RadixCache
 
 
-def build(pages: int = 64, page_size: int = 1, **options: object) -> tuple[PageAllocator, RadixCache]:
+def build(
+    pages: int = 64, page_size: int = 1, **options: object
+) -> tuple[PageAllocator, RadixCache]:
     allocator = PageAllocator(pages, page_size)
     return allocator, RadixCache(allocator, **options)
 
@@ -86,7 +88,9 @@ def test_eviction_takes_only_the_tail_it_needs() -> None:
     cache.check()
 
 
-@pytest.mark.parametrize(("eviction", "order"), [("lru", [2, 3, 1]), ("lfu", [2, 1, 3]), ("fifo", [1, 2, 3])])
+@pytest.mark.parametrize(
+    ("eviction", "order"), [("lru", [2, 3, 1]), ("lfu", [2, 1, 3]), ("fifo", [1, 2, 3])]
+)
 def test_eviction_order(eviction: str, order: list[int]) -> None:
     _, cache = build(eviction=eviction)
     for i in (1, 2, 3):
@@ -202,7 +206,9 @@ class CacheMachine(RuleBasedStateMachine):
         known = [self.model.get((key, p)) for p in self.prefixes(whole)]
         want = [k if k is not None else int(own) for k, own in zip(known, pages, strict=True)]
         assert cached.pages.tolist() == want
-        assert duplicates.tolist() == [int(own) for k, own in zip(known, pages, strict=True) if k is not None]
+        assert duplicates.tolist() == [
+            int(own) for k, own in zip(known, pages, strict=True) if k is not None
+        ]
         self.allocator.free(duplicates)
         self.model.update(zip([(key, p) for p in self.prefixes(whole)], want, strict=True))
 

@@ -13,11 +13,15 @@ def i32(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-changes = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=40)
+changes = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=40
+)
 
 
 @given(changes)
-def test_a_mirror_that_follows_the_changes_is_equal(script: list[tuple[int, int, int, bool]]) -> None:
+def test_a_mirror_that_follows_the_changes_is_equal(
+    script: list[tuple[int, int, int, bool]],
+) -> None:
     table = RequestTable(4, 8)
     for _ in range(4):
         table.alloc()

@@ -1,4 +1,5 @@
-"""The radix-runtime wheel, built from the files that git knows: all of them are in it, the licence, nothing else."""
+"""The radix-runtime wheel, built from the files that git knows: all of them are in it, the licence,
+nothing else."""
 
 from __future__ import annotations
 
@@ -34,12 +35,23 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     before = set(copy.rglob("*"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(copy / "dist")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(copy / "dist"),
+    ]
     if importlib.util.find_spec("hatchling"):
         command.append("--no-build-isolation")
     subprocess.run([*command, "./runtime"], cwd=copy, check=True, timeout=250)
     (built,) = (copy / "dist").iterdir()
-    assert set(copy.rglob("*")) - before == {copy / "dist", built}, "the build left something behind"
+    assert set(copy.rglob("*")) - before == {copy / "dist", built}, (
+        "the build left something behind"
+    )
     return zipfile.ZipFile(built)
 
 
@@ -57,12 +69,17 @@ def test_holds_the_license(wheel):
 
 def test_has_the_command(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
-    assert wheel.read(name).decode().split("\n")[:2] == ["[console_scripts]", "radix = radix_runtime.cli:main"]
+    assert wheel.read(name).decode().split("\n")[:2] == [
+        "[console_scripts]",
+        "radix = radix_runtime.cli:main",
+    ]
 
 
 def test_extras_name_the_kernel_wheels_that_ops_accepts(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    needs = map(Requirement, Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist") or [])
+    needs = map(
+        Requirement, Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist") or []
+    )
     kernels = {need.name: need for need in needs if need.name.startswith("radix-kernels")}
     assert set(kernels) == {"radix-kernels-cpu", "radix-kernels-cuda", "radix-kernels-rocm"}
     (low, minor), (high, next_minor) = ops.WHEEL_FLOOR, ops.WHEEL_CEILING

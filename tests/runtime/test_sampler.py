@@ -186,7 +186,9 @@ def test_greedy_takes_the_lowest_of_equals():
     logits[:, [7, 50, 120]] = 2.0
     ids = sampler.sample(torch.from_numpy(logits[:1]), np.array([0], np.int32), np.array([3]))
     assert ids.ids.tolist() == [7]
-    both = sampler.sample(torch.from_numpy(logits), np.array([0, 1], np.int32), np.array([3, 3], np.int32))
+    both = sampler.sample(
+        torch.from_numpy(logits), np.array([0, 1], np.int32), np.array([3, 3], np.int32)
+    )
     assert both.ids.tolist() == [7, 7]
 
 

@@ -108,7 +108,11 @@ def test_choices_start_from_the_tree(overlap: bool) -> None:
     rig.run()
     assert rig.scheduler.counters.prefill_tokens_total == 30 + 3 * 2  # the tail of a page of 4
     counters = rig.scheduler.counters  # each prompt token is computed or comes from the cache
-    assert counters.prompt_tokens_total == 4 * 30 == counters.prefill_tokens_total + counters.cached_tokens_total
+    assert (
+        counters.prompt_tokens_total
+        == 4 * 30
+        == counters.prefill_tokens_total + counters.cached_tokens_total
+    )
     assert len({tuple(rig.streams["a", c].ids) for c in range(4)}) > 1
     rig.verify_all()
 
@@ -332,16 +336,23 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_message_stays_within_the_limit_of_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All choices of many long requests that never started end in one step: their prompts do not travel with them."""
+    """All choices of many long requests that never started end in one step: their prompts do not
+    travel with them."""
     rig = Rig(pages=20_000, context=70_000, check="off", max_queued_requests=1000)
     ids, sent = prompt(65_000), []
     deliver = rig.outbox.send
-    monkeypatch.setattr(rig.outbox, "send", lambda message: (sent.append(encode(message)), deliver(message)))
+    monkeypatch.setattr(
+        rig.outbox, "send", lambda message: (sent.append(encode(message)), deliver(message))
+    )
     for i in range(17):
-        rig.submit(str(i), ids, max_new_tokens=5, n=16, logit_bias=dict.fromkeys(range(1, 97), -1.0))
+        rig.submit(
+            str(i), ids, max_new_tokens=5, n=16, logit_bias=dict.fromkeys(range(1, 97), -1.0)
+        )
     rig.abort("")
     rig.run()
-    assert len(rig.streams) == 17 * 16 and all(s.finish.type == "abort" for s in rig.streams.values())
+    assert len(rig.streams) == 17 * 16 and all(
+        s.finish.type == "abort" for s in rig.streams.values()
+    )
     assert len(sent) > 1 and max(map(len, sent)) < 2 << 20
 
 
@@ -365,7 +376,8 @@ def test_batches_are_cut_in_order() -> None:
 
 
 def test_no_delta_is_larger_than_a_message_counts_on() -> None:
-    """The first one with everything that a request may carry, and the tokens that are sent together."""
+    """The first one with everything that a request may carry, and the tokens that are sent
+    together."""
     rig, sent = Rig(pages=200, context=700), []
     deliver = rig.outbox.send
     rig.outbox.send = lambda message: (sent.append(encode(message)), deliver(message))
@@ -375,21 +387,35 @@ def test_no_delta_is_larger_than_a_message_counts_on() -> None:
         logit_bias=dict.fromkeys(range(97), -0.1), return_logprob=True, top_logprobs=20,
     )  # fmt: skip
     rig.run()
-    others = 14 * 1024 + 64 * rig.engine.vocab_size  # 1024 biases of large ids; the text of 64 tokens
+    others = (
+        14 * 1024 + 64 * rig.engine.vocab_size
+    )  # 1024 biases of large ids; the text of 64 tokens
     assert max(map(len, sent)) + others < 128 << 10
 
 
 def test_prompt_logprobs_beyond_a_message_are_refused() -> None:
     rig = Rig(pages=1000, context=3000, max_message=2 * 8 * 3 * 1000)
     for rid, start in (("fits", 1000), ("one more", 999)):
-        rig.submit(rid, prompt(2000), max_new_tokens=1, return_logprob=True, logprob_start=start, top_logprobs=2)
+        rig.submit(
+            rid,
+            prompt(2000),
+            max_new_tokens=1,
+            return_logprob=True,
+            logprob_start=start,
+            top_logprobs=2,
+        )
     rig.run()
-    assert set(rig.failed) == {"one more"} and "logprobs of 1001 prompt tokens" in rig.failed["one more"].message
+    assert (
+        set(rig.failed) == {"one more"}
+        and "logprobs of 1001 prompt tokens" in rig.failed["one more"].message
+    )
     rig.verify_all()
 
 
 @pytest.mark.parametrize("eos", [{1, 2, 97}, {1, 2, -1, 10**12}])
-def test_end_ids_outside_of_the_vocabulary_are_dropped(eos: set[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_end_ids_outside_of_the_vocabulary_are_dropped(
+    eos: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
     rig = Rig(eos=frozenset(eos))
     assert rig.engine.vocab_size == 97
     [record] = caplog.records

@@ -146,7 +146,9 @@ def expected_prompt_logprobs(ids: np.ndarray, start: int) -> list[float]:
 @pytest.mark.parametrize("chunk", [7, -1])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("start", [0, 1, 13, 39, 40])
-def test_prompt_logprobs_over_chunks_and_cached_prefixes(start: int, page_size: int, chunk: int, overlap: bool) -> None:
+def test_prompt_logprobs_over_chunks_and_cached_prefixes(
+    start: int, page_size: int, chunk: int, overlap: bool
+) -> None:
     rig = Rig(overlap=overlap, chunk=chunk, page_size=page_size, pages=256)
     ids = prompt(40)
     rig.submit("warm", ids, max_new_tokens=1)

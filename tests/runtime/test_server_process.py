@@ -56,7 +56,9 @@ def test_a_stop_string_cuts_text_and_usage(server: Server) -> None:
     whole = client.completions.create(**kwargs, max_tokens=40, extra_body={"ignore_eos": True})
     text = whole.choices[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 3]
-    cut = client.completions.create(**kwargs, max_tokens=40, stop=stop, extra_body={"ignore_eos": True})
+    cut = client.completions.create(
+        **kwargs, max_tokens=40, stop=stop, extra_body={"ignore_eos": True}
+    )
     assert cut.choices[0].text == text[: text.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
     assert cut.usage.completion_tokens < 40
@@ -65,14 +67,20 @@ def test_a_stop_string_cuts_text_and_usage(server: Server) -> None:
 def test_the_private_directory_is_private(server: Server) -> None:
     (directory,) = Path(server.runtime_dir).iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert {p.name for p in directory.iterdir()} == {"api.sock", "scheduler.sock", "detokenizer.sock"}
+    assert {p.name for p in directory.iterdir()} == {
+        "api.sock",
+        "scheduler.sock",
+        "detokenizer.sock",
+    }
 
 
 def test_light_processes_load_no_torch(server: Server) -> None:
     for role in ("supervisor", "api_process", "detokenizer_process"):
         maps = {Path(m.path).name for m in server.find(role).memory_maps()}
         assert not any(name.startswith("libtorch") for name in maps), role
-    assert "libtorch_cpu.so" in {Path(m.path).name for m in server.find("scheduler_process").memory_maps()}
+    assert "libtorch_cpu.so" in {
+        Path(m.path).name for m in server.find("scheduler_process").memory_maps()
+    }
 
 
 def test_idle_processes_sleep(server: Server) -> None:

@@ -40,13 +40,16 @@ def close_when_read(ring):
 
 @pytest.mark.parametrize("capacity", [1, 16, 77, 1 << 16])
 def test_every_consumer_gets_every_frame_in_order(capacity):
-    """Frames of nothing, around the size of the ring and of several rings; slow and fast consumers."""
+    """Frames of nothing, around the size of the ring and of several rings; slow and fast
+    consumers."""
     rng = random.Random(capacity)
     sizes = [0, 1, capacity - 9, capacity - 8, capacity, capacity + 1, 5 * capacity + 3]
     frames = [rng.randbytes(max(0, rng.choice(sizes))) for _ in range(60)]
     ring = StepRing(3, capacity)
     got = [[] for _ in range(3)]
-    threads = [collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)]
+    threads = [
+        collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)
+    ]
     for frame in frames:
         ring.publish(frame)
     deadline = time.monotonic() + 30

@@ -76,7 +76,9 @@ def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Su
     labels = [name] if len(requests) == 1 else [f"{name}-{i}" for i in range(len(requests))]
     for request, label in zip(requests, labels, strict=True):
         request.rid = request.rid or label
-    return manager.submit(requests, name, {r.rid: label for r, label in zip(requests, labels, strict=True)})
+    return manager.submit(
+        requests, name, {r.rid: label for r, label in zip(requests, labels, strict=True)}
+    )
 
 
 def is_empty(manager: TokenizerManager) -> bool:
@@ -303,7 +305,9 @@ def test_the_token_of_a_health_probe_has_no_deadline() -> None:
     clip=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_admission_is_exact(length: int, wanted: int | None, context: int, pool: int, clip: bool) -> None:
+def test_admission_is_exact(
+    length: int, wanted: int | None, context: int, pool: int, clip: bool
+) -> None:
     """Admitted exactly when it fits, and what is admitted never exceeds the room."""
     limits = Limits(context, 10, max_total_tokens=pool)
     room = min(context, pool)
@@ -318,7 +322,9 @@ def test_admission_is_exact(length: int, wanted: int | None, context: int, pool:
         assert error.status == 400 and error.code in exceeded
         return
     assert fits and got.max_new_tokens is not None and length + got.max_new_tokens <= room
-    assert got.max_new_tokens == (room - length if wanted is None else min(wanted, room - length) if clip else wanted)
+    assert got.max_new_tokens == (
+        room - length if wanted is None else min(wanted, room - length) if clip else wanted
+    )
     assert got.top_k == 10
 
 

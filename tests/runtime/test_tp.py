@@ -50,7 +50,9 @@ def open_files():
 def test_a_killed_worker_ends_a_running_request():
     with tp_engine() as e:
         [pid] = [w.pid for w in e.executor.workers]
-        stream = e.stream(input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True))
+        stream = e.stream(
+            input_ids=[3, 4, 5], sampling_params=SamplingParams(max_new_tokens=200, ignore_eos=True)
+        )
         next(stream)
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
@@ -185,7 +187,8 @@ def test_cores_are_shared_out_disjointly(monkeypatch, caplog):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
 def test_the_number_of_threads_is_the_kernel_librarys():
-    """Which looks at the cgroups (tests/kernel/test_cpu_quota.py): the runtime has no second opinion."""
+    """Which looks at the cgroups (tests/kernel/test_cpu_quota.py): the runtime has no second
+    opinion."""
     code = """
 import radix_kernels
 radix_kernels.set_num_threads(1)  # as under a limit
@@ -195,6 +198,11 @@ print(core_share(0, 1))
 """
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout == "(1, None)\n"

@@ -135,16 +135,25 @@ class Driver:
         attention = create_attention_backend(backend, self.config, CPU, dtype, page_size)
         args = args or ServerArgs(model_path=str(folder))
         method = linear_methods.get(args.quantization or "dense")()
-        ctx = BuildContext(comm, attention, method, dtype, CPU.torch_device, self.config.max_context)
+        ctx = BuildContext(
+            comm, attention, method, dtype, CPU.torch_device, self.config.max_context
+        )
         self.model = load_model(self.config, args, ctx)
         self.batch = ForwardBatch(
-            CPU, self.pool, max_tokens=300, max_batch=max_rows, max_rows=max_rows, max_context=self.config.max_context
+            CPU,
+            self.pool,
+            max_tokens=300,
+            max_batch=max_rows,
+            max_rows=max_rows,
+            max_context=self.config.max_context,
         )
         self.next_token = torch.zeros(max_rows, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
-    def plan(self, work: list[tuple[Sequence, int]], from_device: tuple[Sequence, ...] = ()) -> StepPlan:
+    def plan(
+        self, work: list[tuple[Sequence, int]], from_device: tuple[Sequence, ...] = ()
+    ) -> StepPlan:
         """A step that computes `count` more tokens of each sequence, decode rows first. The ids of
         `from_device` sequences come from `next_token`."""
         deltas, prompt, source = [], [], []

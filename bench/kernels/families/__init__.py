@@ -1,7 +1,7 @@
 """The cases of each family: shapes of real models, our op, and what the peers offer for the same.
 
-A family is a function (device, dtype) -> cases. Its contenders are "radix", "torch" where torch has the op, and any
-library that `peers.load` gives.
+A family is a function (device, dtype) -> cases. Its contenders are "radix", "torch" where torch has
+the op, and any library that `peers.load` gives.
 """
 
 from __future__ import annotations

@@ -25,11 +25,20 @@ def decode(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield _rows(device, dtype, [length] * batch, f"B{batch} kv{length}", page, hq)
     lengths = random.Random(0)
     for batch in (130, 256):
-        yield _rows(device, dtype, [lengths.randint(100, 2048) for _ in range(batch)], f"B{batch} kv100..2048", 16, 16)
+        yield _rows(
+            device,
+            dtype,
+            [lengths.randint(100, 2048) for _ in range(batch)],
+            f"B{batch} kv100..2048",
+            16,
+            16,
+        )
     yield _rows(device, dtype, [4096] * 64, "B64 kv4096", 16, 32, fp8=True)
 
 
-def page_table(device: torch.device, lengths: Sequence[int], page: int) -> tuple[int, list[int], torch.Tensor]:
+def page_table(
+    device: torch.device, lengths: Sequence[int], page: int
+) -> tuple[int, list[int], torch.Tensor]:
     """(pages, pages of each row, page table): the pages of all rows in random order."""
     needed = [-(-n // page) for n in lengths]
     table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
@@ -52,7 +61,10 @@ def _rows(
 
     def make() -> tuple[torch.Tensor, ...]:
         q = torch.randn(batch, hq, _D, device=device, dtype=dtype)
-        k, v = (torch.randn(pages, page, hkv, _D, device=device, dtype=dtype).to(kv_dtype) for _ in range(2))
+        k, v = (
+            torch.randn(pages, page, hkv, _D, device=device, dtype=dtype).to(kv_dtype)
+            for _ in range(2)
+        )
         return q, k, v
 
     contenders: dict[str, Contender] = {
@@ -62,7 +74,16 @@ def _rows(
     }
     if (flash := peers.load("vllm.vllm_flash_attn")) and not fp8:
         contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
-            q, k, v, 1, cu, max(lengths), seqused_k=lens, block_table=table, causal=True, fa_version=3
+            q,
+            k,
+            v,
+            1,
+            cu,
+            max(lengths),
+            seqused_k=lens,
+            block_table=table,
+            causal=True,
+            fa_version=3,
         )
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
@@ -71,8 +92,12 @@ def _rows(
         used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
 
         def plan() -> Contender:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-            wrapper.plan(starts, used, last, hq, hkv, _D, page, q_data_type=dtype, kv_data_type=kv_dtype)
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                workspace, "NHD", use_tensor_cores=True
+            )
+            wrapper.plan(
+                starts, used, last, hq, hkv, _D, page, q_data_type=dtype, kv_data_type=kv_dtype
+            )
             return lambda q, k, v: wrapper.run(q, (k, v))
 
         contenders["flashinfer"] = peers.planned(plan)

@@ -1,5 +1,5 @@
-"""Prefill: whole prompts over contiguous keys and values (16 bits, FP8, the 192/128 heads of MLA), and chunks behind a
-cached prefix in pages.
+"""Prefill: whole prompts over contiguous keys and values (16 bits, FP8, the 192/128 heads of MLA),
+and chunks behind a cached prefix in pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _WORKSPACE = 256 << 20  # bytes, of FlashInfer
 
 
 def prefill(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """GPU only: causal, 32 query heads on 8 KV heads of 128; MLA's heads of 192 for keys and 128 for values."""
+    """GPU only: causal, 32 query heads on 8 KV heads of 128; MLA's heads of 192 for keys and 128
+    for values."""
     for kv_dtype in (dtype, _FP8):
         for batch, length in ((4, 2048), (1, 8192), (1, 32768)):
             yield _prompts(device, dtype, batch, length, kv_dtype)
@@ -50,7 +51,9 @@ def _prompts(
 
     def make() -> tuple[torch.Tensor, ...]:
         shapes = ((hq, d), (hkv, d), (hkv, _D))
-        return tuple(torch.randn(tokens, *shape, device=device, dtype=dtype).to(kv_dtype) for shape in shapes)
+        return tuple(
+            torch.randn(tokens, *shape, device=device, dtype=dtype).to(kv_dtype) for shape in shapes
+        )
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rk.flash_attn_varlen(
@@ -76,7 +79,9 @@ def _prompts(
         scales = [torch.ones(heads, device=device) for heads in (hq, hkv, hkv)] if fp8 else []
 
         def plan() -> Contender:
-            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
+            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+                workspace, "NHD", backend="fa3"
+            )
             wrapper.plan(
                 cu, cu, hq, hkv, d, head_dim_vo=_D, causal=True, q_data_type=kv_dtype, kv_data_type=kv_dtype,
                 o_data_type=dtype,
@@ -84,14 +89,18 @@ def _prompts(
             return lambda q, k, v: wrapper.run(q, k, v, *scales)
 
         contenders["flashinfer fa3"] = peers.planned(plan)
-    size = tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
+    size = (
+        tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
+    )
     return Case(
         "flash_attn_varlen", f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
         dtype, size, 2 * hq * (d + _D) * _pairs(batch, length, 0), make, contenders,
     )  # fmt: skip
 
 
-def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cached: int, page: int) -> Case:
+def _extend(
+    device: torch.device, dtype: torch.dtype, batch: int, new: int, cached: int, page: int
+) -> Case:
     length = new + cached
     width = -(-length // page)
     cu = _offsets(device, batch, new)
@@ -100,7 +109,9 @@ def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cach
 
     def make() -> tuple[torch.Tensor, ...]:
         q = torch.randn(batch * new, _HQ, _D, device=device, dtype=dtype)
-        k, v = (torch.randn(batch * width, page, _HKV, _D, device=device, dtype=dtype) for _ in range(2))
+        k, v = (
+            torch.randn(batch * width, page, _HKV, _D, device=device, dtype=dtype) for _ in range(2)
+        )
         return q, k, v
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -116,7 +127,9 @@ def _extend(device: torch.device, dtype: torch.dtype, batch: int, new: int, cach
         last = torch.full((batch,), (length - 1) % page + 1, dtype=torch.int32, device=device)
 
         def plan() -> Contender:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                workspace, "NHD", backend="fa3"
+            )
             wrapper.plan(
                 cu, _offsets(device, batch, width), table.flatten(), last, _HQ, _HKV, _D, page,
                 causal=True, q_data_type=dtype, kv_data_type=dtype,

@@ -1,4 +1,5 @@
-"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused; LM heads."""
+"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused; LM
+heads."""
 
 from __future__ import annotations
 
@@ -15,8 +16,17 @@ from ..harness import Case, Contender
 
 FP8 = torch.float8_e4m3fn
 Weights = tuple[tuple[int, int, tuple[int, ...]], ...]  # rows, columns, numbers of tokens
-# Weight rows and columns: QKV, O, gate and up (fused), down of llama3-8b and qwen3-0.6b; the latter's LM head.
-LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 2048), (1024, 3072))
+# Weight rows and columns: QKV, O, gate and up (fused), down of llama3-8b and qwen3-0.6b; the
+# latter's LM head.
+LAYERS = (
+    (6144, 4096),
+    (4096, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (4096, 1024),
+    (1024, 2048),
+    (1024, 3072),
+)
 GATED = ((28672, 4096), (6144, 1024))
 HEAD = (151936, 1024)
 SCALED: Weights = ((6144, 4096, (16,)), (28672, 4096, (64, 256, 4096)))
@@ -62,7 +72,9 @@ def _gated(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> 
     )  # fmt: skip
 
 
-def _dense(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Callable[[], tuple[Any, ...]]:
+def _dense(
+    device: torch.device, dtype: torch.dtype, m: int, n: int, k: int
+) -> Callable[[], tuple[Any, ...]]:
     def make() -> tuple[Any, ...]:
         x, w = (torch.randn(rows, k, device=device, dtype=dtype) for rows in (m, n))
         return x, rk.pack_weight(w / k**0.5)
@@ -93,31 +105,58 @@ def _scaled(device: torch.device, m: int, n: int, k: int, fast: bool) -> Case:
     def rows(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(a, b, sa, sb, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
-    def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
-        return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16, use_fast_accum=fast)
+    def tensor(
+        a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor
+    ) -> torch.Tensor:
+        return torch._scaled_mm(
+            a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16, use_fast_accum=fast
+        )
 
-    contenders: dict[str, Contender] = {"radix": ours, "torch rowwise": rows, "cuBLASLt tensor": tensor}
+    contenders: dict[str, Contender] = {
+        "radix": ours,
+        "torch rowwise": rows,
+        "cuBLASLt tensor": tensor,
+    }
     if vllm := peers.load("vllm._custom_ops") if fast else None:
-        contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(a, b, sa, sb, torch.bfloat16)
+        contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(
+            a, b, sa, sb, torch.bfloat16
+        )
     size, op = n * k + m * k + 2 * m * n, "fp8_scaled_mm" + (" fast_accum" if fast else "")
     return Case(op, f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
 
 
 def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        # Scales of a group of k beside each other, as the tensor copy engine of the peer wants them.
-        sa, sb = torch.rand(k // 128, m, device=device) + 0.5, torch.rand(n // 128, k // 128, device=device) + 0.5
+        # Scales of a group of k beside each other, as the tensor copy engine of the peer wants
+        # them.
+        sa, sb = (
+            torch.rand(k // 128, m, device=device) + 0.5,
+            torch.rand(n // 128, k // 128, device=device) + 0.5,
+        )
         return _fp8(device, m, k), _fp8(device, n, k).t(), sa.t(), sb.t()
 
     def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return rk.fp8_blockwise_scaled_mm(a, b, sa, sb, static_weight=True)
 
-    def tensor(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+    def tensor(
+        a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor
+    ) -> torch.Tensor:
         return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=torch.bfloat16)
 
     contenders: dict[str, Contender] = {"radix": ours, "cuBLASLt tensor": tensor}
     if deep_gemm := peers.load("vllm.third_party.deep_gemm"):
         out = torch.empty(m, n, device=device, dtype=torch.bfloat16)
-        contenders["DeepGEMM"] = lambda a, b, sa, sb: deep_gemm.fp8_gemm_nt((a, sa), (b.t(), sb.t()), out)
+        contenders["DeepGEMM"] = lambda a, b, sa, sb: deep_gemm.fp8_gemm_nt(
+            (a, sa), (b.t(), sb.t()), out
+        )
     size = n * k + m * k + 2 * m * n
-    return Case("fp8_blockwise_scaled_mm", f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
+    return Case(
+        "fp8_blockwise_scaled_mm",
+        f"{m}x{n}x{k}",
+        FP8,
+        size,
+        2 * m * n * k,
+        make,
+        contenders,
+        limit="read",
+    )

@@ -12,7 +12,8 @@ import radix_kernels as rk
 from ..harness import Case, Contender
 from .moe_peers import deep_gemm
 
-# (groups, rows of each, N, K): an up product of Qwen3-30B-A3B; a down and an up product of DeepSeek-V3.
+# (groups, rows of each, N, K): an up product of Qwen3-30B-A3B; a down and an up product of
+# DeepSeek-V3.
 CONTIGUOUS = ((128, 256, 1536, 2048), (8, 4096, 7168, 2048), (32, 256, 4096, 7168))
 # (groups, room for rows, rows of each in the mean, N, K)
 MASKED = ((32, 1024, 64, 4096, 7168), (6, 1024, 1024, 4096, 7168))
@@ -29,12 +30,16 @@ def grouped(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
             yield _masked(device, which, *masked)
 
 
-def _weight(device: torch.device, dtype: torch.dtype, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _weight(
+    device: torch.device, dtype: torch.dtype, groups: int, n: int, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     w = torch.randn(groups, n, k, device=device, dtype=torch.bfloat16) * k**-0.5
     return w.to(dtype), torch.rand(groups, -(-n // 128), k // 128, device=device) + 0.5
 
 
-def _rows(device: torch.device, dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows(
+    device: torch.device, dtype: torch.dtype, *shape: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(shape, device=device, dtype=torch.bfloat16).to(dtype)
     return x, torch.rand(*shape[:-1], shape[-1] // 128, device=device) + 0.5
 
@@ -43,7 +48,9 @@ def _size(dtype: torch.dtype, groups: int, rows: int, n: int, k: int) -> float:
     return (groups * n * k + groups * rows * k) * dtype.itemsize + groups * rows * n * 2
 
 
-def _contiguous(device: torch.device, dtype: torch.dtype, groups: int, rows: int, n: int, k: int) -> Case:
+def _contiguous(
+    device: torch.device, dtype: torch.dtype, groups: int, rows: int, n: int, k: int
+) -> Case:
     w, w_scale = _weight(device, dtype, groups, n, k)
     owner = torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(rows)
     ends = torch.arange(1, groups + 1, dtype=torch.int32, device=device) * rows
@@ -64,16 +71,22 @@ def _contiguous(device: torch.device, dtype: torch.dtype, groups: int, rows: int
         contenders["DeepGEMM"] = lambda x, scale, out: deep((x, scale), (w, w_scale), out, owner)
     shape = f"{groups}x{rows}x{n}x{k}{' fp8' if fp8 else ''}"
     size, flops = _size(dtype, groups, rows, n, k), 2 * groups * rows * n * k
-    return Case("m_grouped_gemm_contiguous", shape, dtype, size, flops, make, contenders, limit="read")
+    return Case(
+        "m_grouped_gemm_contiguous", shape, dtype, size, flops, make, contenders, limit="read"
+    )
 
 
-def _masked(device: torch.device, dtype: torch.dtype, groups: int, room: int, rows: int, n: int, k: int) -> Case:
+def _masked(
+    device: torch.device, dtype: torch.dtype, groups: int, room: int, rows: int, n: int, k: int
+) -> Case:
     w, w_scale = _weight(device, dtype, groups, n, k)
     counts = torch.full((groups,), rows, dtype=torch.int32, device=device)
     fp8 = dtype == FP8
 
     def make() -> tuple[torch.Tensor, ...]:
-        return *_rows(device, dtype, groups, room, k), torch.empty(groups, room, n, device=device, dtype=torch.bfloat16)
+        return *_rows(device, dtype, groups, room, k), torch.empty(
+            groups, room, n, device=device, dtype=torch.bfloat16
+        )
 
     def radix(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
         scales = {"x_scale": scale, "weight_scale": w_scale} if fp8 else {}
@@ -81,7 +94,9 @@ def _masked(device: torch.device, dtype: torch.dtype, groups: int, room: int, ro
 
     contenders: dict[str, Contender] = {"radix": radix}
     if fp8 and (deep := deep_gemm("fp8_m_grouped_gemm_nt_masked")):
-        contenders["DeepGEMM"] = lambda x, scale, out: deep((x, scale), (w, w_scale), out, counts, rows)
+        contenders["DeepGEMM"] = lambda x, scale, out: deep(
+            (x, scale), (w, w_scale), out, counts, rows
+        )
     shape = f"{groups}x{rows} of {room}x{n}x{k}{' fp8' if fp8 else ''}"
     size, flops = _size(dtype, groups, rows, n, k), 2 * groups * rows * n * k
     return Case("m_grouped_gemm_masked", shape, dtype, size, flops, make, contenders, limit="read")

@@ -1,7 +1,9 @@
-"""The products of a transformer layer with what stands before and behind them, in bf16 and in FP8 with row scales.
+"""The products of a transformer layer with what stands before and behind them, in bf16 and in FP8
+with row scales.
 
-Each row is one step as the layer runs it: norm and QKV; O and the residual; norm, gate and up, SiLU; down and the
-residual. Beside ours stands cuBLAS with a kernel for each of the rest: torch's own in bf16, in FP8 our single ones.
+Each row is one step as the layer runs it: norm and QKV; O and the residual; norm, gate and up,
+SiLU; down and the residual. Beside ours stands cuBLAS with a kernel for each of the rest: torch's
+own in bf16, in FP8 our single ones.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def layer(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
                 yield from _steps(device, dtype, model, m, kind)
 
 
-def _steps(device: torch.device, dtype: torch.dtype, model: Model, m: int, kind: str) -> Iterator[Case]:
+def _steps(
+    device: torch.device, dtype: torch.dtype, model: Model, m: int, kind: str
+) -> Iterator[Case]:
     h = model.hidden
     steps = _Dense(device, dtype) if kind == "dense" else _Fp8(device, dtype)
     for name, n, k in (
@@ -61,11 +65,16 @@ def _steps(device: torch.device, dtype: torch.dtype, model: Model, m: int, kind:
         )  # fmt: skip
 
 
-def _inputs(steps: _Dense | _Fp8, name: str, m: int, n: int, k: int) -> Callable[[], tuple[Any, ...]]:
-    """x, the residual in front (as x) and behind (as the result), the norm's weight, the product's."""
+def _inputs(
+    steps: _Dense | _Fp8, name: str, m: int, n: int, k: int
+) -> Callable[[], tuple[Any, ...]]:
+    """x, the residual in front (as x) and behind (as the result), the norm's weight, the
+    product's."""
 
     def make() -> tuple[Any, ...]:
-        before, after = (torch.randn(m, size, device=steps.device, dtype=steps.dtype) for size in (k, n))
+        before, after = (
+            torch.randn(m, size, device=steps.device, dtype=steps.dtype) for size in (k, n)
+        )
         norm = torch.rand(k, device=steps.device, dtype=steps.dtype) + 0.5
         return steps.x(name, m, k), before, after, norm, steps.weight(n, k)
 
@@ -83,7 +92,9 @@ class _Dense:
         return torch.randn(m, k, device=self.device, dtype=self.dtype)
 
     def weight(self, n: int, k: int) -> rk.PackedWeight:
-        return rk.pack_weight(torch.randn(n, k, device=self.device, dtype=self.weight_type) / k**0.5)
+        return rk.pack_weight(
+            torch.randn(n, k, device=self.device, dtype=self.weight_type) / k**0.5
+        )
 
     def _normed(self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         residual.add_(x)
@@ -107,7 +118,9 @@ class _Dense:
             return rk.linear_silu_and_mul(x, w)
 
         def separate(x: Any, before: Any, after: Any, norm: Any, w: Any) -> Any:
-            gate, up = F.linear(self._normed(x, before, norm), raw(w, self.weight_type)).chunk(2, dim=-1)
+            gate, up = F.linear(self._normed(x, before, norm), raw(w, self.weight_type)).chunk(
+                2, dim=-1
+            )
             return F.silu(gate) * up
 
         return ours, separate
@@ -138,12 +151,18 @@ class _Fp8:
         return rk.per_token_quant_fp8(x) if step == "down" else x
 
     def weight(self, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(n, k, device=self.device).mul_(4).to(FP8).t(), torch.rand(1, n, device=self.device) + 0.5
+        return torch.randn(n, k, device=self.device).mul_(4).to(FP8).t(), torch.rand(
+            1, n, device=self.device
+        ) + 0.5
 
-    def _ours(self, x: torch.Tensor, scales: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _ours(
+        self, x: torch.Tensor, scales: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         return rk.fp8_scaled_mm(x, w[0], scales, w[1], self.dtype, static_weight=True)
 
-    def _cublas(self, x: torch.Tensor, scales: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _cublas(
+        self, x: torch.Tensor, scales: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         return torch._scaled_mm(x, w[0], scales, w[1], out_dtype=self.dtype)
 
     @property
@@ -167,7 +186,9 @@ class _Fp8:
 
         def separate(x: Any, before: Any, after: Any, norm: Any, w: Any) -> Any:
             rk.fused_add_rmsnorm(x, before, norm, EPS)
-            return rk.per_token_quant_fp8(rk.silu_and_mul(self._cublas(*rk.per_token_quant_fp8(x), w)))
+            return rk.per_token_quant_fp8(
+                rk.silu_and_mul(self._cublas(*rk.per_token_quant_fp8(x), w))
+            )
 
         return ours, separate
 

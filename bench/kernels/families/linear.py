@@ -40,8 +40,8 @@ def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 class _Weight:
-    """A weight [n, k]. `dense` and `packed` hand out copies in turn, which all rows share: together they are larger
-    than the caches, and they are made and packed once."""
+    """A weight [n, k]. `dense` and `packed` hand out copies in turn, which all rows share: together
+    they are larger than the caches, and they are made and packed once."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, n: int, k: int) -> None:
         self.device, self.dtype, self.n, self.k = device, dtype, n, k
@@ -51,8 +51,12 @@ class _Weight:
 
     def packed(self, kind: str | None) -> rk.PackedWeight:
         if kind not in self._packed:
-            weight = rk.pack_weight(self._source, kind=kind, group=None if kind is None else QUANTIZED[kind][0])
-            self._packed[kind] = _in_turn(lambda: replace(weight, data=weight.data.clone()), weight.nbytes)
+            weight = rk.pack_weight(
+                self._source, kind=kind, group=None if kind is None else QUANTIZED[kind][0]
+            )
+            self._packed[kind] = _in_turn(
+                lambda: replace(weight, data=weight.data.clone()), weight.nbytes
+            )
         return next(self._packed[kind])
 
 
@@ -62,7 +66,8 @@ def _in_turn(copy: Callable[[], T], size: int) -> Iterator[T]:
 
 
 def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | None) -> Case:
-    """The greedy draw from the vocabulary beside the product that writes its logits and the draw from those."""
+    """The greedy draw from the vocabulary beside the product that writes its logits and the draw
+    from those."""
     n, k = VOCABULARY
     size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
 
@@ -72,7 +77,9 @@ def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | N
         settings = zeros, zeros.int() - 1, zeros + 1, zeros, position, position
         return randn(m, k, device=device, dtype=dtype), weight, settings
 
-    def separate(x: torch.Tensor, weight: rk.PackedWeight, settings: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def separate(
+        x: torch.Tensor, weight: rk.PackedWeight, settings: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
         return rk.top_k_top_p_sampling(rk.linear(x, weight, out_dtype=torch.float32), *settings)
 
     return Case(
@@ -87,7 +94,11 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
     size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
 
     def make() -> tuple[object, ...]:
-        return randn(m, k, device=weight.device, dtype=dtype), next(weight.dense), weight.packed(kind)
+        return (
+            randn(m, k, device=weight.device, dtype=dtype),
+            next(weight.dense),
+            weight.packed(kind),
+        )
 
     return Case(
         f"linear {kind or ''}".strip(), f"{m}x{n}x{k}", dtype, n * k * size + m * (n + k) * dtype.itemsize,

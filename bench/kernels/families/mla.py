@@ -1,4 +1,5 @@
-"""Multi-head latent attention: decode over the latent cache, storing its tokens, joining the full keys of a prefill."""
+"""Multi-head latent attention: decode over the latent cache, storing its tokens, joining the full
+keys of a prefill."""
 
 from __future__ import annotations
 
@@ -58,7 +59,15 @@ def _decode(
 
     contenders: dict[str, Contender] = {
         "radix": lambda _, q, r, kv: rk.mla_decode(
-            q, r, kv, table, lens, cu, softmax_scale=_SCALE, max_seqlen_q=1, batch_invariant=batch_invariant
+            q,
+            r,
+            kv,
+            table,
+            lens,
+            cu,
+            softmax_scale=_SCALE,
+            max_seqlen_q=1,
+            batch_invariant=batch_invariant,
         )
     }
     if (flash := peers.load("vllm.v1.attention.ops.flashmla")) and page == 64 and not fp8:
@@ -77,7 +86,9 @@ def _decode(
 
         def paged() -> Contender:
             wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
-            wrapper.plan(cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype)
+            wrapper.plan(
+                cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype
+            )
             return lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
 
         contenders["flashinfer fa3"] = peers.planned(paged)
@@ -102,7 +113,9 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
         rope = randn(tokens, _ROPE, device=device, dtype=dtype)
         return latent, rope, torch.zeros(pages, page, width, device=device, dtype=kind)
 
-    contenders: dict[str, Contender] = {"radix": lambda x, r, cache: rk.store_mla_kv(x, r, cache, slots)}
+    contenders: dict[str, Contender] = {
+        "radix": lambda x, r, cache: rk.store_mla_kv(x, r, cache, slots)
+    }
     if not fp8:
 
         def indexed(x: torch.Tensor, r: torch.Tensor, cache: torch.Tensor) -> None:
@@ -110,7 +123,9 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
 
         contenders["torch"] = indexed
     moved = tokens * ((_LATENT + _ROPE) * dtype.itemsize + width * kind.itemsize)
-    return Case("store_mla_kv", f"{tokens} tokens{' FP8' if fp8 else ''}", dtype, moved, 0, make, contenders)
+    return Case(
+        "store_mla_kv", f"{tokens} tokens{' FP8' if fp8 else ''}", dtype, moved, 0, make, contenders
+    )
 
 
 def _concat(device: torch.device, dtype: torch.dtype, tokens: int, heads: int) -> Case:

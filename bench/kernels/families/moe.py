@@ -48,8 +48,13 @@ class _Layer:
 
     @cached_property
     def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        shapes = (self.experts, 2 * self.inter, self.hidden), (self.experts, self.hidden, self.inter)
-        w1, w2 = (torch.randn(s, device=self.device, dtype=self.dtype) * s[2] ** -0.5 for s in shapes)
+        shapes = (
+            (self.experts, 2 * self.inter, self.hidden),
+            (self.experts, self.hidden, self.inter),
+        )
+        w1, w2 = (
+            torch.randn(s, device=self.device, dtype=self.dtype) * s[2] ** -0.5 for s in shapes
+        )
         return w1, w2
 
     @cached_property
@@ -58,13 +63,17 @@ class _Layer:
         return tuple(_blocks(w) for w in self.weights)
 
 
-def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int, topk: int) -> Case:
+def _routing(
+    device: torch.device, dtype: torch.dtype, tokens: int, experts: int, topk: int
+) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
         logits = randn(tokens, experts, device=device, dtype=dtype)
         weights = torch.zeros(tokens, topk, device=device)
         return logits, weights, torch.zeros(tokens, topk, dtype=torch.int32, device=device)
 
-    def plain(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def plain(
+        x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         best, chosen = x.float().softmax(1).topk(topk, 1)
         return best, chosen.int()
 
@@ -76,7 +85,15 @@ def _routing(device: torch.device, dtype: torch.dtype, tokens: int, experts: int
         order = torch.empty(tokens, topk, dtype=torch.int32, device=device)
         contenders["vllm"] = lambda x, weights, ids: vllm.topk_softmax(weights, ids, order, x)
     size = tokens * (experts * dtype.itemsize + topk * 8)
-    return Case("topk_softmax", f"{tokens}xE{experts} k{topk}", dtype, size, 3 * tokens * experts, make, contenders)
+    return Case(
+        "topk_softmax",
+        f"{tokens}xE{experts} k{topk}",
+        dtype,
+        size,
+        3 * tokens * experts,
+        make,
+        contenders,
+    )
 
 
 def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
@@ -88,13 +105,19 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
     def plain(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         flat = ids.flatten().long()
         of, order = flat.sort(stable=True)
-        counts = torch.zeros(experts, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
+        counts = torch.zeros(experts, dtype=torch.int64, device=device).scatter_add_(
+            0, flat, torch.ones_like(flat)
+        )
         padded = (counts + BLOCK - 1) // BLOCK * BLOCK
         ends = padded.cumsum(0)
-        shift = ends - padded - counts.cumsum(0) + counts  # of an expert's rows, by the padding in front of them
+        shift = (
+            ends - padded - counts.cumsum(0) + counts
+        )  # of an expert's rows, by the padding in front of them
         rows = torch.full((pairs + experts * (BLOCK - 1),), pairs, device=device)
         rows[torch.arange(pairs, device=device) + shift[of]] = order
-        owners = torch.searchsorted(ends, torch.arange(0, len(rows), BLOCK, device=device), right=True)
+        owners = torch.searchsorted(
+            ends, torch.arange(0, len(rows), BLOCK, device=device), right=True
+        )
         return rows.int(), owners.int(), ends[-1:].int()
 
     contenders: dict[str, Contender] = {
@@ -103,10 +126,20 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
     }
     if vllm := peers.load("vllm.model_executor.layers.fused_moe.moe_align_block_size"):
         contenders["vllm"] = lambda ids: vllm.moe_align_block_size(ids, BLOCK, experts)
-    return Case("moe_align_block_size", f"{tokens}xE{experts} k{topk}", torch.int32, 8 * pairs, pairs, make, contenders)
+    return Case(
+        "moe_align_block_size",
+        f"{tokens}xE{experts} k{topk}",
+        torch.int32,
+        8 * pairs,
+        pairs,
+        make,
+        contenders,
+    )
 
 
-def _products(layer: _Layer, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]) -> Case:
+def _products(
+    layer: _Layer, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]
+) -> Case:
     experts, hidden, inter = layer.experts, layer.hidden, layer.inter
 
     def make() -> tuple[torch.Tensor, ...]:
@@ -137,7 +170,9 @@ def _contenders(layer: _Layer) -> dict[str, Contender]:
         flat = ids.flatten().long()
         order = flat.argsort(stable=True)
         counts = torch.zeros(layer.experts, dtype=torch.int32, device=x.device)
-        ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
+        ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(
+            0, dtype=torch.int32
+        )
         gate, up = F.grouped_mm(x[order // ids.shape[1]], w1.mT, offs=ends).chunk(2, 1)
         part = F.grouped_mm(F.silu(gate) * up, w2.mT, offs=ends)
         out = torch.empty_like(part)
@@ -152,16 +187,23 @@ def _contenders(layer: _Layer) -> dict[str, Contender]:
     if hasattr(F, "grouped_mm"):
         contenders["torch grouped_mm"] = grouped
     if vllm := peers.load("vllm.model_executor.layers.fused_moe"):
-        contenders["vllm"] = lambda x, weights, ids: vllm.fused_experts(x, *layer.weights, weights, ids)
+        contenders["vllm"] = lambda x, weights, ids: vllm.fused_experts(
+            x, *layer.weights, weights, ids
+        )
     return contenders
 
 
 def _fp8_contenders(layer: _Layer, topk: int) -> dict[str, Contender]:
-    """Activations quantised on the way, as the peers do it; beside it ours that leaves them as they are."""
+    """Activations quantised on the way, as the peers do it; beside it ours that leaves them as they
+    are."""
 
-    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, quantised: bool = True) -> torch.Tensor:
+    def radix(
+        x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, quantised: bool = True
+    ) -> torch.Tensor:
         (w1, s1), (w2, s2) = layer.blocks
-        return rk.fused_experts(x, w1, w2, weights, ids, w1_scale=s1, w2_scale=s2, use_fp8_w8a8=quantised)
+        return rk.fused_experts(
+            x, w1, w2, weights, ids, w1_scale=s1, w2_scale=s2, use_fp8_w8a8=quantised
+        )
 
     return {
         "radix": radix,

@@ -1,4 +1,5 @@
-"""What vLLM offers for the experts' products in FP8, and DeepGEMM (within vLLM) for grouped ones."""
+"""What vLLM offers for the experts' products in FP8, and DeepGEMM (within vLLM) for grouped
+ones."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ BLOCK = [128, 128]
 Blocks = tuple[torch.Tensor, torch.Tensor]  # weight, scales
 
 
-def fp8_experts(blocks: Callable[[], tuple[Blocks, ...]], topk: int, dtype: torch.dtype) -> dict[str, Contender]:
-    """fused_experts of float8_e4m3fn weights in blocks and activations quantised on the way: its Triton kernels, and
-    the modular kernel that takes DeepGEMM from 128 tokens on. `blocks` gives w1 and w2 when the first call wants them.
+def fp8_experts(
+    blocks: Callable[[], tuple[Blocks, ...]], topk: int, dtype: torch.dtype
+) -> dict[str, Contender]:
+    """fused_experts of float8_e4m3fn weights in blocks and activations quantised on the way: its
+    Triton kernels, and the modular kernel that takes DeepGEMM from 128 tokens on. `blocks` gives w1
+    and w2 when the first call wants them.
     """
     vllm, config = peers.load(_MOE), peers.load(f"{_MOE}.config")
     if not vllm or not config:
@@ -26,7 +30,11 @@ def fp8_experts(blocks: Callable[[], tuple[Blocks, ...]], topk: int, dtype: torc
 
     def quantised() -> tuple[Blocks, Blocks, Any]:
         (w1, s1), (w2, s2) = blocks()
-        return (w1, s1), (w2, s2), config.fp8_w8a8_moe_quant_config(w1_scale=s1, w2_scale=s2, block_shape=BLOCK)
+        return (
+            (w1, s1),
+            (w2, s2),
+            config.fp8_w8a8_moe_quant_config(w1_scale=s1, w2_scale=s2, block_shape=BLOCK),
+        )
 
     def triton(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         (w1, _), (w2, _), quant = quantised()
@@ -60,7 +68,8 @@ def fp8_experts(blocks: Callable[[], tuple[Blocks, ...]], topk: int, dtype: torc
             modular, prepare = kernels
             made.append(
                 modular.FusedMoEKernel(
-                    prepare.make_moe_prepare_and_finalize_no_dp_ep(False), vllm.TritonOrDeepGemmExperts(moe, quant)
+                    prepare.make_moe_prepare_and_finalize_no_dp_ep(False),
+                    vllm.TritonOrDeepGemmExperts(moe, quant),
                 )
             )
         return made[0].apply(

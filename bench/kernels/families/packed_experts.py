@@ -27,10 +27,16 @@ def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
             yield _case(kind, experts, w1, w2, tokens)
 
 
-def _case(kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tensor, tokens: int) -> Case:
+def _case(
+    kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tensor, tokens: int
+) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
         ids = torch.stack([torch.randperm(EXPERTS)[:TOPK] for _ in range(tokens)]).int()
-        return randn(tokens, HIDDEN, device=w1.device, dtype=w1.dtype), torch.rand(tokens, TOPK), ids
+        return (
+            randn(tokens, HIDDEN, device=w1.device, dtype=w1.dtype),
+            torch.rand(tokens, TOPK),
+            ids,
+        )
 
     def by_torch(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(x)
@@ -41,7 +47,9 @@ def _case(kind: str, experts: rk.PackedExperts, w1: torch.Tensor, w2: torch.Tens
             out.index_add_(0, rows, result * weights[rows, column, None].to(x.dtype))
         return out
 
-    named = EXPERTS * (1 - (1 - TOPK / EXPERTS) ** tokens)  # experts that some token names, on average
+    named = EXPERTS * (
+        1 - (1 - TOPK / EXPERTS) ** tokens
+    )  # experts that some token names, on average
     pairs = tokens * TOPK
     return Case(
         "fused_experts_packed", f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", w1.dtype,

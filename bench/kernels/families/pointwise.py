@@ -1,4 +1,5 @@
-"""Norms, RoPE, gated activations, and what stands between the QKV projection and attention: widths of real models."""
+"""Norms, RoPE, gated activations, and what stands between the QKV projection and attention: widths
+of real models."""
 
 from __future__ import annotations
 
@@ -17,11 +18,27 @@ from ..harness import ROTATED_BYTES, Case, Contender, randn
 # (tokens, hidden) of the norms, (tokens, intermediate) of the activations
 NORMS = {
     "cpu": ((1, 1024), (32, 1024), (512, 1024), (1, 4096), (32, 4096), (512, 4096)),
-    "cuda": ((1, 1024), (64, 1024), (4096, 1024), (1, 4096), (64, 4096), (4096, 4096), (16384, 8192)),
+    "cuda": (
+        (1, 1024),
+        (64, 1024),
+        (4096, 1024),
+        (1, 4096),
+        (64, 4096),
+        (4096, 4096),
+        (16384, 8192),
+    ),
 }
 ACTIVATIONS = {
     "cpu": ((1, 3072), (32, 3072), (512, 3072), (1, 14336), (32, 14336), (512, 14336)),
-    "cuda": ((1, 3072), (64, 3072), (1, 14336), (64, 14336), (4096, 4096), (4096, 8192), (4096, 14336)),
+    "cuda": (
+        (1, 3072),
+        (64, 3072),
+        (1, 14336),
+        (64, 14336),
+        (4096, 4096),
+        (4096, 8192),
+        (4096, 14336),
+    ),
 }
 TOKENS = {"cpu": (1, 32, 512), "cuda": (1, 64, 4096)}
 HEAD_DIM = 128
@@ -64,7 +81,9 @@ def _rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int)
     if vllm := peers.load("vllm._custom_ops"):
         contenders["vllm"] = lambda x, out: vllm.rms_norm(out, x, weight, 1e-6)
     size = tokens * hidden * dtype.itemsize
-    return Case("rmsnorm", f"{tokens}x{hidden}", dtype, 2 * size, 4 * tokens * hidden, make, contenders)
+    return Case(
+        "rmsnorm", f"{tokens}x{hidden}", dtype, 2 * size, 4 * tokens * hidden, make, contenders
+    )
 
 
 def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
@@ -82,11 +101,21 @@ def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hi
         "torch": eager,
     }
     if flashinfer := peers.load("flashinfer"):
-        contenders["flashinfer"] = lambda x, r: flashinfer.norm.fused_add_rmsnorm(x, r, weight, 1e-6)
+        contenders["flashinfer"] = lambda x, r: flashinfer.norm.fused_add_rmsnorm(
+            x, r, weight, 1e-6
+        )
     if vllm := peers.load("vllm._custom_ops"):
         contenders["vllm"] = lambda x, r: vllm.fused_add_rms_norm(x, r, weight, 1e-6)
     size = tokens * hidden * dtype.itemsize
-    return Case("fused_add_rmsnorm", f"{tokens}x{hidden}", dtype, 4 * size, 5 * tokens * hidden, make, contenders)
+    return Case(
+        "fused_add_rmsnorm",
+        f"{tokens}x{hidden}",
+        dtype,
+        4 * size,
+        5 * tokens * hidden,
+        make,
+        contenders,
+    )
 
 
 def _layernorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Case:
@@ -101,7 +130,9 @@ def _layernorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: in
         "torch": lambda x, out: F.layer_norm(x, (hidden,), weight, bias, 1e-5),
     }
     size = tokens * hidden * dtype.itemsize
-    return Case("layernorm", f"{tokens}x{hidden}", dtype, 2 * size, 8 * tokens * hidden, make, contenders)
+    return Case(
+        "layernorm", f"{tokens}x{hidden}", dtype, 2 * size, 8 * tokens * hidden, make, contenders
+    )
 
 
 def _silu_and_mul(device: torch.device, dtype: torch.dtype, tokens: int, inter: int) -> Case:
@@ -113,13 +144,24 @@ def _silu_and_mul(device: torch.device, dtype: torch.dtype, tokens: int, inter: 
         gate, up = x.chunk(2, dim=-1)
         torch.mul(F.silu(gate), up, out=out)
 
-    contenders: dict[str, Contender] = {"radix": lambda x, out: rk.silu_and_mul(x, out=out), "torch": eager}
+    contenders: dict[str, Contender] = {
+        "radix": lambda x, out: rk.silu_and_mul(x, out=out),
+        "torch": eager,
+    }
     if flashinfer := peers.load("flashinfer"):
         contenders["flashinfer"] = lambda x, out: flashinfer.activation.silu_and_mul(x, out=out)
     if peers.load("vllm._custom_ops"):
         contenders["vllm"] = lambda x, out: torch.ops._C.silu_and_mul(out, x)
     size = 3 * tokens * inter
-    return Case("silu_and_mul", f"{tokens}x{inter}", dtype, size * dtype.itemsize, 5 * tokens * inter, make, contenders)
+    return Case(
+        "silu_and_mul",
+        f"{tokens}x{inter}",
+        dtype,
+        size * dtype.itemsize,
+        5 * tokens * inter,
+        make,
+        contenders,
+    )
 
 
 def _rotate(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> None:
@@ -142,8 +184,10 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
         "torch": lambda positions, q, k: _rotate(q, k, table[positions]),
     }
     if flashinfer := peers.load("flashinfer"):
-        contenders["flashinfer"] = lambda positions, q, k: flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(
-            positions, q.flatten(1), k.flatten(1), HEAD_DIM, table
+        contenders["flashinfer"] = lambda positions, q, k: (
+            flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(
+                positions, q.flatten(1), k.flatten(1), HEAD_DIM, table
+            )
         )
     if peers.load("vllm._custom_ops"):
         narrow = table.to(dtype)
@@ -152,17 +196,24 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
         )
     size = tokens * (heads + kv_heads) * HEAD_DIM
     shape = f"{tokens}x({heads}+{kv_heads})x{HEAD_DIM}"
-    return Case("apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders)
+    return Case(
+        "apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders
+    )
 
 
 def _large_cache(
     device: torch.device, dtype: torch.dtype, tokens: int, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]:
-    """K and V pages, more than the machine's caches hold, and what gives each input set slots of its own in them."""
+    """K and V pages, more than the machine's caches hold, and what gives each input set slots of
+    its own in them."""
     page_size = 16
-    pages = max(ROTATED_BYTES // (2 * heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
+    pages = (
+        max(ROTATED_BYTES // (2 * heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
+    )
     free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
-    k_cache, v_cache = (torch.zeros(pages, page_size, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2))
+    k_cache, v_cache = (
+        torch.zeros(pages, page_size, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2)
+    )
 
     def next_slots() -> torch.Tensor:
         return free[(next(turn) * tokens + torch.arange(tokens, device=device)) % len(free)]
@@ -171,7 +222,13 @@ def _large_cache(
 
 
 def _between(
-    device: torch.device, dtype: torch.dtype, tokens: int, model: str, heads: int, kv_heads: int, norm: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    tokens: int,
+    model: str,
+    heads: int,
+    kv_heads: int,
+    norm: bool,
 ) -> Case:
     """q/k norm, RoPE and KV store: one op against our own single ops and against torch."""
     table = rk.rope_cos_sin_cache(HEAD_DIM, 8192, 1e6).to(device)
@@ -181,10 +238,16 @@ def _between(
     def make() -> tuple[torch.Tensor, ...]:
         qkv = randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
         slots = next_slots()
-        return *qkv.split([heads, kv_heads, kv_heads], 1), torch.randint(0, 8192, (tokens,), device=device), slots
+        return (
+            *qkv.split([heads, kv_heads, kv_heads], 1),
+            torch.randint(0, 8192, (tokens,), device=device),
+            slots,
+        )
 
     def ours(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
-        rk.fused_qk_norm_rope_store(q, k, v, weight, weight, table, positions, k_cache, v_cache, slots)
+        rk.fused_qk_norm_rope_store(
+            q, k, v, weight, weight, table, positions, k_cache, v_cache, slots
+        )
 
     def separate(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
         if weight is not None:
@@ -202,10 +265,20 @@ def _between(
     contenders: dict[str, Contender] = {"radix": ours, "separate": separate, "torch": eager}
     size = tokens * (heads + 2 * kv_heads) * HEAD_DIM
     name = f"{tokens} tokens of {model}"
-    return Case("fused_qk_norm_rope_store", name, dtype, 2 * size * dtype.itemsize, 6 * size, make, contenders)
+    return Case(
+        "fused_qk_norm_rope_store",
+        name,
+        dtype,
+        2 * size * dtype.itemsize,
+        6 * size,
+        make,
+        contenders,
+    )
 
 
-def _store(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, cache_dtype: torch.dtype) -> Case:
+def _store(
+    device: torch.device, dtype: torch.dtype, tokens: int, heads: int, cache_dtype: torch.dtype
+) -> Case:
     fp8 = cache_dtype != dtype
     k_cache, v_cache, next_slots = _large_cache(device, cache_dtype, tokens, heads)
     scale = torch.full((1,), 0.02, device=device)
@@ -225,8 +298,13 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, ca
         "torch": eager,
     }
     if vllm := peers.load("vllm._custom_ops"):
-        how, caches = "fp8" if fp8 else "auto", [x.view(torch.uint8) if fp8 else x for x in (k_cache, v_cache)]
-        contenders["vllm"] = lambda k, v, slots: vllm.reshape_and_cache_flash(k, v, *caches, slots, how, scale, scale)
+        how, caches = (
+            "fp8" if fp8 else "auto",
+            [x.view(torch.uint8) if fp8 else x for x in (k_cache, v_cache)],
+        )
+        contenders["vllm"] = lambda k, v, slots: vllm.reshape_and_cache_flash(
+            k, v, *caches, slots, how, scale, scale
+        )
     size = 2 * tokens * heads * HEAD_DIM
     moved = size * (dtype.itemsize + cache_dtype.itemsize)
     name = f"{tokens}x{heads}x{HEAD_DIM}{' FP8' if fp8 else ''}"

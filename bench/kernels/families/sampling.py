@@ -24,7 +24,8 @@ BATCHES = {"cpu": (1, 32), "cuda": (1, 64, 256)}
 
 
 def sampling(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Logits are normal with deviation 1, the flattest that a filter meets ("flat"), or 4, as a trained model's."""
+    """Logits are normal with deviation 1, the flattest that a filter meets ("flat"), or 4, as a
+    trained model's."""
     for batch in BATCHES[device.type]:
         for name, settings in SETTINGS.items():
             for spread in (1.0,) if name == "greedy" else (1.0, 4.0):
@@ -34,7 +35,13 @@ def sampling(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _case(
-    device: torch.device, batch: int, name: str, spread: float, temperature: float, top_k: int, top_p: float
+    device: torch.device,
+    batch: int,
+    name: str,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
 ) -> Case:
     def full(value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((batch,), value, dtype=dtype, device=device)
@@ -80,22 +87,28 @@ def _case(
 def _flashinfer(
     library: Any, temperature: float, k: torch.Tensor, p: torch.Tensor, top_k: int, top_p: float
 ) -> Contender:
-    """The functions that FlashInfer has for these filters. The seed is given, so that calls can be captured."""
+    """The functions that FlashInfer has for these filters. The seed is given, so that calls can be
+    captured."""
     seed: dict[str, int] = {"seed": 1, "offset": 0}
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
         if top_k <= 0 and top_p >= 1:
-            return library.sampling.sampling_from_logits(logits if temperature == 1 else logits / temperature, **seed)
+            return library.sampling.sampling_from_logits(
+                logits if temperature == 1 else logits / temperature, **seed
+            )
         probs = library.sampling.softmax(logits, temperature)
         if top_k <= 0:
             return library.sampling.top_p_sampling_from_probs(probs, p, **seed)
-        return library.sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="top_k_first", **seed)
+        return library.sampling.top_k_top_p_sampling_from_probs(
+            probs, k, p, filter_apply_order="top_k_first", **seed
+        )
 
     return draw
 
 
 def _greedy_logprobs_case(device: torch.device, batch: int) -> Case:
-    """The draw and the log-probabilities of it and of the five best, beside the draw alone ("greedy")."""
+    """The draw and the log-probabilities of it and of the five best, beside the draw alone
+    ("greedy")."""
     zero, one = (torch.full((batch,), x, device=device) for x in (0.0, 1.0))
     k = torch.zeros(batch, dtype=torch.int32, device=device)
     seed = torch.arange(batch, device=device)

@@ -23,7 +23,14 @@ from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import embedding, linear, linear_argmax
 from .mla import concat_mla_k, mla_decode, store_mla_kv
-from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
+from .moe import (
+    fused_experts,
+    moe_align_block_size,
+    moe_fused_gate,
+    moe_sum,
+    topk_sigmoid,
+    topk_softmax,
+)
 from .norm import fused_add_rmsnorm, layernorm, rmsnorm
 from .packed_experts import PackedExperts, fused_experts_packed, pack_experts
 from .packed_weight import PackedWeight, pack_weight, unpack_weight
@@ -53,7 +60,12 @@ __version__: str = _loader.version
 abi_version: int | None = _loader.abi_version
 
 # Loaded on first use: they import a framework.
-_LAZY = {"GpuCommunicator": "comm", "ShmCommunicator": "comm", "reference": "reference", "torch_ops": "torch_ops"}
+_LAZY = {
+    "GpuCommunicator": "comm",
+    "ShmCommunicator": "comm",
+    "reference": "reference",
+    "torch_ops": "torch_ops",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,9 @@ def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
         return x.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
     framework = import_module(type(x).__module__.partition(".")[0])
     if not hasattr(framework, "empty"):
-        raise TypeError(f"cannot allocate an output for {type(x).__module__}.{type(x).__name__}: pass out=")
+        raise TypeError(
+            f"cannot allocate an output for {type(x).__module__}.{type(x).__name__}: pass out="
+        )
     return framework.empty(tuple(shape), dtype=dtype or x.dtype)
 
 

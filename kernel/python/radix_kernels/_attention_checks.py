@@ -7,19 +7,23 @@ from typing import Any
 
 from . import _checks
 
-# A window of as many tokens is none: no row is as long, and the kernels' 32-bit positions do not overflow.
+# A window of as many tokens is none: no row is as long, and the kernels' 32-bit positions do not
+# overflow.
 _ENDLESS = 2**30
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 
 
 def read_window(op: str, window_size: tuple[int, int]) -> tuple[int, int]:
-    """(left, right) as integers, -1 for a left of 2**30 or more. TypeError, ValueError unless it is a valid pair."""
+    """(left, right) as integers, -1 for a left of 2**30 or more. TypeError, ValueError unless it is
+    a valid pair."""
     try:
         left, right = (operator.index(side) for side in window_size)
     except (TypeError, ValueError):
         raise TypeError(f"{op}: window_size is {window_size!r}, expected two integers") from None
     fits = left >= -1 and right in (-1, 0)
-    _checks.require(op, fits, f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0")
+    _checks.require(
+        op, fits, f"window_size is ({left}, {right}), expected left >= -1 and right -1 or 0"
+    )
     return (left if left < _ENDLESS else -1), right
 
 
@@ -30,7 +34,9 @@ def read_max_seqlen_q(op: str, max_seqlen_q: int | None) -> int:
     try:
         hint = operator.index(max_seqlen_q)
     except TypeError:
-        raise TypeError(f"{op}: max_seqlen_q is {max_seqlen_q!r}, expected an integer or None") from None
+        raise TypeError(
+            f"{op}: max_seqlen_q is {max_seqlen_q!r}, expected an integer or None"
+        ) from None
     _checks.require(op, hint >= 0, f"max_seqlen_q is {hint}, expected 0 or more")
     return hint
 
@@ -44,7 +50,9 @@ def check_tensors(op: str, **tensors: Any) -> None:
 
 def check_rows(op: str, q: Any, rows: int) -> None:
     """ValueError where there are queries but no row that they could belong to."""
-    _checks.require(op, rows > 0 or q.shape[0] == 0, f"q has {q.shape[0]} tokens, but there are no rows")
+    _checks.require(
+        op, rows > 0 or q.shape[0] == 0, f"q has {q.shape[0]} tokens, but there are no rows"
+    )
 
 
 def check_paged(
@@ -107,13 +115,22 @@ def _same_device(op: str, q: Any, *others: tuple[str, Any]) -> None:
 
 
 def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
-    """ValueError unless FP8 and INT8 tensors, and no others, have their scales, FP8 ones all of one size."""
+    """ValueError unless FP8 and INT8 tensors, and no others, have their scales, FP8 ones all of one
+    size."""
     int8 = is_int8(k)
-    scales = (("k_scale", k_scale, "KV", k), ("v_scale", v_scale, "KV", k), ("q_scale", q_scale, "q", q))
+    scales = (
+        ("k_scale", k_scale, "KV", k),
+        ("v_scale", v_scale, "KV", k),
+        ("q_scale", q_scale, "q", q),
+    )
     for name, scale, of, x in scales:
         wanted = is_fp8(x) or (int8 and of == "KV")
-        _checks.require(op, wanted or scale is None, f"{name} is given, but {of} is neither FP8 nor INT8")
-        _checks.require(op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it")
+        _checks.require(
+            op, wanted or scale is None, f"{name} is given, but {of} is neither FP8 nor INT8"
+        )
+        _checks.require(
+            op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it"
+        )
         if scale is not None:
             check_scale(op, name, scale, "k_cache", k)
             _same_device(op, q, (name, scale))
@@ -124,15 +141,19 @@ def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: A
 
 
 def check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> None:
-    """TypeError or ValueError unless scale is float32, of each slot and head of an INT8 cache, or of a head or all
-    heads of an FP8 one."""
+    """TypeError or ValueError unless scale is float32, of each slot and head of an INT8 cache, or
+    of a head or all heads of an FP8 one."""
     _checks.dtype(op, name, scale, ("float32",))
     if is_int8(cache):
-        _checks.shape(op, name, scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}")
+        _checks.shape(
+            op, name, scale, cache.shape[:3], f"pages, page_size and heads of {cache_name}"
+        )
         return
     _checks.rank(op, name, scale, 1)
     size = scale.shape[0]
-    _checks.require(op, size in (1, cache.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads")
+    _checks.require(
+        op, size in (1, cache.shape[-2]), f"{name} has {size} elements, expected 1 or KV heads"
+    )
 
 
 def is_fp8(x: Any) -> bool:
@@ -157,19 +178,27 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(op, name, x, *((names[0], k) if is_scaled(k) and not is_fp8(q) else ("q", q)))
+        _checks.same_dtype(
+            op, name, x, *((names[0], k) if is_scaled(k) and not is_fp8(q) else ("q", q))
+        )
         _checks.contiguous_last(op, name, x)
-        _checks.shape(op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension")
+        _checks.shape(
+            op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension"
+        )
     heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]
     _checks.require(
         op,
         kv_heads > 0 and heads % kv_heads == 0,
         f"q has {heads} heads, expected a multiple of the {kv_heads} of {names[0]}",
     )
-    _checks.require(op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}")
+    _checks.require(
+        op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
+    )
     for name, d in (("q", dim), (names[1], v_dim)):
         _checks.require(
-            op, d % 16 == 0 and 0 < d <= 256, f"{name} has head dimension {d}, expected a multiple of 16 up to 256"
+            op,
+            d % 16 == 0 and 0 < d <= 256,
+            f"{name} has head dimension {d}, expected a multiple of 16 up to 256",
         )
 
 
@@ -180,7 +209,9 @@ def check_options(op: str, q: Any, v: Any, sinks: Any, out: Any) -> None:
         _checks.shape(op, "sinks", sinks, (q.shape[1],), "query heads")
         _checks.contiguous_last(op, "sinks", sinks)
         _same_device(op, q, ("sinks", sinks))
-    _checks.shape(op, "out", out, (*q.shape[:2], v.shape[-1]), "tokens and heads of q, last dimension of v")
+    _checks.shape(
+        op, "out", out, (*q.shape[:2], v.shape[-1]), "tokens and heads of q, last dimension of v"
+    )
     if is_fp8(q):
         _checks.dtype(op, "out", out, ("bfloat16", "float16"))
     else:

@@ -78,13 +78,22 @@ def flash_attn_varlen(
     q_scale: Any,
 ) -> None: ...
 def flash_attn_workspace_size(
-    tokens: int, batch: int, heads: int, kv_heads: int, head_dim: int, page_size: int, max_pages: int, max_seqlen_q: int
+    tokens: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    max_pages: int,
+    max_seqlen_q: int,
 ) -> int: ...
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
 # Packed weights come as (description, data, bias or None).
 class Decoder:
-    def __init__(self, norm: Any, cos_sin_cache: Any, eps: float, softmax_scale: float, activation: int) -> None: ...
+    def __init__(
+        self, norm: Any, cos_sin_cache: Any, eps: float, softmax_scale: float, activation: int
+    ) -> None: ...
     def add_layer(
         self,
         input_norm: Any,
@@ -117,7 +126,13 @@ class PackedExperts:
     def add(self, w1: tuple[PackedDesc, Any], w2: tuple[PackedDesc, Any]) -> None: ...
     def workspace_size(self, hidden_states: Any, topk_ids: Any) -> int: ...
     def run(
-        self, hidden_states: Any, topk_weights: Any, topk_ids: Any, expert_map: Any, out: Any, workspace: Any
+        self,
+        hidden_states: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        expert_map: Any,
+        out: Any,
+        workspace: Any,
     ) -> None: ...
 
 # A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The library
@@ -125,16 +140,22 @@ class PackedExperts:
 class PackedDesc:
     nbytes: int
     layout: str
-    def __init__(self, n: int, k: int, dtype: str, kind: int, group: int, scale_dtype: str, zeros: bool) -> None: ...
+    def __init__(
+        self, n: int, k: int, dtype: str, kind: int, group: int, scale_dtype: str, zeros: bool
+    ) -> None: ...
 
 def pack_weight(w: Any, scales: Any, zeros: Any, desc: PackedDesc, data: Any) -> None: ...
 def unpack_weight(data: Any, desc: PackedDesc, w: Any, scales: Any, zeros: Any) -> None: ...
-def linear_packed(x: Any, data: Any, desc: PackedDesc, bias: Any, residual: Any, gate: int, out: Any) -> None: ...
+def linear_packed(
+    x: Any, data: Any, desc: PackedDesc, bias: Any, residual: Any, gate: int, out: Any
+) -> None: ...
 def linear_argmax(x: Any, data: Any, desc: PackedDesc, ids: Any, maxima: Any) -> None: ...
 def embedding_packed(ids: Any, data: Any, desc: PackedDesc, out: Any) -> None: ...
 
 # Row-major weights on Hopper; gate: 0 none, 1 halves, 2 interleaved.
-def linear_dense(x: Any, weight: Any, bias: Any, residual: Any, gate: int, static_weight: bool, out: Any) -> None: ...
+def linear_dense(
+    x: Any, weight: Any, bias: Any, residual: Any, gate: int, static_weight: bool, out: Any
+) -> None: ...
 def fp8_scaled_mm(
     mat_a: Any,
     mat_b: Any,
@@ -151,11 +172,15 @@ def fp8_blockwise_scaled_mm(
 ) -> None: ...
 def bmm_fp8(A: Any, B: Any, A_scale: Any, B_scale: Any, out: Any) -> None: ...
 def per_tensor_quant_fp8(input: Any, is_static: bool, out: Any, scale: Any) -> None: ...
-def per_token_quant_fp8(input: Any, group_size: int, gated: bool, out: Any, scales: Any) -> None: ...
+def per_token_quant_fp8(
+    input: Any, group_size: int, gated: bool, out: Any, scales: Any
+) -> None: ...
 def rmsnorm_quant_fp8(
     input: Any, residual: Any, weight: Any, group_size: int, eps: float, out: Any, scales: Any
 ) -> None: ...
-def topk_softmax(gating_output: Any, renormalize: bool, topk_weights: Any, topk_ids: Any) -> None: ...
+def topk_softmax(
+    gating_output: Any, renormalize: bool, topk_weights: Any, topk_ids: Any
+) -> None: ...
 def topk_sigmoid(
     gating_output: Any, renormalize: bool, correction_bias: Any, topk_weights: Any, topk_ids: Any
 ) -> None: ...
@@ -196,10 +221,24 @@ def fused_experts_workspace_size(
     tokens: int, topk: int, named_experts: int, hidden_size: int, inter_size: int
 ) -> int: ...
 def m_grouped_gemm_contiguous(
-    x: Any, weight: Any, groups: Any, expected_m: int, x_scale: Any, weight_scale: Any, out: Any, workspace: Any
+    x: Any,
+    weight: Any,
+    groups: Any,
+    expected_m: int,
+    x_scale: Any,
+    weight_scale: Any,
+    out: Any,
+    workspace: Any,
 ) -> None: ...
 def m_grouped_gemm_masked(
-    x: Any, weight: Any, groups: Any, expected_m: int, x_scale: Any, weight_scale: Any, out: Any, workspace: Any
+    x: Any,
+    weight: Any,
+    groups: Any,
+    expected_m: int,
+    x_scale: Any,
+    weight_scale: Any,
+    out: Any,
+    workspace: Any,
 ) -> None: ...
 def m_grouped_gemm_workspace_size(fp8: bool, rows: int, groups: int, k: int) -> int: ...
 def apply_penalties_inplace(
@@ -248,7 +287,9 @@ def sample_candidates(
     vocab_size: int,
     out: Any,
 ) -> None: ...
-def token_logprobs(logits: Any, ids: Any, logprob: Any, top_logprobs: Any, top_ids: Any, workspace: Any) -> None: ...
+def token_logprobs(
+    logits: Any, ids: Any, logprob: Any, top_logprobs: Any, top_ids: Any, workspace: Any
+) -> None: ...
 def store_mla_kv(latent: Any, rope: Any, kv_cache: Any, slot_mapping: Any) -> None: ...
 def concat_mla_k(k: Any, k_nope: Any, k_rope: Any) -> None: ...
 def mla_decode(

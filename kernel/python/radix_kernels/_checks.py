@@ -46,7 +46,9 @@ def aligned(op: str, name: str, x: Any, size: int = 16) -> None:
     """ValueError unless x (torch) and all its rows begin at multiples of `size` bytes."""
     require(op, x.data_ptr() % size == 0, f"{name} is not aligned to {size} bytes")
     for dim in range(x.ndim - 1):
-        text = f"{name} has a stride of {x.stride(dim)} elements, expected a multiple of {size} bytes"
+        text = (
+            f"{name} has a stride of {x.stride(dim)} elements, expected a multiple of {size} bytes"
+        )
         require(op, x.shape[dim] <= 1 or x.stride(dim) * x.element_size() % size == 0, text)
 
 

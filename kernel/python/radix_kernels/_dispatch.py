@@ -61,7 +61,9 @@ _HOPPER_HALVES = frozenset(
     }
 )
 # Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
-_TORCH_OPS = frozenset({"linear_dense", "linear_argmax", "pack_weight", "linear_packed", "embedding_packed"})
+_TORCH_OPS = frozenset(
+    {"linear_dense", "linear_argmax", "pack_weight", "linear_packed", "embedding_packed"}
+)
 
 _mode = "warn"
 _warned: set[str] = set()
@@ -102,7 +104,8 @@ def native(op: str, x: Array) -> Native | None:
 
 
 def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
-    """What runs a call that the kernel `refused` does not serve: Triton's kernel, or None for the reference.
+    """What runs a call that the kernel `refused` does not serve: Triton's kernel, or None for the
+    reference.
 
     RuntimeError when only the reference is left and the mode is `error`.
     """
@@ -116,9 +119,11 @@ def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
 
 
 def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
-    """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses, with Triton's.
+    """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses, with
+    Triton's.
 
-    bound: run is the library's own, so it may need a workspace. False: the caller runs the reference.
+    bound: run is the library's own, so it may need a workspace. False: the caller runs the
+    reference.
     """
     run = native(op, x)
     while run is not None:

@@ -13,15 +13,20 @@ SCALE_BLOCK = 128
 
 
 def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: int = 0) -> None:
-    """Of the reference's path: logits and the pair of results; `shared` columns are no choice among the experts."""
+    """Of the reference's path: logits and the pair of results; `shared` columns are no choice among
+    the experts."""
     _checks.dtype(op, name, x, _checks.FLOATS)
     _checks.rank(op, name, x, 2)
     _checks.contiguous_last(op, name, x)
     experts, topk = x.shape[1], weights.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
-        raise NotImplementedError(f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}")
+        raise NotImplementedError(
+            f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}"
+        )
     most = min(experts + max(shared, 0), MAX_TOPK)
-    _checks.require(op, 1 <= topk <= most, f"topk_weights has {topk} columns (topk), expected 1 to {most}")
+    _checks.require(
+        op, 1 <= topk <= most, f"topk_weights has {topk} columns (topk), expected 1 to {most}"
+    )
     _checks.dtype(op, "topk_weights", weights, ("float32",))
     _checks.dtype(op, "topk_ids", ids, ("int32",))
     for what, t in (("topk_weights", weights), ("topk_ids", ids)):
@@ -38,14 +43,18 @@ def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
 def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, shared: int) -> None:
     """Of the reference's path."""
     _checks.require(
-        op, 0 <= shared < topk, f"num_fused_shared_experts is {shared}, expected 0 to {topk - 1} (topk - 1)"
+        op,
+        0 <= shared < topk,
+        f"num_fused_shared_experts is {shared}, expected 0 to {topk - 1} (topk - 1)",
     )
     _checks.require(
         op,
         1 <= groups <= MAX_GROUPS and experts % groups == 0,
         f"input has {experts} experts in num_expert_group = {groups} groups, expected 1 to {MAX_GROUPS} equal groups",
     )
-    _checks.require(op, 1 <= kept <= groups, f"topk_group is {kept}, expected 1 to {groups} (num_expert_group)")
+    _checks.require(
+        op, 1 <= kept <= groups, f"topk_group is {kept}, expected 1 to {groups} (num_expert_group)"
+    )
     left = experts // groups * kept
     _checks.require(
         op,
@@ -55,7 +64,16 @@ def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, share
 
 
 def check_experts(
-    op: str, x: Any, w1: Any, w2: Any, weights: Any, ids: Any, s1: Any, s2: Any, expert_map: Any, out: Any
+    op: str,
+    x: Any,
+    w1: Any,
+    w2: Any,
+    weights: Any,
+    ids: Any,
+    s1: Any,
+    s2: Any,
+    expert_map: Any,
+    out: Any,
 ) -> None:
     """Of every path: fused_experts has no native entry that would check."""
     _checks.dtype(op, "hidden_states", x, _checks.FLOATS)
@@ -65,13 +83,21 @@ def check_experts(
     _checks.rank(op, "w2", w2, 3)
     tokens, hidden = x.shape
     experts, inter = w1.shape[0], w2.shape[2]
-    _checks.shape(op, "w1", w1, (experts, 2 * inter, hidden), "experts, twice w2's last dimension, hidden size")
+    _checks.shape(
+        op,
+        "w1",
+        w1,
+        (experts, 2 * inter, hidden),
+        "experts, twice w2's last dimension, hidden size",
+    )
     _checks.shape(op, "w2", w2, (experts, hidden, inter), "experts of w1, hidden size")
     _check_weights(op, x, w1, w2, s1, s2)
     _checks.dtype(op, "topk_weights", weights, ("float32",))
     _checks.rank(op, "topk_weights", weights, 2)
     _checks.dtype(op, "topk_ids", ids, ("int32",))
-    _checks.shape(op, "topk_weights", weights, (tokens, weights.shape[1]), "tokens of hidden_states")
+    _checks.shape(
+        op, "topk_weights", weights, (tokens, weights.shape[1]), "tokens of hidden_states"
+    )
     _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
     if expert_map is not None:
         _checks.dtype(op, "expert_map", expert_map, ("int32",))
@@ -85,10 +111,16 @@ def check_experts(
 
 def check_quantized(op: str, w1: Any, w2: Any, scale: Any) -> None:
     """Of every path, after check_experts: what use_fp8_w8a8 asks for."""
-    _checks.require(op, scale is not None and scale.ndim == 3, "use_fp8_w8a8 needs weights with a scale for a block")
+    _checks.require(
+        op,
+        scale is not None and scale.ndim == 3,
+        "use_fp8_w8a8 needs weights with a scale for a block",
+    )
     for name, w in (("w1", w1), ("w2", w2)):
         _checks.require(
-            op, w.shape[2] % SCALE_BLOCK == 0, f"{name} has {w.shape[2]} columns, use_fp8_w8a8 needs multiples of 128"
+            op,
+            w.shape[2] % SCALE_BLOCK == 0,
+            f"{name} has {w.shape[2]} columns, use_fp8_w8a8 needs multiples of 128",
         )
 
 

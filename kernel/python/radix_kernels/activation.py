@@ -45,7 +45,9 @@ def _gated(op: str, input: Array, out: Array | None) -> Array:
 
     x, o = _arrays.as_torch(input), _arrays.as_torch(out)
     _checks.dtype(op, "input", x, _checks.FLOATS)
-    _checks.require(op, x.shape[-1] % 2 == 0, f"input has last dimension {x.shape[-1]}, expected an even one")
+    _checks.require(
+        op, x.shape[-1] % 2 == 0, f"input has last dimension {x.shape[-1]}, expected an even one"
+    )
     _checks.contiguous_last(op, "input", x)
     _checks.shape(op, "out", o, (*x.shape[:-1], x.shape[-1] // 2), "half of input's last")
     _checks.same_dtype(op, "out", o, "input", x)

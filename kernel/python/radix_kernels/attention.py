@@ -8,8 +8,8 @@ Common to both attention ops
     causal          the q tokens of a row are the last of its k tokens: q token i (of n) sees k
                     tokens 0 .. kv_len - n + i
     window_size     (left, right): at most `left` earlier tokens are seen besides the token at the
-                    query's own position (-1, or 2**30 and more: all); right is -1, or 0, which is the
-                    same as causal
+                    query's own position (-1, or 2**30 and more: all); right is -1, or 0, which is
+                    the same as causal
     softcap         scores become `softcap * tanh(score / softcap)` where it is above 0; finite
     sinks           float32 [Hq]: a logit for each head that joins the softmax with no value
     lse             float32 [T, Hq]: natural log of the sum of exp(scores), sinks included
@@ -21,20 +21,20 @@ Common to both attention ops
                     to T tokens
 
     FP8             k and v may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
-                    v_scale, float32 [1] or [Hkv] and above 0, are then required. So may q with them,
-                    with a q_scale of the same size: the query heads of a KV head share a scale. out
-                    is then bfloat16, or float16 where the caller gives such an out. On ROCm all of
-                    them may be float8_e4m3fnuz instead. Scales lie on the device and are not read
-                    by the checks: one of 0 may give NaN
+                    v_scale, float32 [1] or [Hkv] and above 0, are then required. So may q with
+                    them, with a q_scale of the same size: the query heads of a KV head share a
+                    scale. out is then bfloat16, or float16 where the caller gives such an out. On
+                    ROCm all of them may be float8_e4m3fnuz instead. Scales lie on the device and
+                    are not read by the checks: one of 0 may give NaN
 
 On a Hopper GPU the native kernels serve bfloat16 and float16 tensors whose rows start at multiples
 of 16 bytes, an FP8 cache under a few query tokens a row of these, and FP8 alone up to D = 128.
 Another call, as any call on another GPU, runs the Triton kernel; without Triton, and on a CPU for
 FP8, the reference (see `set_fallback`).
 
-Scores and the softmax are float32; probabilities may be rounded to the value dtype before they
-meet the values; the output is rounded once. A row's result depends on no other row of the batch; on
-a GPU its bits do not either for one max_seqlen_q (without it the numbers of tokens and rows decide).
+Scores and the softmax are float32; probabilities may be rounded to the value dtype before they meet
+the values; the output is rounded once. A row's result depends on no other row of the batch; on a
+GPU its bits do not either for one max_seqlen_q (without it the numbers of tokens and rows decide).
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def flash_attn_with_kvcache(
     included; cu_seqlens_q: int32 [B + 1] from 0 to T. Entries of page_table past
     ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
 
-    INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv], one a
-    token and head, as `store_kv_cache` writes them.
+    INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
+    one a token and head, as `store_kv_cache` writes them.
 
     Returns out [T, Hq, Dv] of q's dtype, or (out, lse float32 [T, Hq]). See the module for FP8, the
-    keywords and rows that see nothing. Tolerances: docs/numerics.md.
-    Errors: TypeError (dtype, no tensor, no integer), ValueError (shape, stride, device, head counts,
-    window, soft cap, queries without a row).
+    keywords and rows that see nothing. Tolerances: docs/numerics.md. Errors: TypeError (dtype, no
+    tensor, no integer), ValueError (shape, stride, device, head counts, window, soft cap, queries
+    without a row).
     """
     op = "flash_attn_with_kvcache"
     check_tensors(op, q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table)
@@ -113,7 +113,19 @@ def flash_attn_with_kvcache(
         return result
     from . import reference
 
-    inputs = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, sinks, out, q_scale, k_scale, v_scale)
+    inputs = (
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        kv_lens,
+        cu_seqlens_q,
+        sinks,
+        out,
+        q_scale,
+        k_scale,
+        v_scale,
+    )
     tq, tk, tv, table, lens, cu, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
     check_paged(op, tq, tk, tv, table, lens, cu, qs, ks, vs)
     check_options(op, tq, tv, sink, o)
@@ -149,8 +161,8 @@ def flash_attn_varlen(
 ) -> Array:
     """Attention over ragged contiguous keys and values.
 
-    q: [T, Hq, D]; k: [Tk, Hkv, D]; v: [Tk, Hkv, Dv]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1]. Everything else
-    as `flash_attn_with_kvcache`.
+    q: [T, Hq, D]; k: [Tk, Hkv, D]; v: [Tk, Hkv, Dv]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1].
+    Everything else as `flash_attn_with_kvcache`.
     """
     op = "flash_attn_varlen"
     check_tensors(op, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
@@ -188,7 +200,13 @@ def flash_attn_varlen(
 
 
 def merge_state(
-    out_a: Array, lse_a: Array, out_b: Array, lse_b: Array, *, out: Array | None = None, lse: Array | None = None
+    out_a: Array,
+    lse_a: Array,
+    out_b: Array,
+    lse_b: Array,
+    *,
+    out: Array | None = None,
+    lse: Array | None = None,
 ) -> tuple[Array, Array]:
     """Join the attention of one query over two disjoint sets of keys.
 
@@ -225,7 +243,11 @@ def _outputs(q: Array, v: Array, out: Array | None, with_lse: bool) -> tuple[Arr
     if out is None:
         fp8 = _arrays.dtype_name(q).startswith("float8")
         same = q.shape[-1] == v.shape[-1] and not fp8
-        out = _arrays.empty_like(q) if same else _arrays.empty(q, (*lead, v.shape[-1]), "bfloat16" if fp8 else None)
+        out = (
+            _arrays.empty_like(q)
+            if same
+            else _arrays.empty(q, (*lead, v.shape[-1]), "bfloat16" if fp8 else None)
+        )
     return out, lse
 
 
@@ -241,11 +263,14 @@ def _run(
 
     table: the page table's shape, or (batch, 0). False: the caller runs the reference.
     """
-    return _dispatch.attempt(op, q, lambda run, bound: call(run, _workspace(q, k, table, hint) if bound else None))
+    return _dispatch.attempt(
+        op, q, lambda run, bound: call(run, _workspace(q, k, table, hint) if bound else None)
+    )
 
 
 def _workspace(q: Array, k: Array, table: tuple[int, int], hint: int) -> Array | None:
-    """Scratch for the native kernel; None when it needs none, or when the shapes are for its checks to refuse."""
+    """Scratch for the native kernel; None when it needs none, or when the shapes are for its checks
+    to refuse."""
     if len(q.shape) != 3 or len(k.shape) < 3 or len(table) != 2:
         return None
     page_size = k.shape[1] if len(k.shape) == 4 else 0

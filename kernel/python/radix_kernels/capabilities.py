@@ -55,14 +55,19 @@ OP_DTYPES: dict[str, tuple[str, ...]] = {
     "sample_candidates": ("int64",),
     "token_logprobs": ("float32",),
 }
-# What an op takes on some devices besides, where it is not the reference: keys and values with scales, AMD's FP8.
+# What an op takes on some devices besides, where it is not the reference: keys and values with
+# scales, AMD's FP8.
 _SCALED_DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"flash_attn_with_kvcache": ("int8",), "store_kv_cache": ("int8",)},
     "cuda": {"flash_attn_with_kvcache": _FP8, "flash_attn_varlen": _FP8, "store_kv_cache": _FP8},
     "rocm": {
-        **dict.fromkeys(("flash_attn_with_kvcache", "flash_attn_varlen"), (*_FP8, "float8_e4m3fnuz")),
+        **dict.fromkeys(
+            ("flash_attn_with_kvcache", "flash_attn_varlen"), (*_FP8, "float8_e4m3fnuz")
+        ),
         "store_kv_cache": ("float8_e4m3fnuz",),
-        **dict.fromkeys((op for op, dtypes in OP_DTYPES.items() if _FP8[0] in dtypes), ("float8_e4m3fnuz",)),
+        **dict.fromkeys(
+            (op for op, dtypes in OP_DTYPES.items() if _FP8[0] in dtypes), ("float8_e4m3fnuz",)
+        ),
     },
 }
 # Public ops whose binding function has another name.
@@ -96,7 +101,8 @@ def capabilities() -> dict[str, Any]:
         name = _NATIVE_NAMES.get(op, op)
         native = _CPU_NAMES.get(op, name) if device == "cpu" else name
         found = {
-            dtype: _dispatch.describe(native, device, dtype) for dtype in dtypes + _SCALED_DTYPES[device].get(op, ())
+            dtype: _dispatch.describe(native, device, dtype)
+            for dtype in dtypes + _SCALED_DTYPES[device].get(op, ())
         }
         ops[op] = {dtype: {"impl": impl, "why": why} for dtype, (impl, why) in found.items()}
         if device != "cpu" and op in _PARTLY:

@@ -1,4 +1,5 @@
-"""Collectives between processes of one machine: over shared memory (CPU tensors), between GPUs over peer memory."""
+"""Collectives between processes of one machine: over shared memory (CPU tensors), between GPUs over
+peer memory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class ShmCommunicator:
     then sleeps. When a rank calls `abort`, or after `timeout` seconds, waits raise RuntimeError.
     """
 
-    def __init__(self, name: str, rank: int, world_size: int, *, max_bytes: int, timeout: float = 60.0) -> None:
+    def __init__(
+        self, name: str, rank: int, world_size: int, *, max_bytes: int, timeout: float = 60.0
+    ) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}, expected 0 <= rank < world_size = {world_size}")
         if max_bytes < 8 or max_bytes % 8:
@@ -49,7 +52,9 @@ class ShmCommunicator:
         self._group.all_gather(tensor, out)
         return out
 
-    def gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None, root: int = 0) -> torch.Tensor | None:
+    def gather(
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, root: int = 0
+    ) -> torch.Tensor | None:
         """As all_gather, on `root` only; the others pass no `out` and get None."""
         self._check_root(root)
         if self.rank != root:
@@ -93,24 +98,34 @@ _ALGORITHMS = {"auto": 0, "one_shot": 1, "two_shot": 2}
 
 
 class GpuCommunicator:
-    """One rank's end of a group of 2, 4 or 8 GPUs of one machine that reach each other's memory; one process a rank.
+    """One rank's end of a group of 2, 4 or 8 GPUs of one machine that reach each other's memory;
+    one process a rank.
 
-    `group` is the ranks' ShmCommunicator (it carries the handles and the abort flag, and must outlive this object),
-    `device` the index of this process's GPU. All ranks construct it together. It owns `4 * max_bytes` of device memory
-    that no framework knows of: processes can share whole allocations only. `max_bytes` is what one launch moves at
-    most; larger tensors take several.
+    `group` is the ranks' ShmCommunicator (it carries the handles and the abort flag, and must
+    outlive this object), `device` the index of this process's GPU. All ranks construct it together.
+    It owns `4 * max_bytes` of device memory that no framework knows of: processes can share whole
+    allocations only. `max_bytes` is what one launch moves at most; larger tensors take several.
 
-    Tensors are contiguous, on that GPU. All ranks call the same collectives in the same order with equal shapes and
-    dtypes, each rank on one stream (or streams that wait for each other). Nothing is allocated and the host waits for
-    nothing; calls may be captured in CUDA graphs. Sums run in rank order, rank 0 first, in float32, rounded once: all
-    ranks hold the same bits, whichever algorithm ran.
+    Tensors are contiguous, on that GPU. All ranks call the same collectives in the same order with
+    equal shapes and dtypes, each rank on one stream (or streams that wait for each other). Nothing
+    is allocated and the host waits for nothing; calls may be captured in CUDA graphs. Sums run in
+    rank order, rank 0 first, in float32, rounded once: all ranks hold the same bits, whichever
+    algorithm ran.
 
-    When a rank calls `abort`, or a wait on the device has taken `timeout` seconds, everything later is void and `check`
-    raises RuntimeError. NotImplementedError (on all ranks): no kernels here, another number of ranks, a GPU that
-    cannot reach another's memory. ValueError, TypeError: as every op.
+    When a rank calls `abort`, or a wait on the device has taken `timeout` seconds, everything later
+    is void and `check` raises RuntimeError. NotImplementedError (on all ranks): no kernels here,
+    another number of ranks, a GPU that cannot reach another's memory. ValueError, TypeError: as
+    every op.
     """
 
-    def __init__(self, group: ShmCommunicator, device: int, *, max_bytes: int = 8 << 20, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        group: ShmCommunicator,
+        device: int,
+        *,
+        max_bytes: int = 8 << 20,
+        timeout: float = 60.0,
+    ) -> None:
         self.rank, self.world_size = group.rank, group.world_size
         self._group = group
         self._comm: Any = None
@@ -118,8 +133,12 @@ class GpuCommunicator:
         try:
             make = getattr(_loader.bind, "GpuComm", None)
             if make is None:
-                raise NotImplementedError(_loader.reason or f"the {_loader.backend} library has no GPU collectives")
-            self._comm = make(group.control_address, device, self.rank, self.world_size, max_bytes, timeout)
+                raise NotImplementedError(
+                    _loader.reason or f"the {_loader.backend} library has no GPU collectives"
+                )
+            self._comm = make(
+                group.control_address, device, self.rank, self.world_size, max_bytes, timeout
+            )
             handle = self._comm.handle()
         except (NotImplementedError, RuntimeError) as error:
             problem = str(error)
@@ -137,11 +156,16 @@ class GpuCommunicator:
         size = 512
         text = (data or problem.encode()[: size - 2]).ljust(size - 2, b"\0")
         mine = torch.frombuffer(bytearray([bool(problem), len(data), *text]), dtype=torch.uint8)
-        rows = [bytes(row.tolist()) for row in self._group.all_gather(mine, mine.new_empty(self.world_size, size))]
+        rows = [
+            bytes(row.tolist())
+            for row in self._group.all_gather(mine, mine.new_empty(self.world_size, size))
+        ]
         for rank, row in enumerate(rows):
             if row[0]:
                 self._comm = None
-                raise NotImplementedError(f"GPU collectives, rank {rank}: {row[2:].rstrip(bytes(1)).decode()}")
+                raise NotImplementedError(
+                    f"GPU collectives, rank {rank}: {row[2:].rstrip(bytes(1)).decode()}"
+                )
         return [row[2 : 2 + row[1]] for row in rows]
 
     def all_reduce(
@@ -155,8 +179,9 @@ class GpuCommunicator:
     ) -> torch.Tensor:
         """Sum over the ranks; bfloat16, float16 or float32. In place without `out`; returns it.
 
-        algorithm: `one_shot` (one hop, all data to all ranks), `two_shot` (fewer bytes, two hops) or `auto`, what was
-        measured to be faster for the size. blocks, threads: the launch, for measurements; 0 is ours.
+        algorithm: `one_shot` (one hop, all data to all ranks), `two_shot` (fewer bytes, two hops)
+        or `auto`, what was measured to be faster for the size. blocks, threads: the launch, for
+        measurements; 0 is ours.
         """
         out = input if out is None else out
         self._comm.all_reduce(input, _algorithm(algorithm), blocks, threads, out)
@@ -174,7 +199,8 @@ class GpuCommunicator:
         algorithm: str = "auto",
         blocks: int = 0,
     ) -> torch.Tensor:
-        """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch; returns out.
+        """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch; returns
+        out.
 
         input, residual: [..., H] of one floating dtype, 16-byte aligned, rows of at most 32 KiB in multiples of 16
         bytes. weight: [H], input's dtype or float32. out: as input (default: input itself), or float8_e4m3fn with
@@ -183,28 +209,36 @@ class GpuCommunicator:
         its tolerance, the same bits on every rank.
         """
         out = input if out is None else out
-        self._comm.all_reduce_add_rmsnorm(input, residual, weight, eps, _algorithm(algorithm), blocks, out, scale)
+        self._comm.all_reduce_add_rmsnorm(
+            input, residual, weight, eps, _algorithm(algorithm), blocks, out, scale
+        )
         return out
 
-    def reduce_scatter(self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0) -> torch.Tensor:
-        """`out` receives the sum over the ranks of their `input[rank]`; input [world_size, *out.shape]. Returns out."""
+    def reduce_scatter(
+        self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0
+    ) -> torch.Tensor:
+        """`out` receives the sum over the ranks of their `input[rank]`; input [world_size,
+        *out.shape]. Returns out."""
         self._comm.reduce_scatter(input, blocks, out)
         return out
 
-    def all_gather(self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0) -> torch.Tensor:
-        """`out` [world_size, *input.shape] receives every rank's tensor bit for bit, any dtype; returns out. For small
-        tensors: two bytes travel for each."""
+    def all_gather(
+        self, input: torch.Tensor, out: torch.Tensor, *, blocks: int = 0
+    ) -> torch.Tensor:
+        """`out` [world_size, *input.shape] receives every rank's tensor bit for bit, any dtype;
+        returns out. For small tensors: two bytes travel for each."""
         self._comm.all_gather(input, blocks, out)
         return out
 
     def check(self) -> None:
-        """Raises RuntimeError when the group was aborted or a rank did not arrive. Does not wait: call it when the work
-        of interest is done."""
+        """Raises RuntimeError when the group was aborted or a rank did not arrive. Does not wait:
+        call it when the work of interest is done."""
         if self._comm is not None:
             self._comm.check()
 
     def abort(self) -> None:
-        """Ends every present and later wait of every rank, on the host and on the GPUs. Idempotent; any thread."""
+        """Ends every present and later wait of every rank, on the host and on the GPUs. Idempotent;
+        any thread."""
         self._group.abort()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""All layers of a dense decoder in one native call: Python between small kernels takes a fifth of a step on a CPU."""
+"""All layers of a dense decoder in one native call: Python between small kernels takes a fifth of a
+step on a CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, and its cache.
+    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, and its
+    cache.
 
-    Norms: [H], those of q and k [D] or both None. Products: (weight, bias or None); qkv [(Hq + 2 Hkv) D, H] gives
-    query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down [H, I]. k_cache, v_cache: [pages,
-    page_size, Hkv, D]. window_left: earlier tokens that a token sees, -1 all.
+    Norms: [H], those of q and k [D] or both None. Products: (weight, bias or None); qkv [(Hq + 2
+    Hkv) D, H] gives query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down
+    [H, I]. k_cache, v_cache: [pages, page_size, Hkv, D]. window_left: earlier tokens that a token
+    sees, -1 all.
     """
 
     input_norm: Array
@@ -38,11 +41,12 @@ class DecoderLayer:
 class DenseDecoder:
     """The layers and the last norm of a Llama, Mistral, Qwen2 or Qwen3 model on the CPU.
 
-    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear` with the residual,
-    `rmsnorm`, `linear` with the gated activation (`silu`, `gelu`, `gelu_tanh`; `linear_silu_and_mul` where there is no
-    bias) and `linear` with the residual for every layer, then the norm: the same kernels with the same bits, without
-    Python between them. Keeps all arrays; one call at a time.
-    Errors: NotImplementedError without the CPU library, with a weight that it has not packed or another type of cache.
+    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear`
+    with the residual, `rmsnorm`, `linear` with the gated activation (`silu`, `gelu`, `gelu_tanh`;
+    `linear_silu_and_mul` where there is no bias) and `linear` with the residual for every layer,
+    then the norm: the same kernels with the same bits, without Python between them. Keeps all
+    arrays; one call at a time. Errors: NotImplementedError without the CPU library, with a weight
+    that it has not packed or another type of cache.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class DenseDecoder:
         activation: str = "silu",
     ) -> None:
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"DenseDecoder: activation is {activation!r}, expected one of {', '.join(_ACTIVATIONS)}")
+            raise ValueError(
+                f"DenseDecoder: activation is {activation!r}, expected one of {', '.join(_ACTIVATIONS)}"
+            )
         native = getattr(_loader.bind, "Decoder", None)
         if native is None:
             raise NotImplementedError("DenseDecoder needs the native CPU library")
@@ -66,7 +72,9 @@ class DenseDecoder:
             if _arrays.dtype_name(layer.k_cache) != layer.qkv[0].dtype:
                 raise NotImplementedError("DenseDecoder needs a cache of the weights' type")
             norms = layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm
-            self._native.add_layer(*norms, *products, layer.k_cache, layer.v_cache, layer.window_left)
+            self._native.add_layer(
+                *norms, *products, layer.k_cache, layer.v_cache, layer.window_left
+            )
         self._workspace: Any = None
 
     @classmethod
@@ -80,17 +88,25 @@ class DenseDecoder:
         cos_sin_cache: Array,
         **options: Any,
     ) -> DenseDecoder:
-        """From modules named as engines name them: each of `layers` has input_layernorm, post_attention_layernorm,
-        self_attn (qkv_proj, o_proj, and q_norm and k_norm or None) and mlp (gate_up_proj, down_proj); each of those has
-        a `weight`, the projections a PackedWeight and a `bias` or None. options: eps, softmax_scale, activation.
+        """From modules named as engines name them: each of `layers` has input_layernorm,
+        post_attention_layernorm, self_attn (qkv_proj, o_proj, and q_norm and k_norm or None) and
+        mlp (gate_up_proj, down_proj); each of those has a `weight`, the projections a PackedWeight
+        and a `bias` or None. options: eps, softmax_scale, activation.
         """
         made = []
         for layer, k, v, left in zip(layers, k_caches, v_caches, windows_left, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
-            norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
+            norms = (
+                layer.input_layernorm,
+                layer.post_attention_layernorm,
+                attention.q_norm,
+                attention.k_norm,
+            )
             linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
             weights: Any = [None if n is None else n.weight for n in norms]
-            weights += [(getattr(x, "weight", None), x.bias) for x in linears]  # None is refused as no packed weight
+            weights += [
+                (getattr(x, "weight", None), x.bias) for x in linears
+            ]  # None is refused as no packed weight
             weights += [k, v, left]
             made.append(DecoderLayer(*weights))
         return cls(made, norm.weight, cos_sin_cache, **options)
@@ -106,13 +122,16 @@ class DenseDecoder:
         *,
         max_seqlen_q: int | None = None,
     ) -> Array:
-        """hidden [T, H], the embeddings, becomes the normed output and is returned; stores the tokens' keys and values.
+        """hidden [T, H], the embeddings, becomes the normed output and is returned; stores the
+        tokens' keys and values.
 
         The rest as in `fused_qk_norm_rope_store` and `flash_attn_with_kvcache`.
         Errors: theirs; after one some layers may have stored their keys and values.
         """
         longest = 0 if max_seqlen_q is None else max_seqlen_q
-        _checks.require("DenseDecoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more")
+        _checks.require(
+            "DenseDecoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more"
+        )
         size = self._native.workspace_size(hidden, page_table, longest)
         if self._workspace is None or self._workspace.shape[0] < size:
             self._workspace = _arrays.empty(hidden, (size,), "uint8")

@@ -1,9 +1,11 @@
-"""Quantized linear layers as checkpoints store them (GPTQ, AWQ, GGUF), as arguments of `pack_weight`.
+"""Quantized linear layers as checkpoints store them (GPTQ, AWQ, GGUF), as arguments of
+`pack_weight`.
 
     weight = pack_weight(**unpack_awq(qweight, qzeros, scales, group_size=128), dtype="float16")
 
-Every code, scale and zero point is kept, so that `linear` and `unpack_weight` see the values of the file. Inputs are
-torch tensors or any other DLPack type; results are torch tensors on their device, which may share memory with them.
+Every code, scale and zero point is kept, so that `linear` and `unpack_weight` see the values of the
+file. Inputs are torch tensors or any other DLPack type; results are torch tensors on their device,
+which may share memory with them.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ _GGUF_BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18}
 class PackArguments(TypedDict):
     """Keyword arguments of `pack_weight`, which says what each of them means.
 
-    kind is `int8` or `int4`; with `w8a8` or `w4a8` in its place x is quantized as well. zeros is None where every 4-bit
-    zero point is 8. group divides the format's group, whose scale is repeated where the format's is larger.
+    kind is `int8` or `int4`; with `w8a8` or `w4a8` in its place x is quantized as well. zeros is
+    None where every 4-bit zero point is 8. group divides the format's group, whose scale is
+    repeated where the format's is larger.
     """
 
     w: Array
@@ -42,27 +45,31 @@ def unpack_gptq(
     bits: int = 4,
     checkpoint_format: str = "gptq",
 ) -> PackArguments:
-    """A layer of a GPTQ checkpoint (Frantar et al., 2022, arXiv:2210.17323), as AutoGPTQ and GPTQModel write it.
+    """A layer of a GPTQ checkpoint (Frantar et al., 2022, arXiv:2210.17323), as AutoGPTQ and
+    GPTQModel write it.
 
-    With P = 32 / bits codes to a word, the first in its lowest bits, and G = ceil(K / group_size) groups:
-    qweight: int32 [K / P, N], P inputs of one output in a word. qzeros: int32 [G, N / P], P outputs of one group in a
-    word. scales: [G, N] bfloat16, float16 or float32. g_idx: int32 or int64 [K], each input's group; None: in order.
-    weight[k, n] = (code - zero point) * scale of group k // group_size.
+    With P = 32 / bits codes to a word, the first in its lowest bits, and G = ceil(K / group_size)
+    groups: qweight: int32 [K / P, N], P inputs of one output in a word. qzeros: int32 [G, N / P], P
+    outputs of one group in a word. scales: [G, N] bfloat16, float16 or float32. g_idx: int32 or
+    int64 [K], each input's group; None: in order. weight[k, n] = (code - zero point) * scale of
+    group k // group_size.
 
-    bits, group_size (-1: a row is one group) and checkpoint_format are the checkpoint's configuration:
-    `gptq` (v1) stores zero point - 1, `gptq_v2` the zero point. `gptq` cannot store a zero point of 0 (none of a
-    symmetric checkpoint is): writers leave 15 there, with or without a borrow from the next output, and readers take it
-    as 16 or as 0. It is refused.
+    bits, group_size (-1: a row is one group) and checkpoint_format are the checkpoint's
+    configuration: `gptq` (v1) stores zero point - 1, `gptq_v2` the zero point. `gptq` cannot store
+    a zero point of 0 (none of a symmetric checkpoint is): writers leave 15 there, with or without a
+    borrow from the next output, and readers take it as 16 or as 0. It is refused.
 
-    Errors: TypeError (dtype), ValueError (shape, group_size; that 15), NotImplementedError (other bits or formats;
-    inputs out of order, `desc_act`; groups that are no multiple of 32; 8 bits with a zero point other than 128, which
-    `pack_weight` cannot hold).
+    Errors: TypeError (dtype), ValueError (shape, group_size; that 15), NotImplementedError (other
+    bits or formats; inputs out of order, `desc_act`; groups that are no multiple of 32; 8 bits with
+    a zero point other than 128, which `pack_weight` cannot hold).
     """
     op = "unpack_gptq"
     if bits not in (4, 8):
         raise NotImplementedError(f"{op}: bits is {bits}, supported are 4 and 8")
     if checkpoint_format not in ("gptq", "gptq_v2"):
-        raise NotImplementedError(f"{op}: checkpoint_format is {checkpoint_format!r}, supported are gptq and gptq_v2")
+        raise NotImplementedError(
+            f"{op}: checkpoint_format is {checkpoint_format!r}, supported are gptq and gptq_v2"
+        )
     _checks.dtype(op, "qweight", qweight, ("int32",))
     words = _arrays.as_torch(qweight)
     _checks.rank(op, "qweight", words, 2)
@@ -71,7 +78,8 @@ def unpack_gptq(
     zero_words, scales = _check_groups(op, qzeros, scales, k, n, group_size, per_word)
     if g_idx is not None:
         _check_order(op, g_idx, k, group_size)
-    # A word's bytes are its inputs in ascending order: as `pack_weight` wants them, two 4-bit codes to a byte.
+    # A word's bytes are its inputs in ascending order: as `pack_weight` wants them, two 4-bit codes
+    # to a byte.
     codes = _bytes(words.T)
     stored = _bytes(zero_words) if bits == 8 else _nibbles(zero_words)
     first_form = checkpoint_format == "gptq"
@@ -85,19 +93,23 @@ def unpack_gptq(
             f"{op}: zero points of 8 bits are not all 128 (sym=False): pack_weight has zero points for 4 bits alone"
         )
     group, scales = _regroup(op, scales, k, group_size, whole_rows=True)
-    return PackArguments(w=(codes ^ 128).view(_torch().int8), scales=scales, kind="int8", zeros=None, group=group)
+    return PackArguments(
+        w=(codes ^ 128).view(_torch().int8), scales=scales, kind="int8", zeros=None, group=group
+    )
 
 
 def unpack_awq(qweight: Array, qzeros: Array, scales: Array, *, group_size: int) -> PackArguments:
-    """A 4-bit layer of an AWQ checkpoint (Lin et al., 2023, arXiv:2306.00978), as AutoAWQ's version `gemm` writes it.
+    """A 4-bit layer of an AWQ checkpoint (Lin et al., 2023, arXiv:2306.00978), as AutoAWQ's version
+    `gemm` writes it.
 
-    With G = ceil(K / group_size) groups, or one for group_size -1: qweight: int32 [K, N / 8], 8 outputs of one input in
-    a word, from its lowest 4 bits on outputs 0, 2, 4, 6, 1, 3, 5, 7. qzeros: int32 [G, N / 8], in the same order, the
-    zero points themselves. scales: [G, N] bfloat16, float16 or float32.
-    weight[k, n] = (code - zero point) * scale of group k // group_size.
+    With G = ceil(K / group_size) groups, or one for group_size -1: qweight: int32 [K, N / 8], 8
+    outputs of one input in a word, from its lowest 4 bits on outputs 0, 2, 4, 6, 1, 3, 5, 7.
+    qzeros: int32 [G, N / 8], in the same order, the zero points themselves. scales: [G, N]
+    bfloat16, float16 or float32. weight[k, n] = (code - zero point) * scale of group k //
+    group_size.
 
-    Errors: TypeError (dtype), ValueError (shape, group_size), NotImplementedError (groups that are no multiple of 32;
-    an odd K, of which `pack_weight` takes no codes).
+    Errors: TypeError (dtype), ValueError (shape, group_size), NotImplementedError (groups that are
+    no multiple of 32; an odd K, of which `pack_weight` takes no codes).
     """
     op = "unpack_awq"
     _checks.dtype(op, "qweight", qweight, ("int32",))
@@ -114,17 +126,19 @@ def unpack_awq(qweight: Array, qzeros: Array, scales: Array, *, group_size: int)
 def unpack_gguf(blocks: Array, quant_type: str) -> PackArguments:
     """A matrix [N, K] of a GGUF file in `Q8_0` or `Q4_0`, the names of ggml's types (quant_type).
 
-    blocks: uint8 [N, K / 32 * 34] (Q8_0) or [N, K / 32 * 18] (Q4_0), a row's blocks of 32 inputs one after the other,
-    as gguf-py's reader gives a tensor's data. A block is a float16 scale, little-endian, and its codes. Q8_0: 32 int8,
-    weight = code * scale. Q4_0: 16 bytes, inputs 0 .. 15 in their low and 16 .. 31 in their high halves,
-    weight = (code - 8) * scale.
+    blocks: uint8 [N, K / 32 * 34] (Q8_0) or [N, K / 32 * 18] (Q4_0), a row's blocks of 32 inputs
+    one after the other, as gguf-py's reader gives a tensor's data. A block is a float16 scale,
+    little-endian, and its codes. Q8_0: 32 int8, weight = code * scale. Q4_0: 16 bytes, inputs 0 ..
+    15 in their low and 16 .. 31 in their high halves, weight = (code - 8) * scale.
 
     Rows stay in the file's order (llama.cpp's converter turns those of Llama's q and k).
     Errors: TypeError (dtype), ValueError (shape), NotImplementedError (another type).
     """
     op = "unpack_gguf"
     if quant_type not in _GGUF_BLOCK_BYTES:
-        raise NotImplementedError(f"{op}: quant_type is {quant_type!r}, supported are Q8_0 and Q4_0")
+        raise NotImplementedError(
+            f"{op}: quant_type is {quant_type!r}, supported are Q8_0 and Q4_0"
+        )
     _checks.dtype(op, "blocks", blocks, ("uint8",))
     rows = _arrays.as_torch(blocks)
     _checks.rank(op, "blocks", rows, 2)
@@ -132,7 +146,12 @@ def unpack_gguf(blocks: Array, quant_type: str) -> PackArguments:
     text = f"blocks has rows of {rows.shape[1]} bytes, expected a multiple of {size} ({quant_type})"
     _checks.require(op, rows.shape[1] % size == 0, text)
     split = rows.reshape(rows.shape[0], rows.shape[1] // size, size)
-    scales = split[..., :2].clone(memory_format=_torch().contiguous_format).view(_torch().float16).squeeze(-1)
+    scales = (
+        split[..., :2]
+        .clone(memory_format=_torch().contiguous_format)
+        .view(_torch().float16)
+        .squeeze(-1)
+    )
     codes = split[..., 2:]
     if quant_type == "Q8_0":
         whole, kind = codes.flatten(1).view(_torch().int8), "int8"
@@ -177,7 +196,9 @@ def _check_groups(
     _checks.require(op, group_size == -1 or group_size > 0, text)
     _checks.dtype(op, "qzeros", qzeros, ("int32",))
     _checks.dtype(op, "scales", scales, _checks.FLOATS)
-    _checks.require(op, n % per_word == 0, f"qweight has {n} outputs, expected a multiple of {per_word}")
+    _checks.require(
+        op, n % per_word == 0, f"qweight has {n} outputs, expected a multiple of {per_word}"
+    )
     groups = 1 if group_size == -1 else -(-k // group_size)
     why = f"{k} inputs in groups of {group_size}, {n} outputs"
     zero_words, wide = _arrays.as_torch(qzeros), _arrays.as_torch(scales)
@@ -211,20 +232,32 @@ def _check_no_underflow(op: str, stored: Any) -> None:
         )
 
 
-def _small_codes(op: str, codes: Any, scales: Any, zeros: Any, k: int, group_size: int) -> PackArguments:
+def _small_codes(
+    op: str, codes: Any, scales: Any, zeros: Any, k: int, group_size: int
+) -> PackArguments:
     group, scales = _regroup(op, scales, k, group_size)
     if bool((zeros == 8).all()):
         return PackArguments(w=codes, scales=scales, kind="int4", zeros=None, group=group)
-    return PackArguments(w=codes, scales=scales, kind="int4", zeros=_regroup(op, zeros, k, group_size)[1], group=group)
+    return PackArguments(
+        w=codes,
+        scales=scales,
+        kind="int4",
+        zeros=_regroup(op, zeros, k, group_size)[1],
+        group=group,
+    )
 
 
-def _regroup(op: str, values: Any, k: int, group_size: int, whole_rows: bool = False) -> tuple[int, Any]:
+def _regroup(
+    op: str, values: Any, k: int, group_size: int, whole_rows: bool = False
+) -> tuple[int, Any]:
     """The group of `pack_weight` that divides the format's, and values [N, G] repeated for it."""
     if group_size == -1:
         group, times = (0, 1) if whole_rows else (_GROUPS[0], -(-k // _GROUPS[0]))
         return group, values.repeat_interleave(times, 1)
     fitting = [size for size in _GROUPS if group_size % size == 0]
     if not fitting:
-        raise NotImplementedError(f"{op}: group_size is {group_size}, supported are -1 and multiples of 32")
+        raise NotImplementedError(
+            f"{op}: group_size is {group_size}, supported are -1 and multiples of 32"
+        )
     group = fitting[0]
     return group, values.repeat_interleave(group_size // group, 1)[:, : -(-k // group)].contiguous()

@@ -1,6 +1,8 @@
-"""Dense products with fused ends (Hopper; elsewhere torch) and FP8 products (Hopper; on other GPUs Triton).
+"""Dense products with fused ends (Hopper; elsewhere torch) and FP8 products (Hopper; on other GPUs
+Triton).
 
-A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is the better choice.
+A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is
+the better choice.
 """
 
 from __future__ import annotations
@@ -21,20 +23,23 @@ _BLOCK = 128
 def linear_silu_and_mul(
     x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
 ) -> Array:
-    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper and for packed weights on the
-    CPU.
+    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper and for
+    packed weights on the CPU.
 
-    x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's dtype or a PackedWeight
-    of it: gate rows, then up rows, or with interleaved gate row 2j and up row 2j + 1. out: [..., F] of x's dtype.
-    Fused, nothing is rounded before the product of the two; otherwise this is `linear` and then `silu_and_mul`, which
-    rounds gate and up as well. Hopper's fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes;
-    the CPU's needs F in multiples of 16 unless interleaved.
-    Bits of a row: as `linear`. Errors: TypeError (dtype), ValueError (shape, stride).
+    x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's
+    dtype or a PackedWeight of it: gate rows, then up rows, or with interleaved gate row 2j and up
+    row 2j + 1. out: [..., F] of x's dtype. Fused, nothing is rounded before the product of the two;
+    otherwise this is `linear` and then `silu_and_mul`, which rounds gate and up as well. Hopper's
+    fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes; the CPU's needs F
+    in multiples of 16 unless interleaved. Bits of a row: as `linear`. Errors: TypeError (dtype),
+    ValueError (shape, stride).
     """
     op = "linear_silu_and_mul"
     _checks.dtype(op, "x", x, _checks.FLOATS)
     rows = int(weight.shape[0])
-    _checks.require(op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number")
+    _checks.require(
+        op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number"
+    )
     features = rows // 2
     if out is None:
         out = _arrays.empty(x, (*tuple(x.shape)[:-1], features))
@@ -67,26 +72,29 @@ def fp8_scaled_mm(
 ) -> Array:
     """`out = (mat_a * scales_a) @ (mat_b * scales_b) + bias` of FP8 operands.
 
-    Both are float8_e4m3fn, or both float8_e4m3fnuz (what quantization makes on ROCm).
-    mat_a: [M, K], last dimension contiguous. mat_b: [K, N] column-major, the transposed view `w.t()` of a weight
-    [N, K]. scales_a: float32 [M], [M, 1] or one element; scales_b: float32 [N], [1, N] or one element. bias: [N] of the
-    result's dtype or float32. out_dtype: a torch dtype or its name, bfloat16 (default) or float16. out: [M, N] of it.
-    K and N are multiples of 16; rows of mat_a, columns of mat_b and rows of out begin at multiples of 16 bytes.
-    static_weight: True promises that no kernel in flight still writes mat_b, whose first bytes may then be fetched
-    while the kernel ahead still runs.
-    fast_accum: True allows sums that the tensor cores keep to about 14 bits over all of K, which is faster above 128
-    rows on Hopper; what they lose grows with K (docs/numerics.md).
-    On Hopper products are exact, sums over 128 of K keep about 14 bits in the tensor cores and go on in float32,
-    rounded once; a row's bits depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above.
-    e4m3fnuz, and every product on other GPUs, is Triton's.
-    Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after sgl_kernel's function.
+    Both are float8_e4m3fn, or both float8_e4m3fnuz (what quantization makes on ROCm). mat_a: [M,
+    K], last dimension contiguous. mat_b: [K, N] column-major, the transposed view `w.t()` of a
+    weight [N, K]. scales_a: float32 [M], [M, 1] or one element; scales_b: float32 [N], [1, N] or
+    one element. bias: [N] of the result's dtype or float32. out_dtype: a torch dtype or its name,
+    bfloat16 (default) or float16. out: [M, N] of it. K and N are multiples of 16; rows of mat_a,
+    columns of mat_b and rows of out begin at multiples of 16 bytes. static_weight: True promises
+    that no kernel in flight still writes mat_b, whose first bytes may then be fetched while the
+    kernel ahead still runs. fast_accum: True allows sums that the tensor cores keep to about 14
+    bits over all of K, which is faster above 128 rows on Hopper; what they lose grows with K
+    (docs/numerics.md). On Hopper products are exact, sums over 128 of K keep about 14 bits in the
+    tensor cores and go on in float32, rounded once; a row's bits depend on neither the other rows
+    nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above. e4m3fnuz, and every product on other GPUs,
+    is Triton's. Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after
+    sgl_kernel's function.
     """
     op = "fp8_scaled_mm"
     _check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
     out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
 
     def checked() -> tuple[Any, ...]:
-        a, b, sa, sb, tb, to = (_arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, bias, out))
+        a, b, sa, sb, tb, to = (
+            _arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, bias, out)
+        )
         _check_operands(op, a, b, 16)
         _check_scales(op, "scales_a", sa, a.shape[0])
         _check_scales(op, "scales_b", sb, b.shape[1])
@@ -107,7 +115,9 @@ def fp8_scaled_mm(
         from . import reference
 
         a, b, sa, sb, tb, to = checked()
-        reference.fp8_scaled_mm(a, b, sa, sb, to.dtype, tb, out=to, compute_dtype=reference.float32())
+        reference.fp8_scaled_mm(
+            a, b, sa, sb, to.dtype, tb, out=to, compute_dtype=reference.float32()
+        )
     return out
 
 
@@ -121,10 +131,12 @@ def fp8_blockwise_scaled_mm(
     static_weight: bool = False,
     out: Array | None = None,
 ) -> Array:
-    """`fp8_scaled_mm` with a scale for each 1 x 128 of mat_a and each 128 x 128 of mat_b (DeepSeek-V3's format).
+    """`fp8_scaled_mm` with a scale for each 1 x 128 of mat_a and each 128 x 128 of mat_b
+    (DeepSeek-V3's format).
 
-    scales_a: float32 [M, K / 128], any strides; scales_b: float32 [K / 128, N / 128], column-major, the transposed view
-    of [N / 128, K / 128]. K and N are multiples of 128. Everything else as `fp8_scaled_mm`.
+    scales_a: float32 [M, K / 128], any strides; scales_b: float32 [K / 128, N / 128], column-major,
+    the transposed view of [N / 128, K / 128]. K and N are multiples of 128. Everything else as
+    `fp8_scaled_mm`.
     """
     op = "fp8_blockwise_scaled_mm"
     _check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
@@ -154,15 +166,20 @@ def fp8_blockwise_scaled_mm(
         from . import reference
 
         a, b, sa, sb, to = checked()
-        reference.fp8_blockwise_scaled_mm(a, b, sa, sb, to.dtype, out=to, compute_dtype=reference.float32())
+        reference.fp8_blockwise_scaled_mm(
+            a, b, sa, sb, to.dtype, out=to, compute_dtype=reference.float32()
+        )
     return out
 
 
-def bmm_fp8(A: Array, B: Array, A_scale: Array, B_scale: Array, dtype: Any = None, out: Array | None = None) -> Array:
+def bmm_fp8(
+    A: Array, B: Array, A_scale: Array, B_scale: Array, dtype: Any = None, out: Array | None = None
+) -> Array:
     """`out[i] = (A[i] * A_scale) @ (B[i] * B_scale)` of FP8 operands.
 
-    A: [b, M, K]; B: [b, K, N], every matrix column-major; A_scale, B_scale: float32 of one element. dtype: bfloat16
-    (default) or float16; out: [b, M, N] of it, contiguous. Everything else as `fp8_scaled_mm`.
+    A: [b, M, K]; B: [b, K, N], every matrix column-major; A_scale, B_scale: float32 of one element.
+    dtype: bfloat16 (default) or float16; out: [b, M, N] of it, contiguous. Everything else as
+    `fp8_scaled_mm`.
     """
     op = "bmm_fp8"
     _check_ranks(op, 3, A=A, B=B)
@@ -171,10 +188,14 @@ def bmm_fp8(A: Array, B: Array, A_scale: Array, B_scale: Array, dtype: Any = Non
     def checked() -> tuple[Any, ...]:
         a, b, sa, sb, to = (_arrays.as_torch(t) for t in (A, B, A_scale, B_scale, out))
         _check_operands(op, a, b, 16, names=("A", "B"))
-        _checks.require(op, a.shape[0] == b.shape[0], f"B has {b.shape[0]} matrices, A has {a.shape[0]}")
+        _checks.require(
+            op, a.shape[0] == b.shape[0], f"B has {b.shape[0]} matrices, A has {a.shape[0]}"
+        )
         _check_scales(op, "A_scale", sa, 1)
         _check_scales(op, "B_scale", sb, 1)
-        _check_out(op, to, (a.shape[0], a.shape[1], b.shape[2]), "matrices, rows of A, columns of B")
+        _check_out(
+            op, to, (a.shape[0], a.shape[1], b.shape[2]), "matrices, rows of A, columns of B"
+        )
         _checks.require(op, to.is_contiguous(), "out is not contiguous")
         return a, b, sa, sb, to
 
@@ -209,15 +230,23 @@ def _result(op: str, like: Array, shape: tuple[Any, ...], dtype: Any, out: Array
     return out
 
 
-def _check_operands(op: str, a: Any, b: Any, multiple: int, names: tuple[str, str] = ("mat_a", "mat_b")) -> None:
+def _check_operands(
+    op: str, a: Any, b: Any, multiple: int, names: tuple[str, str] = ("mat_a", "mat_b")
+) -> None:
     for name, x in zip(names, (a, b), strict=True):
         _checks.dtype(op, name, x, _checks.FP8)
         size = x.shape[-1]
-        _checks.require(op, size % multiple == 0 and size > 0, f"{name} has shape {list(x.shape)}: not in {multiple}s")
+        _checks.require(
+            op,
+            size % multiple == 0 and size > 0,
+            f"{name} has shape {list(x.shape)}: not in {multiple}s",
+        )
     _checks.same_dtype(op, names[1], b, names[0], a)
     _checks.contiguous_last(op, names[0], a)
     _checks.require(
-        op, b.shape[-2] == a.shape[-1], f"{names[1]} has {b.shape[-2]} rows, {names[0]} {a.shape[-1]} columns"
+        op,
+        b.shape[-2] == a.shape[-1],
+        f"{names[1]} has {b.shape[-2]} rows, {names[0]} {a.shape[-1]} columns",
     )
     _check_column_major(op, names[1], b)
     _checks.aligned(op, names[0], a)

@@ -28,9 +28,10 @@ def store_kv_cache(
     page_size, Hkv], are then required and written too. Each row and head is stored as
     `round(x / scale)`, to nearest even, with `scale = max |x| / 127`; x is finite.
 
-    FP8 (natively on GPUs alone): the caches may be float8_e4m3fn (float8_e4m3fnuz on gfx942); k_scale and
-    v_scale, float32 [1] or [Hkv] and above 0, are then required and read: `x / scale` is stored, to nearest
-    even, clamped to the largest finite value, as attention reads it; NaN stays NaN.
+    FP8 (natively on GPUs alone): the caches may be float8_e4m3fn (float8_e4m3fnuz on gfx942);
+    k_scale and v_scale, float32 [1] or [Hkv] and above 0, are then required and read: `x / scale`
+    is stored, to nearest even, clamped to the largest finite value, as attention reads it; NaN
+    stays NaN.
 
     Errors: TypeError (dtype), ValueError (shape, stride; on the CPU also a slot outside of
     -1 .. pages * page_size - 1, before anything is written).
@@ -44,7 +45,10 @@ def store_kv_cache(
     tk, tv, tkc, tvc, slots, ks, vs = (_arrays.as_torch(x) for x in call)
     _checks.dtype(op, "slot_mapping", slots, ("int64",))
     scaled = is_scaled(tkc)
-    for name, x, cache_name, cache, scale in (("k", tk, "k_cache", tkc, ks), ("v", tv, "v_cache", tvc, vs)):
+    for name, x, cache_name, cache, scale in (
+        ("k", tk, "k_cache", tkc, ks),
+        ("v", tv, "v_cache", tvc, vs),
+    ):
         _checks.dtype(op, name, x, _checks.FLOATS)
         _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if scaled else (name, x)))
         _checks.rank(op, name, x, 3)

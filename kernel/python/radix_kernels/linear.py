@@ -21,23 +21,22 @@ def linear(
 ) -> Array:
     """`out = x @ weight.T + bias + residual`.
 
-    x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or
-    [N, K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
-    out; as torch tensors both may have any strides. out_dtype: a dtype or its name, x's (default) or
-    float32. out: [..., N] of it. Accumulated in float32, bias and residual added in float32, rounded
-    once; with a float32 out, as logits should be, not at all. The quantized kinds: see `pack_weight`; a
-    NaN or infinity in x makes its whole row of outputs not finite. With a packed weight on the CPU a
-    row's bits depend on neither the other rows nor the number of threads.
-    On Hopper up to 64 rows of bfloat16 or float16, and with a residual more, run on kernels of our
+    x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or [N,
+    K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
+    out; as torch tensors both may have any strides. out_dtype: a dtype or its name, x's (default)
+    or float32. out: [..., N] of it. Accumulated in float32, bias and residual added in float32,
+    rounded once; with a float32 out, as logits should be, not at all. The quantized kinds: see
+    `pack_weight`; a NaN or infinity in x makes its whole row of outputs not finite. With a packed
+    weight on the CPU a row's bits depend on neither the other rows nor the number of threads. On
+    Hopper up to 64 rows of bfloat16 or float16, and with a residual more, run on kernels of our
     own, where K (of more than 64 rows N too) is a multiple of 8 and rows begin at multiples of 16
-    bytes: a row's bits depend neither on the other rows nor on their number within 1 .. 16, 17 .. 64,
-    65 .. 128, 129 .. 256 and above. With a PackedWeight they fetch its first bytes while the kernel
-    ahead still runs. Above 32 rows with nothing fused, weights of 4 to 96 MiB with at most 8,192 rows
-    and K below N (of 64 rows K up to 2 N) are cuBLAS's.
-    Everything else on GPUs, and an unpacked weight on the CPU, is torch's, which promises no such
-    thing: cuBLAS may round partial sums to x's dtype, a residual is added to the rounded product, and
-    strides of 2**31 and more are refused (RuntimeError).
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    bytes: a row's bits depend neither on the other rows nor on their number within 1 .. 16, 17 ..
+    64, 65 .. 128, 129 .. 256 and above. With a PackedWeight they fetch its first bytes while the
+    kernel ahead still runs. Above 32 rows with nothing fused, weights of 4 to 96 MiB with at most
+    8,192 rows and K below N (of 64 rows K up to 2 N) are cuBLAS's. Everything else on GPUs, and an
+    unpacked weight on the CPU, is torch's, which promises no such thing: cuBLAS may round partial
+    sums to x's dtype, a residual is added to the rounded product, and strides of 2**31 and more are
+    refused (RuntimeError). Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
     name = _out_dtype(op, x, out_dtype, out)
@@ -66,23 +65,30 @@ def linear(
         result = _wide_linear(tx, tw, tb, tr)
         return result if to is None else to.copy_(result)
     to_dtype = getattr(torch, name)
-    result = reference.linear(tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb))
+    result = reference.linear(
+        tx, tw, tb, residual=tr, out_dtype=to_dtype, out=to, compute_dtype=_accumulator(tx, tb)
+    )
     return result if out is None else out
 
 
 def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]:
-    """The largest output of each row, as a greedy draw over a vocabulary takes it: `linear` without its outputs.
+    """The largest output of each row, as a greedy draw over a vocabulary takes it: `linear` without
+    its outputs.
 
-    x: [M, K] as in `linear`; weight: as there, at most 2**28 outputs of a packed one. Returns (ids int32 [M], maxima
-    float32 [M]): what `top_k_top_p_sampling` draws at temperature 0 from `linear(x, weight, out_dtype="float32")`, the
-    lowest id on ties and -1 for a row with a NaN, with +inf, or with nothing but -inf; and that output, bit for bit,
-    NaN where the id is -1. With a packed weight on the CPU the outputs are written nowhere; elsewhere they are.
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    x: [M, K] as in `linear`; weight: as there, at most 2**28 outputs of a packed one. Returns (ids
+    int32 [M], maxima float32 [M]): what `top_k_top_p_sampling` draws at temperature 0 from
+    `linear(x, weight, out_dtype="float32")`, the lowest id on ties and -1 for a row with a NaN,
+    with +inf, or with nothing but -inf; and that output, bit for bit, NaN where the id is -1. With
+    a packed weight on the CPU the outputs are written nowhere; elsewhere they are. Errors:
+    TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_argmax"
     if len(x.shape) != 2:
         raise ValueError(f"{op}: x has {len(x.shape)} dimensions, expected 2")
-    ids, maxima = _arrays.empty(x, tuple(x.shape[:1]), "int32"), _arrays.empty(x, tuple(x.shape[:1]), "float32")
+    ids, maxima = (
+        _arrays.empty(x, tuple(x.shape[:1]), "int32"),
+        _arrays.empty(x, tuple(x.shape[:1]), "float32"),
+    )
     if is_packed(weight):
         run = _native_packed(op, op, x, weight)
         run(x, weight.data, weight.descriptor, ids, maxima)
@@ -124,7 +130,8 @@ _FEW_ROWS = 64
 
 
 def _blas_is_ahead(rows: int, n: int, k: int) -> bool:
-    """Whether cuBLAS is ahead of ours at so few rows already (docs/kernels/gemm.md): above half of them."""
+    """Whether cuBLAS is ahead of ours at so few rows already (docs/kernels/gemm.md): above half of
+    them."""
     longest = 2 * n if rows == _FEW_ROWS else n - 1
     return rows > _FEW_ROWS // 2 and k <= longest and n <= 8192 and 4 << 20 <= 2 * n * k < 96 << 20
 
@@ -139,10 +146,11 @@ def fused_product(
     gated: bool = False,
     wide: bool = False,
 ) -> _dispatch.Native | None:
-    """The kernel of few rows or with something fused, None where another way is right (for `linear` and its kin).
+    """The kernel of few rows or with something fused, None where another way is right (for `linear`
+    and its kin).
 
-    gated: out has half of weight's rows; wide: out is float32. What is wrong with the arguments is for that other way
-    to say, so that it is said in the same words of any number of rows.
+    gated: out has half of weight's rows; wide: out is float32. What is wrong with the arguments is
+    for that other way to say, so that it is said in the same words of any number of rows.
     """
     if not _arrays.is_torch(x) or x.device.type != "cuda" or x.ndim < 1:
         return None
@@ -154,22 +162,38 @@ def fused_product(
     if rows < 1 or (many and not fused) or _arrays.dtype_name(x) not in ("bfloat16", "float16"):
         return None
     w = row_major(weight)
-    if not _arrays.is_torch(w) or w.ndim != 2 or w.dtype != x.dtype or w.shape[1] != x.shape[-1] or w.shape[0] < 1:
+    if (
+        not _arrays.is_torch(w)
+        or w.ndim != 2
+        or w.dtype != x.dtype
+        or w.shape[1] != x.shape[-1]
+        or w.shape[0] < 1
+    ):
         return None
     shape = (*x.shape[:-1], w.shape[0] // (2 if gated else 1))
     if not (_fits(bias, w.shape[:1]) and _fits(residual, shape) and _fits(out, shape)):
         return None
-    if not (fused or wide or (bias is not None and bias.dtype != x.dtype)) and _blas_is_ahead(rows, *w.shape):
+    if not (fused or wide or (bias is not None and bias.dtype != x.dtype)) and _blas_is_ahead(
+        rows, *w.shape
+    ):
         return None
     if out is not None and not (out.ndim == 2 or _dense(out)):
         return None
-    if many and (w.shape[0] % 8 or not all(t is None or _aligned(_flat(t)) for t in (residual, out))):
+    if many and (
+        w.shape[0] % 8 or not all(t is None or _aligned(_flat(t)) for t in (residual, out))
+    ):
         return None
     return run if _aligned(_flat(x)) and _aligned(w) else None
 
 
 def run_fused(
-    run: _dispatch.Native, x: Any, weight: PackedWeight | Array, bias: Any, residual: Any, gate: int, out: Any
+    run: _dispatch.Native,
+    x: Any,
+    weight: PackedWeight | Array,
+    bias: Any,
+    residual: Any,
+    gate: int,
+    out: Any,
 ) -> None:
     """Calls what `fused_product` found; gate as in `linear_packed`."""
     flat = None if residual is None else _flat(residual)
@@ -184,11 +208,16 @@ def _fits(x: Any, shape: Sequence[int]) -> bool:
     """Whether x is None, or a tensor of that shape whose last dimension is contiguous."""
     if x is None:
         return True
-    return _arrays.is_torch(x) and tuple(x.shape) == tuple(shape) and (x.stride(-1) == 1 or x.shape[-1] == 1)
+    return (
+        _arrays.is_torch(x)
+        and tuple(x.shape) == tuple(shape)
+        and (x.stride(-1) == 1 or x.shape[-1] == 1)
+    )
 
 
 def _dense_last(x: Array | None) -> Array | None:
-    """x as kernels read it: a torch tensor whose last dimension is not contiguous becomes one where it is."""
+    """x as kernels read it: a torch tensor whose last dimension is not contiguous becomes one where
+    it is."""
     if x is None or not _arrays.is_torch(x) or x.ndim == 0 or x.shape[-1] < 2 or x.stride(-1) == 1:
         return x
     return x.contiguous()
@@ -206,7 +235,8 @@ def _dense(x: Any) -> bool:
 
 
 def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = None) -> Array:
-    """`out[t] = weight[ids[t]]`: bits copied, or (code - zero) * scale of a quantized weight, rounded once.
+    """`out[t] = weight[ids[t]]`: bits copied, or (code - zero) * scale of a quantized weight,
+    rounded once.
 
     ids: int32 or int64 [T]; weight: PackedWeight or [N, K]. out: [T, K] of weight's dtype.
     Errors: TypeError, ValueError (shape; on the CPU also an id outside of 0 .. N - 1).
@@ -246,7 +276,9 @@ def _accumulator(x: Any, bias: Any) -> Any:
 
 def _same_k_and_dtype(op: str, x: Array, weight: PackedWeight) -> None:
     if int(x.shape[-1]) != weight.k:
-        raise ValueError(f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)")
+        raise ValueError(
+            f"{op}: x has last dimension {x.shape[-1]}, expected {weight.k} (inputs of weight)"
+        )
     if _arrays.dtype_name(x) != weight.dtype:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {weight.dtype} (as weight)")
 
@@ -262,14 +294,17 @@ def _out_dtype(op: str, x: Array, wanted: Any, out: Array | None) -> str:
     given = own if out is None else _arrays.dtype_name(out)
     name = given if wanted is None else str(wanted).rpartition(".")[2]
     if name not in (own, "float32"):
-        raise TypeError(f"{op}: {'out_dtype' if wanted else 'out'} is {name}, expected {own} (as x) or float32")
+        raise TypeError(
+            f"{op}: {'out_dtype' if wanted else 'out'} is {name}, expected {own} (as x) or float32"
+        )
     if out is not None and given != name:
         raise TypeError(f"{op}: out has dtype {given}, expected {name}")
     return name
 
 
 def _wide_linear(x: Any, w: Any, bias: Any, residual: Any) -> Any:
-    """float32 sums of bfloat16 or float16 operands on a GPU. A torch without such a product widens w piece by piece."""
+    """float32 sums of bfloat16 or float16 operands on a GPU. A torch without such a product widens
+    w piece by piece."""
     import torch
 
     flat = x.reshape(-1, x.shape[-1])
@@ -289,7 +324,9 @@ def _check_linear(op: str, x: Any, w: Any, bias: Any, out: Any) -> None:
     _checks.rank(op, "weight", w, 2)
     _checks.same_dtype(op, "weight", w, "x", x)
     _checks.require(
-        op, x.shape[-1] == w.shape[1], f"x has last dimension {x.shape[-1]}, expected {w.shape[1]} (inputs of weight)"
+        op,
+        x.shape[-1] == w.shape[1],
+        f"x has last dimension {x.shape[-1]}, expected {w.shape[1]} (inputs of weight)",
     )
     _checks.contiguous_last(op, "x", x)
     if out is not None:

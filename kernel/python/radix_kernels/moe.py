@@ -17,17 +17,26 @@ from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._moe_checks import MAX_EXPERTS, check_bias, check_experts, check_groups, check_quantized, check_routing
+from ._moe_checks import (
+    MAX_EXPERTS,
+    check_bias,
+    check_experts,
+    check_groups,
+    check_quantized,
+    check_routing,
+)
 
 Routed = tuple[Array, Array]
 
 
-def topk_softmax(gating_output: Array, topk: int, *, renormalize: bool = False, out: Routed | None = None) -> Routed:
+def topk_softmax(
+    gating_output: Array, topk: int, *, renormalize: bool = False, out: Routed | None = None
+) -> Routed:
     """The topk largest logits of each token and their softmax.
 
-    Weights are the softmax over all E experts at the chosen ones; with renormalize, over the chosen ones alone (they
-    then add up to 1). See the module for logits, result and NaN.
-    Tolerance to the float64 reference: norm 1e-6. Errors: TypeError (dtype), ValueError (shape, stride, topk),
+    Weights are the softmax over all E experts at the chosen ones; with renormalize, over the chosen
+    ones alone (they then add up to 1). See the module for logits, result and NaN. Tolerance to the
+    float64 reference: norm 1e-6. Errors: TypeError (dtype), ValueError (shape, stride, topk),
     NotImplementedError (E above 1024).
     """
     op = "topk_softmax"
@@ -40,7 +49,13 @@ def topk_softmax(gating_output: Array, topk: int, *, renormalize: bool = False, 
 
     x, w, i = (_arrays.as_torch(t) for t in (gating_output, weights, ids))
     check_routing(op, "gating_output", x, w, i)
-    _copy(w, i, reference.topk_softmax(x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()))
+    _copy(
+        w,
+        i,
+        reference.topk_softmax(
+            x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()
+        ),
+    )
     return weights, ids
 
 
@@ -54,9 +69,9 @@ def topk_sigmoid(
 ) -> Routed:
     """The topk experts by `sigmoid(logit) + correction_bias`, and their sigmoids.
 
-    correction_bias: float32 [E] decides who is chosen and is not in the weights; without it the logits decide. With
-    renormalize a token's weights are divided by their sum (plus 1e-20). See the module for logits, result and NaN.
-    Tolerance and errors as `topk_softmax`.
+    correction_bias: float32 [E] decides who is chosen and is not in the weights; without it the
+    logits decide. With renormalize a token's weights are divided by their sum (plus 1e-20). See the
+    module for logits, result and NaN. Tolerance and errors as `topk_softmax`.
     """
     op = "topk_sigmoid"
     weights, ids = _routed(op, gating_output, topk, out)
@@ -90,19 +105,29 @@ def moe_fused_gate(
 ) -> Routed:
     """Biased grouped routing (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.1.2).
 
-    c = sigmoid(input) + bias. The experts are num_expert_group equal ranges of ids (at most 32); a group's score is the
-    sum of its two largest c; the topk_group best groups stay (equal scores: the first), and the topk largest c in them
-    are chosen. Weights: their sigmoids, divided by their sum (plus 1e-20), times routed_scaling_factor.
-    Of the topk columns the last num_fused_shared_experts (0 to topk - 1) are experts that every token goes to: ids
-    E, E + 1, ... with weight 1 (`fused_experts` takes them as further experts of w1 and w2).
-    input: the logits; bias: float32 [E]. See the module for logits, result and NaN (a NaN counts least in its group).
+    c = sigmoid(input) + bias. The experts are num_expert_group equal ranges of ids (at most 32); a
+    group's score is the sum of its two largest c; the topk_group best groups stay (equal scores:
+    the first), and the topk largest c in them are chosen. Weights: their sigmoids, divided by their
+    sum (plus 1e-20), times routed_scaling_factor. Of the topk columns the last
+    num_fused_shared_experts (0 to topk - 1) are experts that every token goes to: ids E, E + 1, ...
+    with weight 1 (`fused_experts` takes them as further experts of w1 and w2). input: the logits;
+    bias: float32 [E]. See the module for logits, result and NaN (a NaN counts least in its group).
     Tolerance and errors as `topk_softmax`.
     """
     op = "moe_fused_gate"
     weights, ids = _routed(op, input, topk, out)
     run = _dispatch.native(op, input)
     if run is not None:
-        run(input, bias, num_expert_group, topk_group, routed_scaling_factor, num_fused_shared_experts, weights, ids)
+        run(
+            input,
+            bias,
+            num_expert_group,
+            topk_group,
+            routed_scaling_factor,
+            num_fused_shared_experts,
+            weights,
+            ids,
+        )
         return weights, ids
     from . import reference
 
@@ -124,23 +149,30 @@ def moe_align_block_size(
 ) -> tuple[Array, Array, Array]:
     """Sort (token, place) pairs by expert, each expert's padded to whole blocks.
 
-    topk_ids: int32 [T, topk], contiguous; ids outside of 0 .. num_experts - 1 (at most 1024) are left out. expert_map:
-    int32 [num_experts], an expert's local number, -1: left out (expert parallelism).
-    Returns, all int32: sorted_token_ids [P], indices into the flat topk_ids, ascending within an expert, T * topk where
-    it pads; expert_ids [P / block_size], the (local) expert of each block; num_tokens_post_padded [1]. P is the most
-    that these shapes may need; what lies past num_tokens_post_padded is unspecified.
-    Errors: TypeError (dtype), ValueError (shape, stride, num_experts, block_size).
+    topk_ids: int32 [T, topk], contiguous; ids outside of 0 .. num_experts - 1 (at most 1024) are
+    left out. expert_map: int32 [num_experts], an expert's local number, -1: left out (expert
+    parallelism). Returns, all int32: sorted_token_ids [P], indices into the flat topk_ids,
+    ascending within an expert, T * topk where it pads; expert_ids [P / block_size], the (local)
+    expert of each block; num_tokens_post_padded [1]. P is the most that these shapes may need; what
+    lies past num_tokens_post_padded is unspecified. Errors: TypeError (dtype), ValueError (shape,
+    stride, num_experts, block_size).
     """
     op = "moe_align_block_size"
     _checks.require(op, block_size >= 1, f"block_size is {block_size}, expected at least 1")
-    _checks.require(op, 1 <= num_experts <= MAX_EXPERTS, f"num_experts is {num_experts}, expected 1 to {MAX_EXPERTS}")
+    _checks.require(
+        op,
+        1 <= num_experts <= MAX_EXPERTS,
+        f"num_experts is {num_experts}, expected 1 to {MAX_EXPERTS}",
+    )
     _checks.dtype(op, "topk_ids", topk_ids, ("int32",))
     _checks.rank(op, "topk_ids", topk_ids, 2)
     n = topk_ids.shape[0] * topk_ids.shape[1]
     blocks = (n + min(n, num_experts) * (block_size - 1)) // block_size
     run = _dispatch.native(op, topk_ids)
     if run is not None:
-        sorted_ids, experts = (_arrays.empty(topk_ids, (size,)) for size in (blocks * block_size, blocks))
+        sorted_ids, experts = (
+            _arrays.empty(topk_ids, (size,)) for size in (blocks * block_size, blocks)
+        )
         total = _arrays.empty(topk_ids, (1,))
         run(topk_ids, num_experts, block_size, expert_map, sorted_ids, experts, total)
         return sorted_ids, experts, total
@@ -157,9 +189,9 @@ def moe_align_block_size(
 def moe_sum(input: Array, *, out: Array | None = None) -> Array:
     """`out[t] = sum over k of input[t, k]`, in float32 and in the order of k, rounded once.
 
-    input: [T, topk, H] bfloat16, float16 or float32, last dimension contiguous. out: [T, H] of input's dtype. Returns
-    out. Tolerance to the float64 reference: norm 1e-5 (float32), 4.9e-4 (float16), 3.95e-3 (bfloat16).
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    input: [T, topk, H] bfloat16, float16 or float32, last dimension contiguous. out: [T, H] of
+    input's dtype. Returns out. Tolerance to the float64 reference: norm 1e-5 (float32), 4.9e-4
+    (float16), 3.95e-3 (bfloat16). Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "moe_sum"
     _checks.rank(op, "input", input, 3)
@@ -195,23 +227,25 @@ def fused_experts(
 ) -> Array:
     """`out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up)`, e = topk_ids[t, k].
 
-    gate and up are the first and second half of `W1[e] @ hidden_states[t]`.
-    hidden_states: [T, H] bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H],
-    w2: [E, H, I], contiguous, of hidden_states' dtype; or float8_e4m3fn (in Triton float8_e4m3fnuz too) with float32
-    scales: one an expert (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E, ceil(2 I / 128),
-    ceil(H / 128)], w2_scale alike).
-    topk_weights: float32 [T, topk]; topk_ids: int32 [T, topk], contiguous; a pair whose id is outside of the experts
-    adds nothing. expert_map: int32 [num_experts], an expert's local number; -1, or what is none of w1's: another rank's
-    (it adds nothing here). out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns out.
+    gate and up are the first and second half of `W1[e] @ hidden_states[t]`. hidden_states: [T, H]
+    bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H], w2: [E, H, I],
+    contiguous, of hidden_states' dtype; or float8_e4m3fn (in Triton float8_e4m3fnuz too) with
+    float32 scales: one an expert (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E,
+    ceil(2 I / 128), ceil(H / 128)], w2_scale alike). topk_weights: float32 [T, topk]; topk_ids:
+    int32 [T, topk], contiguous; a pair whose id is outside of the experts adds nothing. expert_map:
+    int32 [num_experts], an expert's local number; -1, or what is none of w1's: another rank's (it
+    adds nothing here). out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns
+    out.
 
-    Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way. FP8 weights are
-    widened exactly and meet the activations in hidden_states' dtype. use_fp8_w8a8: with block scales (H and I multiples
-    of 128) the activations are quantised too, hidden_states and the rounded silu(gate) * up, as `per_token_group_quant`
-    does; on Hopper the products are of FP8 then, elsewhere of what the quantised numbers stand for.
-    On a GPU: Triton or, on Hopper where it is faster, a native kernel; the tiles and so the last bits depend on T.
-    Tolerance to float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised activations
-    2e-2, and they themselves are 2 to 4 % (norm) off.
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way.
+    FP8 weights are widened exactly and meet the activations in hidden_states' dtype. use_fp8_w8a8:
+    with block scales (H and I multiples of 128) the activations are quantised too, hidden_states
+    and the rounded silu(gate) * up, as `per_token_group_quant` does; on Hopper the products are of
+    FP8 then, elsewhere of what the quantised numbers stand for. On a GPU: Triton or, on Hopper
+    where it is faster, a native kernel; the tiles and so the last bits depend on T. Tolerance to
+    float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised
+    activations 2e-2, and they themselves are 2 to 4 % (norm) off. Errors: TypeError (dtype),
+    ValueError (shape, stride).
     """
     op = "fused_experts"
     if out is None:
@@ -238,7 +272,8 @@ def fused_experts(
 
 
 def _run_native(op: str, run: _dispatch.Native, *args: Any) -> None:
-    """NotImplementedError where the kernel refuses the call, or where Triton is there and faster."""
+    """NotImplementedError where the kernel refuses the call, or where Triton is there and
+    faster."""
     x, w1, w2, _, ids, scale, *_, expert_map, _, use_fp8_w8a8 = args
     choice = ids.numel(), w2.shape[0], scale is not None
     if not use_fp8_w8a8 and _dispatch.triton_installed() and _triton_is_faster(*choice):
@@ -259,7 +294,9 @@ def _triton_is_faster(pairs: int, experts: int, fp8: bool) -> bool:
 def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:
     if out is not None:
         weights, ids = out
-        _checks.require(op, weights.shape[-1] == topk, f"out has {weights.shape[-1]} columns, expected {topk}")
+        _checks.require(
+            op, weights.shape[-1] == topk, f"out has {weights.shape[-1]} columns, expected {topk}"
+        )
         return weights, ids
     _checks.require(op, topk >= 1, f"topk is {topk}, expected at least 1")
     tokens = x.shape[0] if x.shape else 0

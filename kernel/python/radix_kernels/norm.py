@@ -1,5 +1,5 @@
-"""RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467) and layer normalisation (Ba et al., 2016,
-arXiv:1607.06450)."""
+"""RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467) and layer normalisation (Ba et
+al., 2016, arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float =
 
     input, residual: [..., H] of one dtype (bfloat16, float16, float32), rows may be strided.
     weight: [H], input's dtype or float32. The sum is rounded once to the dtype and the norm is
-    taken of the rounded sum, so that the result equals an add followed by `rmsnorm` (on a GPU up to the order of
-    the sum of squares).
-    Tolerances and errors as `rmsnorm`.
+    taken of the rounded sum, so that the result equals an add followed by `rmsnorm` (on a GPU up to
+    the order of the sum of squares). Tolerances and errors as `rmsnorm`.
     """
     run = _dispatch.native("fused_add_rmsnorm", input)
     if run is not None:
@@ -60,17 +59,24 @@ def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float =
 
 
 def layernorm(
-    input: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *, out: Array | None = None
+    input: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Array | None = None,
 ) -> Array:
-    """`out = (input - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, the variance biased.
+    """`out = (input - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, the
+    variance biased.
 
-    input: [..., H] bfloat16, float16 or float32; rows may be strided, the last dimension is contiguous. weight, bias:
-    [H], input's dtype or float32; None: 1 and 0. out: input's shape and dtype, may be input. Computed in float32,
-    rounded once. Returns out. Native on the CPU; on a GPU torch's operations run it.
+    input: [..., H] bfloat16, float16 or float32; rows may be strided, the last dimension is
+    contiguous. weight, bias: [H], input's dtype or float32; None: 1 and 0. out: input's shape and
+    dtype, may be input. Computed in float32, rounded once. Returns out. Native on the CPU; on a GPU
+    torch's operations run it.
 
-    A NaN or infinity in a row reaches that row only. Rows do not depend on each other.
-    Tolerance to the float64 reference: as `rmsnorm` where the result's norm is of the size of weight's and bias'.
-    Errors: TypeError (dtype), ValueError (shape, stride).
+    A NaN or infinity in a row reaches that row only. Rows do not depend on each other. Tolerance to
+    the float64 reference: as `rmsnorm` where the result's norm is of the size of weight's and
+    bias'. Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "layernorm"
     if out is None:

@@ -1,4 +1,5 @@
-"""The experts' products over packed weights: mixture of experts on the CPU, in bf16, fp16, fp32, INT8 or INT4."""
+"""The experts' products over packed weights: mixture of experts on the CPU, in bf16, fp16, fp32,
+INT8 or INT4."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """The weights of E experts, each packed alone, so that a step reads those that it names and no others.
+    """The weights of E experts, each packed alone, so that a step reads those that it names and no
+    others.
 
     w1[e]: gate and up, [2 I, H]; w2[e]: [H, I].
     """
@@ -23,7 +25,11 @@ class PackedExperts:
 
     def __post_init__(self) -> None:
         make = getattr(_loader.bind, "PackedExperts", None)
-        if make is None or not self.w1 or any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2)):
+        if (
+            make is None
+            or not self.w1
+            or any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2))
+        ):
             return
         native = make()
         for w1, w2 in zip(self.w1, self.w2, strict=True):
@@ -36,8 +42,11 @@ class PackedExperts:
         return sum(w.nbytes for w in (*self.w1, *self.w2))
 
 
-def pack_experts(w1: Array, w2: Array, kind: str | None = None, *, group: int | None = None) -> PackedExperts:
-    """Pack w1 [E, 2 I, H] and w2 [E, H, I] expert by expert; kind and group as `pack_weight` takes them.
+def pack_experts(
+    w1: Array, w2: Array, kind: str | None = None, *, group: int | None = None
+) -> PackedExperts:
+    """Pack w1 [E, 2 I, H] and w2 [E, H, I] expert by expert; kind and group as `pack_weight` takes
+    them.
 
     The result holds a copy. Errors: as `pack_weight`; ValueError where the two do not fit together.
     """
@@ -45,9 +54,17 @@ def pack_experts(w1: Array, w2: Array, kind: str | None = None, *, group: int | 
     for name, w in (("w1", w1), ("w2", w2)):
         _checks.rank(op, name, w, 3)
     experts, hidden, inter = w2.shape
-    _checks.shape(op, "w1", w1, (experts, 2 * inter, hidden), "experts, twice w2's last dimension, hidden size")
+    _checks.shape(
+        op,
+        "w1",
+        w1,
+        (experts, 2 * inter, hidden),
+        "experts, twice w2's last dimension, hidden size",
+    )
     options: dict[str, Any] = {} if kind in (None, "dense") else {"group": group}
-    both = [tuple(pack_weight(w[e], None, kind, **options) for e in range(experts)) for w in (w1, w2)]
+    both = [
+        tuple(pack_weight(w[e], None, kind, **options) for e in range(experts)) for w in (w1, w2)
+    ]
     return PackedExperts(*both)
 
 
@@ -60,16 +77,19 @@ def fused_experts_packed(
     expert_map: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """`fused_experts` over packed weights: every named expert's two products, over its tokens at once, in one call of
-    the CPU library (without it, or on a GPU, one expert after the other in Python).
+    """`fused_experts` over packed weights: every named expert's two products, over its tokens at
+    once, in one call of the CPU library (without it, or on a GPU, one expert after the other in
+    Python).
 
-    hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32, topk_ids: int32
-    [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map: int32, an expert's local number,
-    -1: another rank's. out: [T, H], may be hidden_states. Returns out.
+    hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
+    topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:
+    int32, an expert's local number, -1: another rank's. out: [T, H], may be hidden_states. Returns
+    out.
 
-    silu(gate) * up and each expert's result are rounded to the dtype on the way, and added in float32 in the order of
-    the columns of topk_ids: on the CPU a row's bits depend on no other row. Reads topk_ids on the host.
-    Tolerance as `fused_experts` with the weights that were packed. Errors: TypeError (dtype), ValueError (shape).
+    silu(gate) * up and each expert's result are rounded to the dtype on the way, and added in
+    float32 in the order of the columns of topk_ids: on the CPU a row's bits depend on no other row.
+    Reads topk_ids on the host. Tolerance as `fused_experts` with the weights that were packed.
+    Errors: TypeError (dtype), ValueError (shape).
     """
     op = "fused_experts_packed"
     x, weights, ids, mapped, to = (
@@ -79,7 +99,9 @@ def fused_experts_packed(
     _checks.dtype(op, "topk_weights", weights, ("float32",))
     _checks.rank(op, "topk_weights", weights, 2)
     _checks.dtype(op, "topk_ids", ids, ("int32",))
-    _checks.shape(op, "topk_weights", weights, (x.shape[0], weights.shape[1]), "tokens of hidden_states")
+    _checks.shape(
+        op, "topk_weights", weights, (x.shape[0], weights.shape[1]), "tokens of hidden_states"
+    )
     _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
     if to is not None:
         _checks.shape(op, "out", to, x.shape, "as hidden_states")

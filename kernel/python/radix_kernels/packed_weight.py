@@ -1,7 +1,7 @@
 """A weight laid out for one kernel.
 
-It is made once at load, is never saved, and never crosses between backends. Where no native packing exists the layout
-is `reference`: the bytes of the row-major weight.
+It is made once at load, is never saved, and never crosses between backends. Where no native packing
+exists the layout is `reference`: the bytes of the row-major weight.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def pack_weight(
     group: int | None = None,
     dtype: Any = None,
 ) -> PackedWeight:
-    """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be freed.
+    """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be
+    freed.
 
     kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
 
@@ -68,21 +69,20 @@ def pack_weight(
     - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)], input 2j in
       the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None: all are 8.
 
-    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127 and
-    code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
-    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows. group: 32, 64,
-    128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for 8 bits and 64 for 4.
-    dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
-    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF's Q8_0
-    and Q4_0).
-    A quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here, to the
-    nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4 bits); float32 for whole rows,
-    bfloat16 otherwise; dtype is w's.
+    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127
+    and code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
+    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows.
+    group: 32, 64, 128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for
+    8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default
+    bfloat16). `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's
+    layer (GPTQ, AWQ, GGUF's Q8_0 and Q4_0). A quantized kind without scales: w is [N, K] bfloat16,
+    float16 or float32 and is quantized here, to the nearest; scale of a group: max|w| / 127, or w /
+    -8 of its largest w (4 bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
-    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous. On a GPU this
-    waits for the copy, so that kernels may count on it.
-    Errors: TypeError (dtype), ValueError (shape, stride, value), NotImplementedError (another kind, or a
-    quantized one without the CPU library).
+    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
+    On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
+    ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one without
+    the CPU library).
     """
     op, kind = "pack_weight", kind or "dense"
     if kind not in _KINDS:
@@ -110,14 +110,20 @@ def pack_weight(
     return PackedWeight(data, desc.layout, n, k, name, descriptor=desc)
 
 
-def _pack_quantized(w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any) -> PackedWeight:
+def _pack_quantized(
+    w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any
+) -> PackedWeight:
     op, small = "pack_weight", kind in _SMALL_CODES
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
-        raise NotImplementedError(f"{op}: {kind} weights need the CPU library and a weight in its memory")
+        raise NotImplementedError(
+            f"{op}: {kind} weights need the CPU library and a weight in its memory"
+        )
     if scales is None:
         n, k = _check_matrix(op, w)
-        _checks.require(op, zeros is None and dtype is None, "zeros and dtype go with codes and scales")
+        _checks.require(
+            op, zeros is None and dtype is None, "zeros and dtype go with codes and scales"
+        )
         name = _arrays.dtype_name(w)
         group = (64 if small else 0) if group is None else group
         scale_name = "bfloat16" if group else "float32"
@@ -133,7 +139,9 @@ def _pack_quantized(w: Any, scales: Any, kind: str, zeros: Any, group: int | Non
     desc = bind.PackedDesc(n, k, name, _KINDS[kind], group, scale_name, zeros is not None)
     data = _aligned_bytes(w, desc.nbytes)
     run(w, scales, zeros, desc, data)
-    return PackedWeight(data, desc.layout, n, k, name, kind, group, scale_name, zeros is not None, desc)
+    return PackedWeight(
+        data, desc.layout, n, k, name, kind, group, scale_name, zeros is not None, desc
+    )
 
 
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
@@ -141,7 +149,11 @@ def _group_of(op: str, k: int, groups: int, small: bool) -> int:
     sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
     if groups == 1 and not small:
         return 0
-    _checks.require(op, len(sizes) == 1, f"scales have {groups} columns for {k} inputs: say which group is meant")
+    _checks.require(
+        op,
+        len(sizes) == 1,
+        f"scales have {groups} columns for {k} inputs: say which group is meant",
+    )
     return sizes[0]
 
 
@@ -156,9 +168,11 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
 
 
 def unpack_weight(weight: PackedWeight) -> Any:
-    """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or None).
+    """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or
+    None).
 
-    Codes, scales [n, G] and zeros are as `pack_weight` takes them; a last 4-bit code of an odd K has 0 beside it.
+    Codes, scales [n, G] and zeros are as `pack_weight` takes them; a last 4-bit code of an odd K
+    has 0 beside it.
     """
     if weight.layout == REFERENCE_LAYOUT:
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
@@ -185,7 +199,8 @@ def is_packed(weight: PackedWeight | Array) -> bool:
 
 
 def row_major(weight: PackedWeight | Array) -> Any:
-    """The row-major [N, K] of a weight whose layout is `reference`, and what is no PackedWeight as it is."""
+    """The row-major [N, K] of a weight whose layout is `reference`, and what is no PackedWeight as
+    it is."""
     if not isinstance(weight, PackedWeight):
         return weight
     import torch

@@ -10,7 +10,12 @@ from ._arrays import Array
 
 
 def rope_cos_sin_cache(
-    rotary_dim: int, max_position: int, base: float, *, scaling: Mapping[str, Any] | None = None, dtype: Any = None
+    rotary_dim: int,
+    max_position: int,
+    base: float,
+    *,
+    scaling: Mapping[str, Any] | None = None,
+    dtype: Any = None,
 ) -> Any:
     """The table that `apply_rope_inplace` reads: a torch CPU tensor [max_position, rotary_dim].
 
@@ -29,7 +34,9 @@ def rope_cos_sin_cache(
     """
     op = "rope_cos_sin_cache"
     _checks.require(
-        op, rotary_dim > 0 and rotary_dim % 2 == 0, f"rotary_dim is {rotary_dim}, expected a positive even number"
+        op,
+        rotary_dim > 0 and rotary_dim % 2 == 0,
+        f"rotary_dim is {rotary_dim}, expected a positive even number",
     )
     _checks.require(op, max_position >= 0, f"max_position is {max_position}, expected at least 0")
     _checks.require(op, base > 0, f"base is {base}, expected a positive number")
@@ -41,7 +48,13 @@ def rope_cos_sin_cache(
 
 
 def apply_rope_inplace(
-    positions: Array, query: Array, key: Array | None, head_size: int, cos_sin_cache: Array, *, is_neox: bool = True
+    positions: Array,
+    query: Array,
+    key: Array | None,
+    head_size: int,
+    cos_sin_cache: Array,
+    *,
+    is_neox: bool = True,
 ) -> None:
     """Rotate the first rotary_dim elements of every head of query and key, in place.
 
@@ -77,7 +90,9 @@ def apply_rope_inplace(
     for name, x in (("query", q), ("key", k)):
         if x is not None:
             _check_heads(op, name, x, q, pos.shape[0], head_size)
-    reference.apply_rope_inplace(pos, q, k, head_size, cache, is_neox=is_neox, compute_dtype=reference.float32())
+    reference.apply_rope_inplace(
+        pos, q, k, head_size, cache, is_neox=is_neox, compute_dtype=reference.float32()
+    )
 
 
 def _check_heads(op: str, name: str, x: Any, q: Any, tokens: int, head_size: int) -> None:
@@ -85,6 +100,10 @@ def _check_heads(op: str, name: str, x: Any, q: Any, tokens: int, head_size: int
     _checks.same_dtype(op, name, x, "query", q)
     _checks.rank(op, name, x, 2, 3)
     _checks.contiguous_last(op, name, x)
-    _checks.require(op, x.shape[0] == tokens, f"{name} has {x.shape[0]} rows, expected {tokens} (positions)")
+    _checks.require(
+        op, x.shape[0] == tokens, f"{name} has {x.shape[0]} rows, expected {tokens} (positions)"
+    )
     fits = x.shape[1] % head_size == 0 if x.ndim == 2 else x.shape[2] == head_size
-    _checks.require(op, fits, f"{name} has shape {list(x.shape)}, expected heads of {head_size} elements")
+    _checks.require(
+        op, fits, f"{name} has shape {list(x.shape)}, expected heads of {head_size} elements"
+    )

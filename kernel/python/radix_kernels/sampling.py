@@ -37,11 +37,12 @@ _SETTINGS = {
 class LogitEdits:
     """What changes the logits of a draw before temperature, in this order; None leaves a step out.
 
-    bias: ids int32 [B, M] and values float32 [B, M], added; an id twice counts twice.
-    penalties: counts, slots, repetition, frequency, presence, as `apply_penalties_inplace` takes them.
-    min_tokens: stop ids int32 [B, M] and positions int64 [B]; a row's stop ids are -inf while its position is below.
-    bitmask: int32 [B, ceil(V / 32)]; bit `id % 32` of word `id // 32` allows an id, the others are -inf.
-    In a list of ids a negative one ends the row; an id of V or more is skipped.
+    bias: ids int32 [B, M] and values float32 [B, M], added; an id twice counts twice. penalties:
+    counts, slots, repetition, frequency, presence, as `apply_penalties_inplace` takes them.
+    min_tokens: stop ids int32 [B, M] and positions int64 [B]; a row's stop ids are -inf while its
+    position is below. bitmask: int32 [B, ceil(V / 32)]; bit `id % 32` of word `id // 32` allows an
+    id, the others are -inf. In a list of ids a negative one ends the row; an id of V or more is
+    skipped.
     """
 
     bias: tuple[Array, Array] | None = None
@@ -242,7 +243,11 @@ def check_draw(
 def _logprob_arrays(logits: Array, top_n: int) -> tuple[Array, Array, Array]:
     rows = int(logits.shape[0])
     logprob = _arrays.empty(logits, (rows,), "float32")
-    return (logprob, _arrays.empty(logits, (rows, top_n), "float32"), _arrays.empty(logits, (rows, top_n), "int32"))
+    return (
+        logprob,
+        _arrays.empty(logits, (rows, top_n), "float32"),
+        _arrays.empty(logits, (rows, top_n), "int32"),
+    )
 
 
 def _fill(arrays: tuple[Array, ...], results: tuple[Any, ...]) -> None:
@@ -270,7 +275,12 @@ def _checked_edits(op: str, x: Any, edits: LogitEdits) -> LogitEdits:
     rows, columns = x.shape
     bias, penalties, min_tokens, bitmask = (
         None if step is None else tuple(_arrays.as_torch(t) for t in step)
-        for step in (edits.bias, edits.penalties, edits.min_tokens, None if edits.bitmask is None else (edits.bitmask,))
+        for step in (
+            edits.bias,
+            edits.penalties,
+            edits.min_tokens,
+            None if edits.bitmask is None else (edits.bitmask,),
+        )
     )
     if bias is not None:
         _check_lists(op, "bias_ids", bias[0], rows, "int32")
@@ -278,7 +288,9 @@ def _checked_edits(op: str, x: Any, edits: LogitEdits) -> LogitEdits:
         _checks.shape(op, "bias_values", bias[1], bias[0].shape, "as bias_ids")
     if penalties is not None:
         _check_counts(op, penalties[0], penalties[1], rows)
-        _checks.shape(op, "counts", penalties[0], (penalties[0].shape[0], columns), "columns of logits")
+        _checks.shape(
+            op, "counts", penalties[0], (penalties[0].shape[0], columns), "columns of logits"
+        )
         for name, t in zip(("repetition", "frequency", "presence"), penalties[2:], strict=True):
             _check_row_values(op, name, t, rows, "float32")
     if min_tokens is not None:

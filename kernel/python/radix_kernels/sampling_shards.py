@@ -1,8 +1,8 @@
 """Sampling where each rank holds the logits of a part of the vocabulary.
 
-Each rank lists what its shard may contribute (`sampling_candidates`, a few kilobytes a row), the lists are gathered,
-and one draw from them (`sample_candidates`) gives the id that `top_k_top_p_sampling` draws from the whole logits: the
-full logits never travel.
+Each rank lists what its shard may contribute (`sampling_candidates`, a few kilobytes a row), the
+lists are gathered, and one draw from them (`sample_candidates`) gives the id that
+`top_k_top_p_sampling` draws from the whole logits: the full logits never travel.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def sampling_candidates(
 ) -> Array:
     """What one shard of the vocabulary contributes to a draw: int64 [B, 3 + num_candidates].
 
-    logits: float32 [B, n], those of ids first_id .. first_id + n - 1; first_id is a multiple of 4. The other arrays and
-    the edits are as in `top_k_top_p_sampling`, the same on every rank; but counts and bitmask are those of the shard's
-    columns. A record's words are described in `radix_kernels/sampling_shards.h`; what a record does not use is not
-    written. Errors: TypeError, ValueError.
+    logits: float32 [B, n], those of ids first_id .. first_id + n - 1; first_id is a multiple of 4.
+    The other arrays and the edits are as in `top_k_top_p_sampling`, the same on every rank; but
+    counts and bitmask are those of the shard's columns. A record's words are described in
+    `radix_kernels/sampling_shards.h`; what a record does not use is not written. Errors: TypeError,
+    ValueError.
     """
     op = "sampling_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)
@@ -55,7 +56,9 @@ def sampling_candidates(
         f"first_id is {first_id}, vocab_size {vocab_size}",
     )
     _checks.require(
-        op, 1 <= num_candidates <= MOST_CANDIDATES, f"records has {num_candidates} candidates, expected 1 to 2048"
+        op,
+        1 <= num_candidates <= MOST_CANDIDATES,
+        f"records has {num_candidates} candidates, expected 1 to 2048",
     )
     found = reference.sampling_candidates(
         x, *columns, first_id=first_id, vocab_size=vocab_size, num_candidates=num_candidates, stream=stream,
@@ -80,11 +83,12 @@ def sample_candidates(
 ) -> Array:
     """The draw from the records of all shards: int32 [B].
 
-    records: int64 [W, B, 3 + C] of `sampling_candidates`, in any order of the shards; W * C at most 2,048. The other
-    arguments are those of `sampling_candidates`. The id is that which `top_k_top_p_sampling` draws from the whole
-    logits, -1 included; -2 says that the filters may keep ids that no shard listed (top_k above C, or a nucleus of more
-    ids than that): such a row must be drawn from its logits. Greedy and unfiltered rows, and rows with top_k up to C,
-    never give -2. Errors: TypeError, ValueError.
+    records: int64 [W, B, 3 + C] of `sampling_candidates`, in any order of the shards; W * C at most
+    2,048. The other arguments are those of `sampling_candidates`. The id is that which
+    `top_k_top_p_sampling` draws from the whole logits, -1 included; -2 says that the filters may
+    keep ids that no shard listed (top_k above C, or a nucleus of more ids than that): such a row
+    must be drawn from its logits. Greedy and unfiltered rows, and rows with top_k up to C, never
+    give -2. Errors: TypeError, ValueError.
     """
     op = "sample_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)

@@ -8,10 +8,10 @@ from . import _loader
 def set_num_threads(n: int, *, pin: bool = False) -> None:
     """Use n threads in CPU ops, the caller included; pin binds each worker to a CPU of its own.
 
-    n CPUs are taken that no other process has bound its workers to this way, the first for the caller, who stays free
-    to move; where there are not so many, nobody is bound and the system places all threads. Results do not depend on
-    n. Without a native library n is torch's number of threads and pin raises NotImplementedError.
-    Errors: ValueError (n outside of 1 .. 1024).
+    n CPUs are taken that no other process has bound its workers to this way, the first for the
+    caller, who stays free to move; where there are not so many, nobody is bound and the system
+    places all threads. Results do not depend on n. Without a native library n is torch's number of
+    threads and pin raises NotImplementedError. Errors: ValueError (n outside of 1 .. 1024).
     """
     if not 1 <= n <= 1024:
         raise ValueError(f"set_num_threads: n is {n}, expected 1 to 1024")

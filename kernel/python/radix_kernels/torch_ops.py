@@ -26,7 +26,9 @@ def _(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Ten
 
 
 @_op("radix_kernels::fused_add_rmsnorm", mutates_args=("input", "residual"))
-def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+def fused_add_rmsnorm(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> None:
     """See `radix_kernels.fused_add_rmsnorm`."""
     rk.fused_add_rmsnorm(input, residual, weight, eps)
 
@@ -89,7 +91,11 @@ def _(
 
 @_op("radix_kernels::store_kv_cache", mutates_args=("k_cache", "v_cache"))
 def store_kv_cache(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
     """See `radix_kernels.store_kv_cache`."""
     rk.store_kv_cache(k, v, k_cache, v_cache, slot_mapping)
@@ -97,7 +103,11 @@ def store_kv_cache(
 
 @store_kv_cache.register_fake
 def _(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
     return None
 
@@ -119,7 +129,8 @@ def flash_attn_with_kvcache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `radix_kernels.flash_attn_with_kvcache`; the window's right side is -1, and FP8 queries get bfloat16."""
+    """See `radix_kernels.flash_attn_with_kvcache`; the window's right side is -1, and FP8 queries
+    get bfloat16."""
     return rk.flash_attn_with_kvcache(
         q,
         k_cache,

@@ -12,7 +12,8 @@ from ..model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer; head counts are this rank's. `window`: tokens that a token sees with itself; None: all."""
+    """One attention layer; head counts are this rank's. `window`: tokens that a token sees with
+    itself; None: all."""
 
     layer_id: int
     num_heads: int
@@ -23,20 +24,25 @@ class AttentionSpec:
 
 
 class AttentionBackend(ABC):
-    """Only reads the KV cache, in which the step's keys and values are already. One instance serves all layers."""
+    """Only reads the KV cache, in which the step's keys and values are already. One instance serves
+    all layers."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self.config, self.device = config, device
 
     @classmethod
     @abstractmethod
-    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
+    def supports(
+        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+    ) -> bool:
         """Whether this backend can run the model there. Must not raise."""
 
     def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
         """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
 
     @abstractmethod
-    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the same shape.
-        Returns `out`; does not synchronise."""
+    def forward(
+        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
+        same shape. Returns `out`; does not synchronise."""

@@ -1,4 +1,5 @@
-"""The backends `radix` and `triton`: the kernel wheel's paged attention, native and portable (CUDA and ROCm)."""
+"""The backends `radix` and `triton`: the kernel wheel's paged attention, native and portable (CUDA
+and ROCm)."""
 
 import torch
 
@@ -11,11 +12,14 @@ from .base import AttentionBackend, AttentionSpec
 
 
 class RadixAttention(AttentionBackend):
-    """One call serves any batch. On a GPU, where decode and prefill are different kernels, a mixed batch is two calls:
-    its decode rows then cost, and are bit for bit, what they are in a batch of their own."""
+    """One call serves any batch. On a GPU, where decode and prefill are different kernels, a mixed
+    batch is two calls: its decode rows then cost, and are bit for bit, what they are in a batch of
+    their own."""
 
     @classmethod
-    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
+    def supports(
+        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+    ) -> bool:
         dtype = str(kv_dtype).removeprefix("torch.")
         # On the CPU a source tree without the library runs the wheel's reference.
         return device.is_cpu or ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
@@ -24,7 +28,9 @@ class RadixAttention(AttentionBackend):
         if not self.device.is_cpu and 0 < batch.num_decode < batch.batch_size:
             batch.metadata = batch.cu_seqlens_q[batch.num_decode :] - batch.num_decode
 
-    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    ) -> torch.Tensor:
         def call(rows: slice, tokens: slice, cu_seqlens_q: torch.Tensor, longest: int) -> None:
             ops.flash_attn_with_kvcache(
                 q[tokens], *_caches(layer, batch), batch.page_table[rows], batch.kv_lens[rows], cu_seqlens_q,
@@ -49,10 +55,14 @@ class TritonAttention(AttentionBackend):
         self._attention = kernels.flash_attn_with_kvcache
 
     @classmethod
-    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
+    def supports(
+        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+    ) -> bool:
         return not device.is_cpu and ops.triton_kernels() is not None
 
-    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    ) -> torch.Tensor:
         causal, right, softcap, sinks, lse = True, -1, 0.0, None, None
         arrays = q, *_caches(layer, batch), batch.page_table, batch.kv_lens, batch.cu_seqlens_q
         self._attention(*arrays, layer.scale, causal, _left(layer), right, softcap, sinks, out, lse)

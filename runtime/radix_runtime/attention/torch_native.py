@@ -12,10 +12,14 @@ class TorchNativeAttention(AttentionBackend):
     """Row by row: gathers a row's pages, then softmax(q k^T) v in float32."""
 
     @classmethod
-    def supports(cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int) -> bool:
+    def supports(
+        cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+    ) -> bool:
         return True
 
-    def forward(self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+    ) -> torch.Tensor:
         pool, start = batch.kv_pool, 0
         lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens_host.tolist(), strict=True)
         for entry, (query_len, kv_len) in enumerate(lengths):
@@ -28,7 +32,9 @@ class TorchNativeAttention(AttentionBackend):
 
 
 # q [Tq, Hq, D] are the last tokens of k, v [Tk, Hkv, D]; returns [Tq, Hq, D] in q's dtype.
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec
+) -> torch.Tensor:
     query = q.float().unflatten(1, (layer.num_kv_heads, -1))  # query heads grouped by KV head
     scores = torch.einsum("qhgd,khd->hgqk", query, k.float()) * layer.scale
     key = torch.arange(len(k), device=q.device)

@@ -29,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             if name not in ("-h", "--help"):
                 raise ConfigError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
-            print("usage: radix COMMAND ...\n", *(f"  {name:<10}{help}" for name, help in COMMANDS.items()), sep="\n")
+            print(
+                "usage: radix COMMAND ...\n",
+                *(f"  {name:<10}{help}" for name, help in COMMANDS.items()),
+                sep="\n",
+            )
             return 0
         command = import_module(f"{__name__}.{name}")
         parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
@@ -38,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
         return 0
-    except (ConfigError, EngineDeadError, RequestError, OSError) as error:  # OSError: a file that cannot be written
+    except (
+        ConfigError,
+        EngineDeadError,
+        RequestError,
+        OSError,
+    ) as error:  # OSError: a file that cannot be written
         print(f"radix: error: {error}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INTERNAL
     except KeyboardInterrupt:

@@ -63,19 +63,28 @@ def token_range(text: str) -> Range:
 
 
 def read_lengths(flags: argparse.Namespace) -> list[tuple[int, int]]:
-    """Of prompts and answers: those of the file (the first of them), or random ones. Raises ConfigError."""
+    """Of prompts and answers: those of the file (the first of them), or random ones. Raises
+    ConfigError."""
     if flags.workload is not None:
         try:
-            return msgspec.json.decode(Path(flags.workload).read_bytes(), type=_File).requests[: flags.num_prompts]
+            return msgspec.json.decode(Path(flags.workload).read_bytes(), type=_File).requests[
+                : flags.num_prompts
+            ]
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"cannot read the workload {flags.workload}: {error}") from error
     rng = random.Random(flags.workload_seed)
-    return [(rng.randint(*flags.input_len), rng.randint(*flags.output_len)) for _ in range(flags.num_prompts or 32)]
+    return [
+        (rng.randint(*flags.input_len), rng.randint(*flags.output_len))
+        for _ in range(flags.num_prompts or 32)
+    ]
 
 
 def make_items(lengths: list[tuple[int, int]], vocab_size: int) -> list[Item]:
     rngs, limit = map(random.Random, range(len(lengths))), min(vocab_size, _MAX_ID)
-    return [Item([rng.randrange(limit) for _ in range(n)], out) for rng, (n, out) in zip(rngs, lengths, strict=True)]
+    return [
+        Item([rng.randrange(limit) for _ in range(n)], out)
+        for rng, (n, out) in zip(rngs, lengths, strict=True)
+    ]
 
 
 @dataclass(slots=True)
@@ -93,13 +102,18 @@ class Record:
 
 def figures(records: list[Record]) -> dict[str, Any]:
     """Throughput and latency of the requests that succeeded."""
-    # output: output tokens over the whole time. prefill: computed prompt tokens over the time to the last first token.
-    # decode: tokens after each first one, over the time since the first of all.
+    # output: output tokens over the whole time. prefill: computed prompt tokens over the time to
+    # the last first token. decode: tokens after each first one, over the time since the first of
+    # all.
     good = [r for r in records if r.error is None and r.chunks]
     result: dict[str, Any] = {"requests": len(records), "failed": len(records) - len(good)}
     if not good:
         return result
-    begin, end, firsts = min(r.start for r in good), max(r.end for r in good), [r.chunks[0] for r in good]
+    begin, end, firsts = (
+        min(r.start for r in good),
+        max(r.end for r in good),
+        [r.chunks[0] for r in good],
+    )
     prompt, cached = sum(r.prompt_tokens for r in good), sum(r.cached_tokens for r in good)
     output = sum(r.output_tokens for r in good)
     return {
@@ -113,7 +127,9 @@ def figures(records: list[Record]) -> dict[str, Any]:
         "decode_tokens_per_second": (output - len(good)) / max(end - min(firsts), 1e-9),
         "cache_hit_rate": cached / max(1, prompt),
         "ttft_ms": _percentiles([r.chunks[0] - r.start for r in good]),
-        "tpot_ms": _percentiles([(r.end - r.chunks[0]) / (r.output_tokens - 1) for r in good if r.output_tokens > 1]),
+        "tpot_ms": _percentiles(
+            [(r.end - r.chunks[0]) / (r.output_tokens - 1) for r in good if r.output_tokens > 1]
+        ),
         "itl_ms": _percentiles(np.concatenate([np.diff(r.chunks) for r in good])),
         "e2e_ms": _percentiles([r.end - r.start for r in good]),
     }
@@ -129,8 +145,16 @@ def _percentiles(seconds: Any) -> dict[str, float] | None:
 
 def machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
-    now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), len(os.sched_getaffinity(0))
-    return {"date": now, "cpu": model[1] if model else platform.processor(), "cores": cores, "runtime": __version__}
+    now, cores = (
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        len(os.sched_getaffinity(0)),
+    )
+    return {
+        "date": now,
+        "cpu": model[1] if model else platform.processor(),
+        "cores": cores,
+        "runtime": __version__,
+    }
 
 
 # The command ----------------------------------------------------------------------------------
@@ -142,32 +166,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(offline)
     add_server_flags(offline, engine_only=True)
     serve = modes.add_parser("serve", help="a running server, over HTTP")
-    serve.add_argument("--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", help="its address (default: %(default)s)")
+    serve.add_argument(
+        "--url",
+        default=f"http://127.0.0.1:{DEFAULT_PORT}",
+        help="its address (default: %(default)s)",
+    )
     serve.add_argument("--api-key", help="its key")
-    serve.add_argument("--request-rate", type=positive(float), help="requests a second; default: all at once")
-    serve.add_argument("--max-concurrency", type=positive(int), help="open requests; default: no limit")
-    serve.add_argument("--vocab-size", type=positive(int), default=1000, help="ids of prompts (default: %(default)s)")
+    serve.add_argument(
+        "--request-rate", type=positive(float), help="requests a second; default: all at once"
+    )
+    serve.add_argument(
+        "--max-concurrency", type=positive(int), help="open requests; default: no limit"
+    )
+    serve.add_argument(
+        "--vocab-size",
+        type=positive(int),
+        default=1000,
+        help="ids of prompts (default: %(default)s)",
+    )
     for mode in (offline, serve):
         group = mode.add_argument_group("workload")
-        group.add_argument("--workload", metavar="FILE", help="JSON with [prompt, output] lengths; default: random")
-        group.add_argument("--num-prompts", type=positive(int), help="requests; default 32, or all of FILE")
+        group.add_argument(
+            "--workload", metavar="FILE", help="JSON with [prompt, output] lengths; default: random"
+        )
+        group.add_argument(
+            "--num-prompts", type=positive(int), help="requests; default 32, or all of FILE"
+        )
         lengths: dict[str, Any] = {"type": token_range, "metavar": "N[:M]"}
-        group.add_argument("--input-len", default="256", help="tokens of a prompt (default: %(default)s)", **lengths)
-        group.add_argument("--output-len", default="64", help="tokens of an answer (default: %(default)s)", **lengths)
-        group.add_argument("--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)")
-        group.add_argument("--workload-seed", type=int, default=0, help="of the lengths (default: %(default)s)")
+        group.add_argument(
+            "--input-len",
+            default="256",
+            help="tokens of a prompt (default: %(default)s)",
+            **lengths,
+        )
+        group.add_argument(
+            "--output-len",
+            default="64",
+            help="tokens of an answer (default: %(default)s)",
+            **lengths,
+        )
+        group.add_argument(
+            "--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)"
+        )
+        group.add_argument(
+            "--workload-seed", type=int, default=0, help="of the lengths (default: %(default)s)"
+        )
         group.add_argument("--json", metavar="FILE", help="write the figures there")
 
 
 def run(namespace: argparse.Namespace) -> int:
     check_sampling({"temperature": namespace.temperature})
-    measured = _measure_engine(namespace) if namespace.mode == "offline" else asyncio.run(_measure_server(namespace))
+    measured = (
+        _measure_engine(namespace)
+        if namespace.mode == "offline"
+        else asyncio.run(_measure_server(namespace))
+    )
     facts, records = measured
     result = {"mode": namespace.mode, **facts, "machine": machine(), **figures(records)}
     if errors := sorted({r.error for r in records if r.error is not None})[:3]:
         result["errors"] = errors
     for name, value in result.items():
-        parts = [f"{k} {_short(v)}" for k, v in value.items()] if isinstance(value, dict) else [_short(value)]
+        parts = (
+            [f"{k} {_short(v)}" for k, v in value.items()]
+            if isinstance(value, dict)
+            else [_short(value)]
+        )
         print(f"{name:<27}", *parts)
     if namespace.json is not None:
         Path(namespace.json).write_text(json.dumps(result, indent=1) + "\n")
@@ -198,7 +261,10 @@ def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> 
     # Reading every token on the way costs a few microseconds of host time each, as a server does.
     start = time.perf_counter()
     records = [Record(len(item.prompt), start) for item in items]
-    params = [{"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True} for i in items]
+    params = [
+        {"max_new_tokens": i.output_len, "temperature": temperature, "ignore_eos": True}
+        for i in items
+    ]
     try:
         stream = engine.stream(input_ids=[item.prompt for item in items], sampling_params=params)
     except ValueError as error:  # as prompts that are too long
@@ -207,7 +273,10 @@ def _complete(engine: Any, items: list[Item], temperature: float, what: str) -> 
         record, info = records[output["index"]], output["meta_info"]
         record.end = time.perf_counter()
         record.chunks.append(record.end)
-        record.output_tokens, record.cached_tokens = info["completion_tokens"], info["cached_tokens"]
+        record.output_tokens, record.cached_tokens = (
+            info["completion_tokens"],
+            info["cached_tokens"],
+        )
     return records
 
 
@@ -217,7 +286,11 @@ async def _measure_server(namespace: argparse.Namespace) -> Measured:
     async with Client(namespace.url, namespace.api_key) as client:
         model = await client.model()
         # Requests share cached prefixes with those of the same run only.
-        common = {"model": model, "temperature": namespace.temperature, "cache_salt": secrets.token_hex(8)}
+        common = {
+            "model": model,
+            "temperature": namespace.temperature,
+            "cache_salt": secrets.token_hex(8),
+        }
 
         async def one(index: int, item: Item) -> Record:
             if namespace.request_rate:

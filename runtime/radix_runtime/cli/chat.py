@@ -14,7 +14,13 @@ from prompt_toolkit import PromptSession
 from ..config import flag_name
 from ..errors import ConfigError, RequestError
 from .client import Client
-from .flags import add_model_argument, add_sampling_flags, add_server_flags, engine_args, sampling_of
+from .flags import (
+    add_model_argument,
+    add_sampling_flags,
+    add_server_flags,
+    engine_args,
+    sampling_of,
+)
 
 _HELP = "/reset  forget the conversation\n/system TEXT  set the system message\n/exit  leave"
 
@@ -33,27 +39,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    sampling, settings, remote = sampling_of(namespace), engine_args(namespace), namespace.url is not None
+    sampling, settings, remote = (
+        sampling_of(namespace),
+        engine_args(namespace),
+        namespace.url is not None,
+    )
     if remote and settings:
         raise ConfigError(f"{flag_name(next(iter(settings)))} does nothing with --url")
     if not remote and namespace.server_key is not None:
         raise ConfigError("--server-key does nothing without --url")
-    for stream in (sys.stdin, sys.stdout):  # what the terminal's encoding lacks is no reason to leave
+    for stream in (
+        sys.stdin,
+        sys.stdout,
+    ):  # what the terminal's encoding lacks is no reason to leave
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     # It loads torch, which a client does not need.
-    with nullcontext() if remote else import_module("radix_runtime.engine_api").Engine(**settings) as engine:
+    with (
+        nullcontext()
+        if remote
+        else import_module("radix_runtime.engine_api").Engine(**settings) as engine
+    ):
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         if engine is not None:
             if engine.tokenizer is None:
                 raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
             reply = partial(_ask_engine, engine, engine.tokenizer.apply_chat_template, sampling)
         # Plain lines without a terminal.
-        _converse(reply, namespace.system, partial(PromptSession().prompt, "> ") if sys.stdin.isatty() else input)
+        _converse(
+            reply,
+            namespace.system,
+            partial(PromptSession().prompt, "> ") if sys.stdin.isatty() else input,
+        )
     return 0
 
 
 def _ask_engine(
-    engine: Any, template: Callable[[Messages], list[int]], sampling: dict[str, Any], messages: Messages, show: Show
+    engine: Any,
+    template: Callable[[Messages], list[int]],
+    sampling: dict[str, Any],
+    messages: Messages,
+    show: Show,
 ) -> None:
     shown = 0
     try:
@@ -65,9 +90,14 @@ def _ask_engine(
         raise RequestError(400, "invalid_value", str(error)) from None
 
 
-def _ask_server(url: str, key: str | None, sampling: dict[str, Any], messages: Messages, show: Show) -> None:
+def _ask_server(
+    url: str, key: str | None, sampling: dict[str, Any], messages: Messages, show: Show
+) -> None:
     # The others have their names in OpenAI's API.
-    body = {"messages": messages, **{name.replace("max_new", "max"): value for name, value in sampling.items()}}
+    body = {
+        "messages": messages,
+        **{name.replace("max_new", "max"): value for name, value in sampling.items()},
+    }
 
     async def ask() -> None:
         async with Client(url, key) as client:

@@ -18,14 +18,19 @@ class Client(httpx.AsyncClient):
         base, hooks = url.rstrip("/").removesuffix("/v1"), {"response": [_check]}
         timeout, limits = httpx.Timeout(None, connect=10), httpx.Limits(max_connections=None)
         with _reachable():
-            super().__init__(base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks)
+            super().__init__(
+                base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks
+            )
 
     async def chunks(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a streamed answer. Raises RequestError also when the stream breaks off without [DONE]."""
+        """The chunks of a streamed answer. Raises RequestError also when the stream breaks off
+        without [DONE]."""
         with _reachable():
             async with self.stream("POST", path, json={**body, "stream": True}) as answer:
                 done, rest = False, b""
-                async for part in answer.aiter_bytes():  # to its end, after which the connection serves again
+                async for (
+                    part
+                ) in answer.aiter_bytes():  # to its end, after which the connection serves again
                     *lines, rest = (rest + part).split(b"\n")  # httpx would split at U+2028 too
                     events = [line[6:] for line in lines if line.startswith(b"data: ")]
                     done |= b"[DONE]" in events

@@ -60,7 +60,11 @@ def _packages() -> Facts:
     installed = {package.name: package.version for package in metadata.distributions()}
     for name in ("torch", "transformers", "tokenizers", "triton"):
         yield name, installed.get(name, "not installed")
-    wheels = [f"{name} {installed[name]}" for name in sorted(installed) if name.startswith("radix-kernels-")]
+    wheels = [
+        f"{name} {installed[name]}"
+        for name in sorted(installed)
+        if name.startswith("radix-kernels-")
+    ]
     yield "kernel wheel", ", ".join(wheels) or "none"
 
 
@@ -71,7 +75,10 @@ def _kernels() -> Facts:
     yield "instruction set", facts["isa"]
     yield "kernel devices", ", ".join(facts["devices"])
     if facts["backend"] is None:
-        yield Problem("no native kernels: all would run on the slow reference", "install a kernel wheel (`make wheel`)")
+        yield Problem(
+            "no native kernels: all would run on the slow reference",
+            "install a kernel wheel (`make wheel`)",
+        )
     if facts["isa"] == "portable":
         yield Problem(ops.PORTABLE, "use a CPU with AVX2, or unset RADIX_CPU_ISA")
 
@@ -97,7 +104,9 @@ def _gpu() -> Facts:
         line = driver.read_text().splitlines()[0]
         yield "nvidia driver", line
         if (version := re.search(r"\b(\d+)\.\d+", line)) and int(version[1]) < _MIN_DRIVER:
-            yield Problem(f"driver {version[1]} is too old", f"install driver {_MIN_DRIVER} or later")
+            yield Problem(
+                f"driver {version[1]} is too old", f"install driver {_MIN_DRIVER} or later"
+            )
     torch = import_module("torch")
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)

@@ -14,7 +14,8 @@ from ..sampling_params import SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations; an unknown flag is told the nearest known one; errors are the operator's, as all others."""
+    """No abbreviations; an unknown flag is told the nearest known one; errors are the operator's,
+    as all others."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -34,11 +35,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="directory or hub name; none: the demo model")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="directory or hub name; none: the demo model"
+    )
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = False) -> None:
-    """All fields of ServerArgs, under their flag names and aliases; `engine_only` leaves out the server's own."""
+    """All fields of ServerArgs, under their flag names and aliases; `engine_only` leaves out the
+    server's own."""
     types = typing.get_type_hints(ServerArgs)
     for group, members in groupby(fields(ServerArgs), lambda field: field.metadata["group"]):
         if group == "server" and engine_only:
@@ -46,14 +50,23 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
         section = parser.add_argument_group(group)
         for field in members:
             choices = field.metadata.get("choices")
-            kind, *_ = typing.get_args(types[field.name]) or (types[field.name],)  # int of `int | None`
+            kind, *_ = typing.get_args(types[field.name]) or (
+                types[field.name],
+            )  # int of `int | None`
             options: dict[str, Any] = {"action": "store_true"}
             if kind is not bool:
                 metavar = None if choices else kind.__name__.upper()
-                options = {"type": kind, "default": field.default, "choices": choices, "metavar": metavar}
+                options = {
+                    "type": kind,
+                    "default": field.default,
+                    "choices": choices,
+                    "metavar": metavar,
+                }
             default = " (default: %(default)s)" if options.get("default") is not None else ""
             help = field.metadata["help"].replace("%", "%%") + default
-            section.add_argument(flag_name(field.name), *field.metadata["aliases"], help=help, **options)
+            section.add_argument(
+                flag_name(field.name), *field.metadata["aliases"], help=help, **options
+            )
 
 
 _SAMPLING = {"temperature": float, "top_p": float, "max_new_tokens": int}
@@ -66,7 +79,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(namespace: argparse.Namespace) -> dict[str, Any]:
-    return check_sampling({name: value for name in _SAMPLING if (value := getattr(namespace, name)) is not None})
+    return check_sampling(
+        {name: value for name in _SAMPLING if (value := getattr(namespace, name)) is not None}
+    )
 
 
 def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +93,9 @@ def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
 
 def server_args(namespace: argparse.Namespace) -> ServerArgs:
     """Raises ConfigError. `model`, the positional argument, is another way to say --model-path."""
-    args = ServerArgs(**{f.name: getattr(namespace, f.name) for f in fields(ServerArgs) if f.name in namespace})
+    args = ServerArgs(
+        **{f.name: getattr(namespace, f.name) for f in fields(ServerArgs) if f.name in namespace}
+    )
     if (model := getattr(namespace, "model", None)) is not None:
         if args.model_path not in (None, model):
             raise ConfigError("the model is given twice: as an argument and by --model-path")
@@ -91,7 +108,9 @@ def engine_args(namespace: argparse.Namespace) -> dict[str, Any]:
     """Arguments of an Engine: the flags that were given; its own defaults hold for the rest."""
     setup_logging("radix", "warning")
     args = server_args(namespace)
-    return {f.name: value for f in fields(ServerArgs) if (value := getattr(args, f.name)) != f.default}
+    return {
+        f.name: value for f in fields(ServerArgs) if (value := getattr(args, f.name)) != f.default
+    }
 
 
 def explain(args: ServerArgs) -> str:

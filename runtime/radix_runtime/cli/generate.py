@@ -16,7 +16,8 @@ from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_o
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of JSONL input: one of `prompt`, `messages` (as the chat route takes them) and `input_ids`."""
+    """A line of JSONL input: one of `prompt`, `messages` (as the chat route takes them) and
+    `input_ids`."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -41,13 +42,21 @@ def run(namespace: argparse.Namespace) -> int:
         done, written = dict[int, dict[str, Any]](), 0
         try:
             stream = engine.stream(input_ids=prompts, sampling_params=params) if prompts else ()
-            finished = (output for output in stream if output["meta_info"]["finish_reason"] is not None)
+            finished = (
+                output for output in stream if output["meta_info"]["finish_reason"] is not None
+            )
             # Standard output, too, gets UTF-8 whatever the locale.
-            with open(namespace.output or 1, "w", encoding="utf-8", closefd=bool(namespace.output)) as out:
+            with open(
+                namespace.output or 1, "w", encoding="utf-8", closefd=bool(namespace.output)
+            ) as out:
                 try:
-                    for output in track(finished, "prompts", len(prompts), console=Console(stderr=True)):
+                    for output in track(
+                        finished, "prompts", len(prompts), console=Console(stderr=True)
+                    ):
                         done[output["index"]] = output
-                        while written in done:  # in the order of the file, as early as that order allows
+                        while (
+                            written in done
+                        ):  # in the order of the file, as early as that order allows
                             out.write(_record(written, done.pop(written)))
                             written += 1
                 finally:  # also what was complete when an interrupt came
@@ -59,13 +68,21 @@ def run(namespace: argparse.Namespace) -> int:
 
 def _record(index: int, output: dict[str, Any]) -> str:
     names = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens")
-    record = {"index": index, "text": output["text"], **{name: output["meta_info"][name] for name in names}}
+    record = {
+        "index": index,
+        "text": output["text"],
+        **{name: output["meta_info"][name] for name in names},
+    }
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def read_lines(path: Path) -> list[Line]:
     try:
-        texts = [(n, text) for n, text in enumerate(path.read_text("utf-8-sig").split("\n"), 1) if text.strip()]
+        texts = [
+            (n, text)
+            for n, text in enumerate(path.read_text("utf-8-sig").split("\n"), 1)
+            if text.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if path.suffix != ".jsonl":
@@ -75,14 +92,18 @@ def read_lines(path: Path) -> list[Line]:
         try:
             line = msgspec.json.decode(text, type=Line)
             if line.messages is not None:
-                body, _ = decode_body(TokenizeBody, msgspec.json.encode({"messages": line.messages}), False, {})
+                body, _ = decode_body(
+                    TokenizeBody, msgspec.json.encode({"messages": line.messages}), False, {}
+                )
                 line.messages = template_messages(body.messages or [])
         except (msgspec.DecodeError, RequestError) as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         if sum(x is not None for x in (line.prompt, line.messages, line.input_ids)) != 1:
             raise ConfigError(f"{path}, line {number}: one of prompt, messages, input_ids is due")
         if line.sampling_params.get("n") not in (None, 1):
-            raise ConfigError(f"{path}, line {number}: n must be 1, a record a line; repeat the line instead")
+            raise ConfigError(
+                f"{path}, line {number}: n must be 1, a record a line; repeat the line instead"
+            )
         lines.append(line)
     return lines
 
@@ -94,4 +115,6 @@ def _ids(engine: Engine, line: Line, chat: bool) -> list[int]:
         raise ConfigError("this model has no tokenizer: give input_ids")
     if line.prompt is not None and not chat:
         return engine.tokenizer.encode(line.prompt)
-    return engine.tokenizer.apply_chat_template(line.messages or [{"role": "user", "content": line.prompt}])
+    return engine.tokenizer.apply_chat_template(
+        line.messages or [{"role": "user", "content": line.prompt}]
+    )

@@ -31,13 +31,16 @@ _NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that 
 def create_executor(
     args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
 ) -> Executor:
-    """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once, on another thread,
-    when a rank dies; then what is in flight and every later launch raise EngineDeadError. Raises ConfigError."""
+    """Loads the model that `args.model_path` (a local directory) holds. `on_death` is called once,
+    on another thread, when a rank dies; then what is in flight and every later launch raise
+    EngineDeadError. Raises ConfigError."""
     config.check_tp(args.tp_size)
     return LocalExecutor(args, config) if args.tp_size == 1 else TPExecutor(args, config, on_death)
 
 
-def build_rank(args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator) -> ModelRunner:
+def build_rank(
+    args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator
+) -> ModelRunner:
     """The runner of this rank, on its share of the cores; runs on the thread that will use it."""
     if device.is_cpu:
         threads, cores = core_share(communicator.rank, communicator.world_size, args.num_threads)
@@ -54,12 +57,16 @@ class LocalExecutor:
 
     failure: str | None = None  # why the engine is dead; the first reason counts
 
-    def __init__(self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None) -> None:
+    def __init__(
+        self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None
+    ) -> None:
         device = Device.resolve(args.device)
         self._communicator = communicator or Communicator()
         self._stream = device.stream(self._check)
         try:
-            self.runner = self._stream.submit(build_rank, args, config, device, self._communicator).result()
+            self.runner = self._stream.submit(
+                build_rank, args, config, device, self._communicator
+            ).result()
         except BaseException:
             self._communicator.abort()
             self._stream.shutdown()
@@ -109,14 +116,19 @@ class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
     memory_fd: int
     ring: RingHandle
     parent_pid: int  # rank 0's process
-    main_thread: bool  # started the worker, which then may ask the kernel to end it with that thread
+    main_thread: (
+        bool  # started the worker, which then may ask the kernel to end it with that thread
+    )
 
 
 class TPExecutor(LocalExecutor):
-    """Rank 0 in this process, the others as its children. Every launch reaches them through the step ring before rank 0
-    runs it. Each holds the read end of a pipe whose other end dies with this process."""
+    """Rank 0 in this process, the others as its children. Every launch reaches them through the
+    step ring before rank 0 runs it. Each holds the read end of a pipe whose other end dies with
+    this process."""
 
-    def __init__(self, args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None]) -> None:
+    def __init__(
+        self, args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None]
+    ) -> None:
         device = Device.resolve(args.device, count=args.tp_size)
         self._on_death = on_death
         self._ring = StepRing(args.tp_size - 1)
@@ -125,7 +137,10 @@ class TPExecutor(LocalExecutor):
         self._lock, self._closed = threading.Lock(), False
         self._communicator = connect(args, f"/proc/self/fd/{self._memory_fd}", 0, device)
         self.workers = [self._start(args, rank) for rank in range(1, args.tp_size)]
-        self._watchers = [threading.Thread(target=self._watch, args=w, daemon=True) for w in enumerate(self.workers, 1)]
+        self._watchers = [
+            threading.Thread(target=self._watch, args=w, daemon=True)
+            for w in enumerate(self.workers, 1)
+        ]
         for watcher in self._watchers:
             watcher.start()
         try:
@@ -154,7 +169,9 @@ class TPExecutor(LocalExecutor):
         with self._lock:
             if self._closed or self._news.is_set():  # other deaths are the echo of the first
                 return
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            )
             reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
             logger.error("%s", reason)
             self.failure = self.failure or reason
@@ -172,7 +189,8 @@ class TPExecutor(LocalExecutor):
         return super().launch(plan)
 
     def _await_news(self, error: BaseException) -> None:
-        # A closed ring or a broken exchange is mostly the echo of a death: give its news a moment to arrive.
+        # A closed ring or a broken exchange is mostly the echo of a death: give its news a moment
+        # to arrive.
         if self.failure is None and isinstance(error, RuntimeError):
             self._news.wait(_NEWS_SECONDS)
 

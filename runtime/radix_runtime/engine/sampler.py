@@ -1,8 +1,9 @@
 """Logits to token ids, with per-row state that outlives the step.
 
-SamplingParams has the order of effects. Log-probabilities come from the logits as the model gave them. A draw is keyed
-by (seed of the row, absolute position of the token), so it depends on neither batch nor rank. State is kept by row of
-the request table; what a batch needs of it is gathered once and kept while the batch stays the same."""
+SamplingParams has the order of effects. Log-probabilities come from the logits as the model gave
+them. A draw is keyed by (seed of the row, absolute position of the token), so it depends on neither
+batch nor rank. State is kept by row of the request table; what a batch needs of it is gathered once
+and kept while the batch stays the same."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ _IN_PROMPT = 1 << 30
 
 
 class Sampled(NamedTuple):
-    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the rest is None when no
-    row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
+    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the
+    rest is None when no row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor | None = None
@@ -70,17 +71,21 @@ class Sampler:
             self._counts = torch.cat([old, old.new_zeros((more, self._vocab_size))])
             self._free_slots = list(range(len(old), len(old) + more))
         slot = self._free_slots.pop()
-        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size).astype(np.int32)
+        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size).astype(
+            np.int32
+        )
         words[unpack_ids(state.prompt_ids)] |= _IN_PROMPT
         self._counts[slot] = self._upload(words)
         return slot
 
     def is_greedy(self, rows: np.ndarray) -> bool:
-        """Whether the largest logit of each row, as the model gives it, says all that `sample` would."""
+        """Whether the largest logit of each row, as the model gives it, says all that `sample`
+        would."""
         return self._gather(rows).greedy
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
-        """One token a row. `logits` float32 [S, V] may be overwritten; `positions` [S]: where each token will stand."""
+        """One token a row. `logits` float32 [S, V] may be overwritten; `positions` [S]: where each
+        token will stand."""
         batch = self._gather(rows)
         # index_select copies, so the raw values survive the edits below.
         raw = None if batch.scored is None else logits.index_select(0, batch.scored)
@@ -96,7 +101,9 @@ class Sampler:
             # Assigning a Python number would make the host wait for the device.
             logits.index_put_(where, logits.new_full((), -torch.inf))
         # Greedy rows cost no more than an argmax.
-        tokens = ops.top_k_top_p_sampling(logits, *batch.draw, self._upload(positions.astype(np.int64)))
+        tokens = ops.top_k_top_p_sampling(
+            logits, *batch.draw, self._upload(positions.astype(np.int64))
+        )
         if batch.penalties is not None:
             ops.count_tokens_inplace(self._counts, batch.penalties[0], tokens)
         if raw is None or (scored := batch.scored) is None:
@@ -116,8 +123,14 @@ class Sampler:
         if self._batch is not None and self._batch.rows == key:
             return self._batch
         states, slots = [self._rows[row] for row in rows.tolist()], self._slots[rows]
-        bias = [(i, token, value) for i, s in enumerate(states) for token, value in s.params.logit_bias.items()]
-        stops = [(i, token, s.min_end) for i, s in enumerate(states) if s.min_end for token in s.stop_ids]
+        bias = [
+            (i, token, value)
+            for i, s in enumerate(states)
+            for token, value in s.params.logit_bias.items()
+        ]
+        stops = [
+            (i, token, s.min_end) for i, s in enumerate(states) if s.min_end for token in s.stop_ids
+        ]
         scored = [i for i, s in enumerate(states) if s.return_logprob]
 
         def column(values: Iterable[float], dtype: type = np.float32) -> torch.Tensor:
@@ -131,10 +144,17 @@ class Sampler:
         factors = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         self._batch = _Batch(
             rows=key,
-            greedy=not (bias or stops or scored or any(s.params.temperature or s.params.has_penalties for s in states)),
+            greedy=not (
+                bias
+                or stops
+                or scored
+                or any(s.params.temperature or s.params.has_penalties for s in states)
+            ),
             draw=(temperature, top_k, top_p, min_p, column((s.seed for s in states), np.int64)),
             penalties=[self._upload(slots), *floats(*factors)] if (slots >= 0).any() else None,
-            bias=[*map(column, zip(*bias, strict=True), (np.int64, np.int64, np.float32))] if bias else None,
+            bias=[*map(column, zip(*bias, strict=True), (np.int64, np.int64, np.float32))]
+            if bias
+            else None,
             stops=np.array(stops, np.int64).reshape(-1, 3).T,
             scored=column(scored, np.int64) if scored else None,
             top_n=max((s.top_logprobs for s in states if s.return_logprob), default=0),

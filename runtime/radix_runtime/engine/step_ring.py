@@ -1,8 +1,8 @@
 """The way of a StepPlan from rank 0 to the workers: one producer, many consumers, shared memory.
 
-A ring of bytes carries frames, each behind its length in 8 bytes. A frame larger than the free room travels in pieces.
-Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The memory is an anonymous memfd: it goes with
-the last process, however that one dies."""
+A ring of bytes carries frames, each behind its length in 8 bytes. A frame larger than the free room
+travels in pieces. Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The
+memory is an anonymous memfd: it goes with the last process, however that one dies."""
 
 import mmap
 import os
@@ -20,7 +20,8 @@ _FULL_SLEEP = 200e-6
 
 
 class RingHandle(msgspec.Struct, forbid_unknown_fields=True):
-    """What a child needs to attach: the inherited descriptors of the memory and of each consumer's event, the size."""
+    """What a child needs to attach: the inherited descriptors of the memory and of each consumer's
+    event, the size."""
 
     fds: list[int]
     capacity: int
@@ -61,7 +62,8 @@ class StepRing(_Ring):
         self._published = 0
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
-        """To every consumer. Raises EngineDeadError: the ring is closed, or stays full (names the slow)."""
+        """To every consumer. Raises EngineDeadError: the ring is closed, or stays full (names the
+        slow)."""
         rest = memoryview(len(frame).to_bytes(8, "little") + frame)
         while rest:
             room, start = self._room(timeout), self._published % self.handle.capacity
@@ -94,7 +96,8 @@ class StepRing(_Ring):
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
-        """Gives the memory and the descriptors back, after the consumers have gone; the ring can do nothing then."""
+        """Gives the memory and the descriptors back, after the consumers have gone; the ring can do
+        nothing then."""
         for view in (self._acks, self._words, self._data):
             view.release()
         self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector

@@ -1,6 +1,7 @@
 """A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
 
-Rank 0 starts it with a WorkerSpec on standard input, open as long as rank 0 lives. It decides and samples nothing."""
+Rank 0 starts it with a WorkerSpec on standard input, open as long as rank 0 lives. It decides and
+samples nothing."""
 
 import ctypes
 import logging
@@ -43,7 +44,9 @@ def main() -> int:
     except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
         echo = "aborted by rank" in str(error)  # who aborted the group has said why
         is_config = isinstance(error, ConfigError)
-        logger.log(logging.DEBUG if echo else logging.ERROR, "%s", error if is_config else repr(error))
+        logger.log(
+            logging.DEBUG if echo else logging.ERROR, "%s", error if is_config else repr(error)
+        )
         communicator.abort()
         return EXIT_CONFIG if is_config else EXIT_INTERNAL
     return EXIT_CLEAN

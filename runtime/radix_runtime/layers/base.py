@@ -10,7 +10,9 @@ from ..attention.base import AttentionBackend
 from ..distributed import Communicator
 from ..quantization.base import LinearMethod
 
-Part = str | None  # of a merged parameter: the checkpoint's name of the module beside it that the part comes from
+Part = (
+    str | None
+)  # of a merged parameter: the checkpoint's name of the module beside it that the part comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,17 @@ class TensorSource(Protocol):
 
 
 class Layer(nn.Module):
-    """A module with parameters, created on the meta device; the loader gives each memory, calls `weight_loader` for
-    every part once, then `finalize`. These defaults are of a parameter that every rank holds whole."""
+    """A module with parameters, created on the meta device; the loader gives each memory, calls
+    `weight_loader` for every part once, then `finalize`. These defaults are of a parameter that
+    every rank holds whole."""
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """The parts parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        """Copies this rank's slice of `source` into its place in `param`. Raises ValueError on an unexpected shape."""
+        """Copies this rank's slice of `source` into its place in `param`. Raises ValueError on an
+        unexpected shape."""
         check_shape(source, tuple(param.shape))
         param.copy_(source[:])
 

@@ -8,10 +8,13 @@ from .base import BuildContext, Layer, Part, TensorSource, check_shape
 
 
 class VocabParallel(Layer):
-    """A [vocab, hidden] matrix, as embedding, as output head (then packed for matrix products) or, tied, as both from
-    one copy. Each rank has ceil(vocab / ranks) rows; rows past the end of the vocabulary are zero."""
+    """A [vocab, hidden] matrix, as embedding, as output head (then packed for matrix products) or,
+    tied, as both from one copy. Each rank has ceil(vocab / ranks) rows; rows past the end of the
+    vocabulary are zero."""
 
-    def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool) -> None:
+    def __init__(
+        self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool
+    ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self._communicator, self._is_head = ctx.communicator, is_head
@@ -41,10 +44,19 @@ class VocabParallel(Layer):
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """See CausalLM: hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
-        parts = self._communicator.gather(self._method.apply(self, hidden, out=out, out_dtype=torch.float32))
+        parts = self._communicator.gather(
+            self._method.apply(self, hidden, out=out, out_dtype=torch.float32)
+        )
         return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """See CausalLM: for one rank whose method multiplies by a packed weight and does no more."""
-        plain = type(self._method).apply is DenseMethod.apply and isinstance(self.weight, ops.PackedWeight)
-        return ops.linear_argmax(hidden, self.weight)[0] if plain and self._communicator.world_size == 1 else None
+        """See CausalLM: for one rank whose method multiplies by a packed weight and does no
+        more."""
+        plain = type(self._method).apply is DenseMethod.apply and isinstance(
+            self.weight, ops.PackedWeight
+        )
+        return (
+            ops.linear_argmax(hidden, self.weight)[0]
+            if plain and self._communicator.world_size == 1
+            else None
+        )

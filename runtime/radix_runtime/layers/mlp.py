@@ -9,7 +9,11 @@ from .base import BuildContext
 from .linear import ColumnParallelLinear, RowParallelLinear
 
 # act(x[..., :I]) * x[..., I:] by the names of ModelConfig.hidden_act
-gated_activations = {"silu": ops.silu_and_mul, "gelu": ops.gelu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+gated_activations = {
+    "silu": ops.silu_and_mul,
+    "gelu": ops.gelu_and_mul,
+    "gelu_tanh": ops.gelu_tanh_and_mul,
+}
 
 
 class GatedMLP(nn.Module):
@@ -25,5 +29,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + the MLP of x."""
         both = self.gate_up_proj
-        gated = both.method.apply_silu_and_mul(both, x) if self._fused else self._activation(both(x))
+        gated = (
+            both.method.apply_silu_and_mul(both, x) if self._fused else self._activation(both(x))
+        )
         return self.down_proj(gated, residual)

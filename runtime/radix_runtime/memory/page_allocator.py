@@ -19,8 +19,11 @@ class PageAllocator:
         return -(-num_tokens // self.page_size)
 
     def alloc(self, n: int) -> np.ndarray:
-        """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) if nobody has made room."""
-        require(n <= self.num_free, "I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free")
+        """int32 [n] page ids, most recently freed first. Raises InvariantViolation (I8) if nobody
+        has made room."""
+        require(
+            n <= self.num_free, "I8", f"{n} pages wanted, {self.num_free} of {self.num_pages} free"
+        )
         rest = self.num_free - n
         pages = self._stack[rest : self.num_free][::-1].copy()
         self._is_free[pages] = False

@@ -1,11 +1,12 @@
 """The radix tree over token ids that owns every shared KV page.
 
-A node holds a run of whole pages: `key` int32 [n * page_size] and `pages` int32 [n]. Siblings differ in their first
-page, which is also their key in the parent. `extra_key` (a tenant, an adapter) enters the key of the first page only,
-so one root serves all of them."""
+A node holds a run of whole pages: `key` int32 [n * page_size] and `pages` int32 [n]. Siblings
+differ in their first page, which is also their key in the parent. `extra_key` (a tenant, an
+adapter) enters the key of the first page only, so one root serves all of them."""
 
-# A lock on a node holds the whole path to the root. An unlocked node therefore has no locked descendant, and every page
-# of every unlocked node can be evicted, leaf by leaf. Splits keep the identity of the lower part, and so its locks.
+# A lock on a node holds the whole path to the root. An unlocked node therefore has no locked
+# descendant, and every page of every unlocked node can be evicted, leaf by leaf. Splits keep the
+# identity of the lower part, and so its locks.
 
 import heapq
 import itertools
@@ -49,14 +50,20 @@ class Match(NamedTuple):
     node: Node
 
 
-_PRIORITY = {"lru": attrgetter("last_use"), "lfu": attrgetter("hits", "last_use"), "fifo": attrgetter("created")}
+_PRIORITY = {
+    "lru": attrgetter("last_use"),
+    "lfu": attrgetter("hits", "last_use"),
+    "fifo": attrgetter("created"),
+}
 _NONE = np.zeros(0, np.int32)
 
 
 class RadixCache:
     """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing."""
 
-    def __init__(self, allocator: PageAllocator, *, eviction: str = "lru", enabled: bool = True) -> None:
+    def __init__(
+        self, allocator: PageAllocator, *, eviction: str = "lru", enabled: bool = True
+    ) -> None:
         self.allocator, self.page_size, self.enabled = allocator, allocator.page_size, enabled
         self.root = Node(None, None, _NONE, _NONE)
         self.total_pages = self.evictable_pages = self.num_nodes = 0
@@ -74,7 +81,8 @@ class RadixCache:
         return (extra_key, page) if node is self.root else page
 
     def match(self, ids: np.ndarray, extra_key: str | None = None) -> Match:
-        """The longest cached prefix of `ids` (int32), in whole pages. Splits a node in which it ends; is no use yet."""
+        """The longest cached prefix of `ids` (int32), in whole pages. Splits a node in which it
+        ends; is no use yet."""
         node, parts, child = self._walk(ids, extra_key)
         if child is not None:
             node = self._split(child, len(parts[-1]))
@@ -85,11 +93,16 @@ class RadixCache:
         """Tokens that `match` would find; leaves the tree as it is."""
         return sum(map(len, self._walk(ids, extra_key)[1])) * self.page_size
 
-    # (deepest node matched whole, pages of each node matched, child in which the match ends if it does).
-    def _walk(self, ids: np.ndarray, extra_key: str | None) -> tuple[Node, list[np.ndarray], Node | None]:
+    # (deepest node matched whole, pages of each node matched, child in which the match ends if it
+    # does).
+    def _walk(
+        self, ids: np.ndarray, extra_key: str | None
+    ) -> tuple[Node, list[np.ndarray], Node | None]:
         node, at, size = self.root, 0, self.page_size
         parts: list[np.ndarray] = []
-        while at + size <= len(ids) and (child := node.children.get(self.edge(node, ids, at, extra_key))):
+        while at + size <= len(ids) and (
+            child := node.children.get(self.edge(node, ids, at, extra_key))
+        ):
             part = ids[at : at + len(child.key)]
             differs = part != child.key[: len(part)]
             common = int(differs.argmax() if differs.any() else len(part)) // size
@@ -128,11 +141,18 @@ class RadixCache:
         for at in node.path():
             at.hits += 1
 
-    def insert(self, ids: np.ndarray, pages: np.ndarray, extra_key: str | None = None) -> tuple[Match, np.ndarray]:
-        """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates to free."""
+    def insert(
+        self, ids: np.ndarray, pages: np.ndarray, extra_key: str | None = None
+    ) -> tuple[Match, np.ndarray]:
+        """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates
+        to free."""
         if not self.enabled:
             return Match(0, _NONE, self.root), _NONE
-        require(len(ids) == len(pages) * self.page_size, "I3", f"{len(ids)} tokens do not fill {len(pages)} pages")
+        require(
+            len(ids) == len(pages) * self.page_size,
+            "I3",
+            f"{len(ids)} tokens do not fill {len(pages)} pages",
+        )
         length, known, node = self.match(ids, extra_key)
         own, new = pages[: len(known)], pages[len(known) :].copy()
         if len(new):
@@ -164,7 +184,8 @@ class RadixCache:
     # Giving back --------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:
-        """Frees `num_pages` pages, or all that are not locked, leaf by leaf from the end. Returns the number freed."""
+        """Frees `num_pages` pages, or all that are not locked, leaf by leaf from the end. Returns
+        the number freed."""
         freed = 0
         while freed < num_pages and self._heap:
             priority, _, node = heapq.heappop(self._heap)
@@ -177,7 +198,8 @@ class RadixCache:
         return freed
 
     def prune(self, node: Node) -> int:
-        """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns pages freed."""
+        """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns
+        pages freed."""
         bad = itertools.takewhile(self._is_evictable, list(node.path()))
         return sum(self._cut(at, len(at.pages)) for at in bad)
 
@@ -234,14 +256,36 @@ class RadixCache:
             parent, pages = node.parent, len(node.pages)
             assert parent is not None
             require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
-            require(0 < pages * self.page_size == len(node.key), "I3", "key and pages differ in length")
+            require(
+                0 < pages * self.page_size == len(node.key), "I3", "key and pages differ in length"
+            )
             extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
-            require(self.edge(parent, node.key, 0, extra_key) == node.edge, "I3", "edge is not the first page")
+            require(
+                self.edge(parent, node.key, 0, extra_key) == node.edge,
+                "I3",
+                "edge is not the first page",
+            )
             locked = parent is self.root or parent.lock_count >= node.lock_count
             require(locked, "I3", "a child is locked more than its parent")
-            require(node.queued or not self._is_evictable(node), "I3", "an unlocked leaf is missing from the heap")
-        counts = sum(len(n.pages) for n in nodes), sum(len(n.pages) for n in nodes if not n.lock_count), len(nodes)
-        require(counts == (self.total_pages, self.evictable_pages, self.num_nodes), "I3", f"counters are not {counts}")
+            require(
+                node.queued or not self._is_evictable(node),
+                "I3",
+                "an unlocked leaf is missing from the heap",
+            )
+        counts = (
+            sum(len(n.pages) for n in nodes),
+            sum(len(n.pages) for n in nodes if not n.lock_count),
+            len(nodes),
+        )
+        require(
+            counts == (self.total_pages, self.evictable_pages, self.num_nodes),
+            "I3",
+            f"counters are not {counts}",
+        )
         queued = [node for _, _, node in self._heap]
         marked = {node for node in nodes if node.queued}
-        require(len(queued) == len(set(queued)) and marked == nodes & set(queued), "I3", "heap and its marks differ")
+        require(
+            len(queued) == len(set(queued)) and marked == nodes & set(queued),
+            "I3",
+            "heap and its marks differ",
+        )

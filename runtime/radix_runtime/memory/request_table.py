@@ -1,7 +1,7 @@
 """Rows of the request table: the host's mirror of every rank's page table."""
 
-# A row is taken at admission and given back when the last step that contains the request has completed. The next
-# StepPlan carries what has changed to the ranks.
+# A row is taken at admission and given back when the last step that contains the request has
+# completed. The next StepPlan carries what has changed to the ranks.
 
 import numpy as np
 
@@ -21,7 +21,8 @@ class RequestTable:
         return self.free_rows.pop()
 
     def free(self, row: int) -> None:
-        """Gives a row back. Its unsent changes are dropped, so that no plan names an entry twice."""
+        """Gives a row back. Its unsent changes are dropped, so that no plan names an entry
+        twice."""
         require(row not in self.free_rows, "I5", f"row {row} was freed twice")
         self._changes = [change for change in self._changes if change[0] != row]
         self.free_rows.append(row)
@@ -40,4 +41,6 @@ class RequestTable:
     def take_changes(self) -> np.ndarray:
         """int32 [3, n]: rows, indices and pages of all changes since the last call."""
         changes, self._changes = self._changes, []
-        return np.concatenate([np.empty((3, 0), np.int32), *(change for _, change in changes)], axis=1)
+        return np.concatenate(
+            [np.empty((3, 0), np.int32), *(change for _, change in changes)], axis=1
+        )

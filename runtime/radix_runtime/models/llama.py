@@ -21,7 +21,9 @@ from .base import CausalLM
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor) -> None:
+    def __init__(
+        self, ctx: BuildContext, config: ModelConfig, layer_id: int, rotary: torch.Tensor
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(ctx, config, layer_id, rotary)
@@ -38,9 +40,13 @@ class Decoder(nn.Module):
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
         is_head = config.tie_word_embeddings
-        self.embed_tokens = VocabParallel(ctx, config.vocab_size, config.hidden_size, is_head=is_head)
+        self.embed_tokens = VocabParallel(
+            ctx, config.vocab_size, config.hidden_size, is_head=is_head
+        )
         rotary = rotary_table(ctx, config.rope)
-        self.layers = nn.ModuleList(DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(ctx, config, i, rotary) for i in range(config.num_layers)
+        )
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
         # On one CPU rank all layers are a single call of the kernel wheel, with the same bits.
         windows = [-1 if window is None else window - 1 for window in config.layer_windows]
@@ -60,7 +66,13 @@ class Decoder(nn.Module):
             with suppress(NotImplementedError):  # no library, or weights or a cache of another kind
                 self._fused = self._fuse(k_caches=pool.k, v_caches=pool.v)
         if self._fused is not None:
-            places = batch.positions, batch.slot_mapping, batch.page_table, batch.kv_lens, batch.cu_seqlens_q
+            places = (
+                batch.positions,
+                batch.slot_mapping,
+                batch.page_table,
+                batch.kv_lens,
+                batch.cu_seqlens_q,
+            )
             return self._fused(hidden, *places, max_seqlen_q=batch.max_query_len)
         for layer in self.layers:
             hidden = layer(hidden, batch)
@@ -79,10 +91,14 @@ class LlamaForCausalLM(CausalLM):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         return self.model(batch)
 
-    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    def compute_logits(
+        self, hidden: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         return (self.lm_head or self.model.embed_tokens).logits(hidden, out)
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        if type(self).compute_logits is not LlamaForCausalLM.compute_logits:  # a subclass has logits of its own
+        if (
+            type(self).compute_logits is not LlamaForCausalLM.compute_logits
+        ):  # a subclass has logits of its own
             return None
         return (self.lm_head or self.model.embed_tokens).greedy_tokens(hidden)

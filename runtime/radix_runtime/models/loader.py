@@ -1,7 +1,8 @@
 """Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors.
 
-Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is filled twice are errors.
-A rank reads only its slices. A parameter is packed and its source freed at once: no second copy ever exists."""
+Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
+filled twice are errors. A rank reads only its slices. A parameter is packed and its source freed at
+once: no second copy ever exists."""
 
 import logging
 import time
@@ -30,11 +31,14 @@ T = TypeVar("T")
 
 _NEWS_SECONDS = 5.0  # between lines about the progress where there is no terminal
 # By the architecture that config.json names; other packages add theirs.
-models = Registry[type[CausalLM]]("architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM))
+models = Registry[type[CausalLM]](
+    "architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM)
+)
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
-    """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises ConfigError."""
+    """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises
+    ConfigError."""
     quiet = ctx.communicator.rank > 0
     ops.use_native(quiet=quiet)
     model = models.get(config.architecture)(ctx, config)
@@ -44,16 +48,22 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         for name, _ in module.named_parameters(recurse=False)
     ]
     if args.load_format == "dummy":
-        _fill_random(_progress(params, len(params), quiet), f"{args.random_seed or 0}/{ctx.communicator.rank}")
+        _fill_random(
+            _progress(params, len(params), quiet),
+            f"{args.random_seed or 0}/{ctx.communicator.rank}",
+        )
     else:
         tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
         _fill(params, _progress(tensors, sum(len(param.sources) for param in params), quiet))
     return model
 
 
-# The items, with a bar on a terminal, elsewhere a line in the log every few seconds, and one at the end.
+# The items, with a bar on a terminal, elsewhere a line in the log every few seconds, and one at the
+# end.
 def _progress(items: Iterable[T], total: int, quiet: bool) -> Iterator[T]:
-    bar = tqdm(items, "loading weights", total, disable=True if quiet else None)  # None: where stderr is no terminal
+    bar = tqdm(
+        items, "loading weights", total, disable=True if quiet else None
+    )  # None: where stderr is no terminal
     level = logging.DEBUG if quiet else logging.INFO
     start = told = time.monotonic()
     for done, item in enumerate(bar):
@@ -65,12 +75,15 @@ def _progress(items: Iterable[T], total: int, quiet: bool) -> Iterator[T]:
 
 
 class _Parameter:
-    """A parameter that wants loading. `sources`: its tensors' names in a checkpoint, and the part that each is."""
+    """A parameter that wants loading. `sources`: its tensors' names in a checkpoint, and the part
+    that each is."""
 
     def __init__(self, layer: Layer, prefix: str, name: str, device: torch.device) -> None:
         self.layer, self.name, self.path, self._device = layer, name, f"{prefix}.{name}", device
         beside = prefix.rpartition(".")[0]
-        modules = {part: prefix if part is None else f"{beside}.{part}" for part in layer.parts(name)}
+        modules = {
+            part: prefix if part is None else f"{beside}.{part}" for part in layer.parts(name)
+        }
         self.sources = {f"{module}.{name}": part for part, module in modules.items()}
 
     def memory(self) -> torch.Tensor:
@@ -109,7 +122,9 @@ def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
         if memory.dim() == 1 and param.name == "weight":
             memory.fill_(1)
         else:
-            generator = torch.Generator(memory.device).manual_seed(zlib.crc32(f"{seed}/{param.path}".encode()))
+            generator = torch.Generator(memory.device).manual_seed(
+                zlib.crc32(f"{seed}/{param.path}".encode())
+            )
             memory.normal_(0, 0.02, generator=generator)
         param.layer.finalize(param.name)
 
@@ -123,7 +138,9 @@ def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
         if not single.is_file():
-            raise ConfigError(f"{folder} holds no model.safetensors (other formats are not supported)")
+            raise ConfigError(
+                f"{folder} holds no model.safetensors (other formats are not supported)"
+            )
         return {single: None}
     try:
         weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
@@ -145,9 +162,11 @@ def _tensors(folder: Path, tied: bool) -> Iterator[tuple[str, TensorSource]]:
                 if expected is not None and (odd := expected.symmetric_difference(keys)):
                     raise ConfigError(f"{path}: the index and the file disagree about {min(odd)}")
                 for key in keys:
-                    # What files carry beyond the model: RoPE frequencies, which follow from the config, and the head of
-                    # a model whose head is its embedding.
-                    if not key.endswith(".rotary_emb.inv_freq") and not (tied and key == "lm_head.weight"):
+                    # What files carry beyond the model: RoPE frequencies, which follow from the
+                    # config, and the head of a model whose head is its embedding.
+                    if not key.endswith(".rotary_emb.inv_freq") and not (
+                        tied and key == "lm_head.weight"
+                    ):
                         yield key, cast(Any, file.get_slice(key))
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None

@@ -10,19 +10,23 @@ from .. import ops
 
 
 class LinearMethod(ABC):
-    """Owns a layer's parameters other than the bias; the layer slices checkpoints for its rank and merges parts."""
+    """Owns a layer's parameters other than the bias; the layer slices checkpoints for its rank and
+    merges parts."""
 
     @abstractmethod
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         """Registers the parameters (of this rank's sizes, on the meta device) on `layer`."""
 
     @abstractmethod
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
-        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; out; residual, added before the
-        result is rounded. The memory of both may become the result."""
+    def apply(
+        self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any
+    ) -> torch.Tensor:
+        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; out;
+        residual, added before the result is rounded. The memory of both may become the result."""
 
     def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of the two halves of the outputs, which a kernel may do in one pass, rounding once."""
+        """silu(gate) * up of the two halves of the outputs, which a kernel may do in one pass,
+        rounding once."""
         return ops.silu_and_mul(self.apply(layer, x))
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Weights in the compute type or quantized as they load: packed by the kernel wheel on the CPU, plain on a GPU."""
+"""Weights in the compute type or quantized as they load: packed by the kernel wheel on the CPU,
+plain on a GPU."""
 
 from typing import Any
 
@@ -10,14 +11,17 @@ from .base import LinearMethod, meta_parameter
 
 
 class DenseMethod(LinearMethod):
-    """`layer.weight` is a [out, in] parameter until finalize; on the CPU the packed weight takes its place there."""
+    """`layer.weight` is a [out, in] parameter until finalize; on the CPU the packed weight takes
+    its place there."""
 
     kind: str | None = None  # of `pack_weight`
 
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
 
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any) -> torch.Tensor:
+    def apply(
+        self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any
+    ) -> torch.Tensor:
         return ops.linear(x, layer.weight, bias, **{"out": ends.get("residual"), **ends})
 
     def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +46,8 @@ class Int8Method(DenseMethod):
 
 
 class Int4Method(DenseMethod):
-    """4-bit weights with a scale for each 64 inputs, x in 8 bits in the same groups; the vocabulary matrix as int8."""
+    """4-bit weights with a scale for each 64 inputs, x in 8 bits in the same groups; the vocabulary
+    matrix as int8."""
 
     kind = "w4a8"
 

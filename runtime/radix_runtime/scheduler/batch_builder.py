@@ -15,7 +15,8 @@ from .request import Request, State
 
 @dataclass(slots=True)
 class Step:
-    """A launched step, as the host remembers it. `page_sets` (checks only): the pages each entry may touch."""
+    """A launched step, as the host remembers it. `page_sets` (checks only): the pages each entry
+    may touch."""
 
     plan: StepPlan
     entries: list[Entry]
@@ -66,16 +67,21 @@ def _row_sampling(request: Request) -> RowSampling:
     state = RowSampling(request.row, signed, params, request.prompt_len + params.min_new_tokens)
     state.stop_ids = sorted(request.stop_ids) if params.min_new_tokens else []
     if params.has_penalties:
-        state.prompt_ids, state.output_ids = map(pack_ids, np.split(request.ids, [request.prompt_len]))
+        state.prompt_ids, state.output_ids = map(
+            pack_ids, np.split(request.ids, [request.prompt_len])
+        )
     state.return_logprob, state.top_logprobs = source.return_logprob, source.top_logprobs
     return state
 
 
-# Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples scores nothing.
+# Row j of a chunk scores position start + j + 1, also in the next chunk; the row that samples
+# scores nothing.
 def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:
     request, start = entry.request, max(entry.start + 1, entry.request.logprob_next)
     end = min(entry.end, request.prompt_len - 1) + 1
     for at in range(start, end, LOGPROB_ROWS):
         targets = request.ids[at : min(at + LOGPROB_ROWS, end)]
-        yield LogprobSpan(index, at - 1 - entry.start, pack_ids(targets), request.source.top_logprobs)
+        yield LogprobSpan(
+            index, at - 1 - entry.start, pack_ids(targets), request.source.top_logprobs
+        )
     request.logprob_next = max(request.logprob_next, end)

@@ -1,6 +1,7 @@
 """The states that must not exist, as code."""
 
-# `check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests + tree nodes).
+# `check` runs when the runtime has gone idle, in tests after every step: O(pages) numpy, O(requests
+# + tree nodes).
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -55,7 +56,9 @@ def page_owners(life: Lifecycle) -> np.ndarray:
     groups += [(TREE, node.pages) for node in life.cache.nodes()]
     groups += [(PENDING, pages) for _, pages in life.pending]
     for code, r in enumerate(resident(life), FIRST_REQUEST):
-        groups.append((code, life.table.pages(r.row, r.num_pages)[r.cached_len // life.page_size :]))
+        groups.append(
+            (code, life.table.pages(r.row, r.num_pages)[r.cached_len // life.page_size :])
+        )
     pages = np.concatenate([group for _, group in groups])
     n = life.allocator.num_pages
     require(not len(pages) or 0 <= pages.min() <= pages.max() < n, "I1", "page id out of range")
@@ -75,7 +78,12 @@ def check_locks(life: Lifecycle) -> None:
     require(not expected, "I3", "a request is locked on a node outside the tree")
 
 
-_CONTAINER = {State.WAITING: "waiting", State.PREFILL: "running", State.DECODE: "running", State.DRAINING: "draining"}
+_CONTAINER = {
+    State.WAITING: "waiting",
+    State.PREFILL: "running",
+    State.DECODE: "running",
+    State.DRAINING: "draining",
+}
 
 
 def check_lifecycle(scheduler: "Scheduler") -> None:
@@ -84,7 +92,11 @@ def check_lifecycle(scheduler: "Scheduler") -> None:
     for name in ("waiting", "running", "draining"):
         for request in getattr(life, name):
             rid = request.rid
-            require(_CONTAINER.get(request.state) == name, "I5", f"{rid} is {request.state.name} in {name}")
+            require(
+                _CONTAINER.get(request.state) == name,
+                "I5",
+                f"{rid} is {request.state.name} in {name}",
+            )
             require(request not in seen, "I5", f"{rid} is in two places")
             require((request.row >= 0) == (name != "waiting"), "I5", f"{rid}: wrong row")
             require(request.ended == (name == "draining"), "I5", f"{rid}: wrong end mark")
@@ -102,7 +114,13 @@ def check_lifecycle(scheduler: "Scheduler") -> None:
 
 def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
     rid, size = request.rid, life.page_size
-    ordered = 0 <= request.cached_len <= request.computed_len <= request.total_len <= request.max_total_len
+    ordered = (
+        0
+        <= request.cached_len
+        <= request.computed_len
+        <= request.total_len
+        <= request.max_total_len
+    )
     require(ordered, "I4", f"{rid}: lengths")
     # The host knows every id but the one token whose step is in flight.
     ahead = request.total_len - request.num_ids
@@ -124,9 +142,15 @@ def check_counts(scheduler: "Scheduler") -> None:
         oldest = min(life.running, key=lambda r: r.seq)
         fits = life.allocator.pages_for(oldest.max_total_len) <= life.allocator.num_pages
         require(fits, "I8", f"{oldest.rid} can never finish")
-    ended = c.num_finished_requests_total + c.num_aborted_requests_total + c.num_failed_requests_total
+    ended = (
+        c.num_finished_requests_total + c.num_aborted_requests_total + c.num_failed_requests_total
+    )
     live = sum(len(choices) for choices in scheduler.live.values())
-    require(c.num_requests_total == ended + live, "I9", f"{c.num_requests_total} accepted, {ended} ended, {live} live")
+    require(
+        c.num_requests_total == ended + live,
+        "I9",
+        f"{c.num_requests_total} accepted, {ended} ended, {live} live",
+    )
     require(all(scheduler.live.values()), "I9", "a request without choices is kept")
 
 
@@ -142,13 +166,23 @@ def check_in_flight(scheduler: "Scheduler", owner: np.ndarray) -> None:
             require(request.last_step >= number, "I10", f"{name}: last step forgot it")
             legal = np.isin(owner[pages], (TREE, PENDING, code[request]))
             require(bool(legal.all()), "I10", f"{name}: a page it touches has a new owner")
-    require(all(step_id > life.completed_step for step_id, _ in life.pending), "I10", "a pending page was kept")
+    require(
+        all(step_id > life.completed_step for step_id, _ in life.pending),
+        "I10",
+        "a pending page was kept",
+    )
     for request in life.draining:
-        require(request.last_step > life.completed_step, "I10", f"{request.rid} should have been released")
+        require(
+            request.last_step > life.completed_step,
+            "I10",
+            f"{request.rid} should have been released",
+        )
 
 
 def check_idle(life: Lifecycle, owner: np.ndarray) -> None:
     require(not (life.waiting or life.running), "I2", "requests nobody waits for")
     require(bool((owner <= TREE).all()), "I2", "pages held while idle")
-    require(life.cache.total_pages == life.cache.evictable_pages, "I2", "cached pages locked while idle")
+    require(
+        life.cache.total_pages == life.cache.evictable_pages, "I2", "cached pages locked while idle"
+    )
     require(len(life.table.free_rows) == life.table.max_rows, "I2", "rows missing while idle")

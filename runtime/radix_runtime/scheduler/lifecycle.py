@@ -1,9 +1,10 @@
 """Who owns which row and page, from admission to release."""
 
-# A page is free, in the tree, private to one request, or pending. Pages `[: cached_len / page_size]` of a request's row
-# belong to the tree, the rest of its `num_pages` to the request. Ending a request only marks it; its row and pages go
-# back when the last step that contains it has completed. The same holds for duplicates that a request in flight still
-# reads: they are pending until then.
+# A page is free, in the tree, private to one request, or pending. Pages `[: cached_len /
+# page_size]` of a request's row belong to the tree, the rest of its `num_pages` to the request.
+# Ending a request only marks it; its row and pages go back when the last step that contains it has
+# completed. The same holds for duplicates that a request in flight still reads: they are pending
+# until then.
 
 from collections import deque
 
@@ -17,7 +18,14 @@ from .request import Request, State
 
 class Lifecycle:
     def __init__(
-        self, num_pages: int, page_size: int, max_rows: int, max_len: int, *, eviction: str, sharing: bool
+        self,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_len: int,
+        *,
+        eviction: str,
+        sharing: bool,
     ) -> None:
         self.allocator, self.page_size = PageAllocator(num_pages, page_size), page_size
         self.cache = RadixCache(self.allocator, eviction=eviction, enabled=sharing)
@@ -31,7 +39,8 @@ class Lifecycle:
     # Taking -------------------------------------------------------------------------------
 
     def admit(self, request: Request, match: Match) -> None:
-        """WAITING -> PREFILL, on the cached prefix `match`. Locking comes before any eviction of the same step."""
+        """WAITING -> PREFILL, on the cached prefix `match`. Locking comes before any eviction of
+        the same step."""
         self.waiting.remove(request)
         self.running.append(request)
         request.move(State.PREFILL)
@@ -60,7 +69,9 @@ class Lifecycle:
             return
         assert request.node is not None
         pages = self.table.pages(request.row, count)
-        cached, duplicates = self.cache.insert(request.ids[: count * self.page_size], pages, request.extra_key)
+        cached, duplicates = self.cache.insert(
+            request.ids[: count * self.page_size], pages, request.extra_key
+        )
         self.cache.lock(cached.node)
         self.cache.unlock(request.node)
         request.node, request.cached_len = cached.node, cached.length
@@ -102,7 +113,8 @@ class Lifecycle:
             request.move(State.DONE)
 
     def retract(self, request: Request) -> None:
-        """To the head of the queue, while nothing is in flight. Ids, seed, what was sent and scored stay."""
+        """To the head of the queue, while nothing is in flight. Ids, seed, what was sent and scored
+        stay."""
         assert request.last_step <= self.completed_step and request.num_ids == request.total_len
         self.running.remove(request)
         self._release(request)
@@ -114,7 +126,9 @@ class Lifecycle:
         if not request.poisoned:
             self.share(request, request.shareable_len)
         assert request.node is not None
-        private = self.table.pages(request.row, request.num_pages)[request.cached_len // self.page_size :]
+        private = self.table.pages(request.row, request.num_pages)[
+            request.cached_len // self.page_size :
+        ]
         self.allocator.free(private)
         self.cache.unlock(request.node)
         if request.poisoned:

@@ -1,9 +1,10 @@
 """What the next step computes: a pure function of host state."""
 
-# Each step gives one token to every running request first and fills the rest of the token budget with prompt chunks, so
-# a long prompt never stops the streams. All room is counted in pages. A request is admitted when the pages that it and
-# the running ones are *expected* to need are there; how much of `max_new_tokens` counts is adaptive (`OutputRatio`).
-# Too much trust costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
+# Each step gives one token to every running request first and fills the rest of the token budget
+# with prompt chunks, so a long prompt never stops the streams. All room is counted in pages. A
+# request is admitted when the pages that it and the running ones are *expected* to need are there;
+# how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust costs a
+# retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +25,13 @@ class QueueContext(NamedTuple):
     prefix_length: Callable[[Request], int]  # tokens of it that are cached right now
 
 
-# The order in which requests are offered admission. It gets them in order of arrival, retracted requests first; it may
-# leave some out and must not change them.
+# The order in which requests are offered admission. It gets them in order of arrival, retracted
+# requests first; it may leave some out and must not change them.
 SchedulePolicy = Callable[[Sequence[Request], QueueContext], Iterable[Request]]
 
-MOST_WAITS = 256  # requests in a row that wait for another's page before the rest is left for the next step
+MOST_WAITS = (
+    256  # requests in a row that wait for another's page before the rest is left for the next step
+)
 LPM_WINDOW = 128  # oldest requests among which the longest prefix is looked for
 
 
@@ -47,7 +50,9 @@ def lpm(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
     return sorted(islice(waiting, LPM_WINDOW), key=rank)
 
 
-schedule_policies = Registry[SchedulePolicy]("--schedule-policy", "radix.schedule_policies", {"fcfs": fcfs, "lpm": lpm})
+schedule_policies = Registry[SchedulePolicy](
+    "--schedule-policy", "radix.schedule_policies", {"fcfs": fcfs, "lpm": lpm}
+)
 
 
 # How long outputs are expected to get ---------------------------------------------------------
@@ -56,7 +61,8 @@ OUTPUT_HORIZON = 4096  # no more output tokens than this are counted on ahead of
 
 
 class OutputRatio:
-    """Share of the output still allowed that admission counts on: sinks step by step, jumps after a retraction."""
+    """Share of the output still allowed that admission counts on: sinks step by step, jumps after a
+    retraction."""
 
     START, FLOOR, STEPS, JUMP = 0.7, 0.1, 600, 0.1
 
@@ -84,7 +90,8 @@ def expected_len(request: Request, ratio: float, page_size: int) -> int:
 
 
 class Entry(NamedTuple):
-    """One request in a step: its tokens [start, end); `match` is set when this admits the request."""
+    """One request in a step: its tokens [start, end); `match` is set when this admits the
+    request."""
 
     request: Request
     start: int
@@ -101,8 +108,9 @@ def chunk(request: Request, start: int, length: int, match: Match | None = None)
 
 
 def chunk_length(left: int, most: int) -> int:
-    """Tokens of the next chunk, at most `most` of the `left`: neither one alone nor all but one. A row's only token in
-    a step takes attention's decode kernel, which gives it other last bits than it has in the whole prompt."""
+    """Tokens of the next chunk, at most `most` of the `left`: neither one alone nor all but one. A
+    row's only token in a step takes attention's decode kernel, which gives it other last bits than
+    it has in the whole prompt."""
     length = min(left, most)
     length -= left - length == 1
     return 0 if length == 1 < left else length
@@ -121,14 +129,20 @@ class Decision:
         return bool(self.decode or self.chunks)
 
 
-Queue = Callable[[], Iterable[Request]]  # in the policy's order; called only when someone can get in
+Queue = Callable[
+    [], Iterable[Request]
+]  # in the policy's order; called only when someone can get in
 
 
-def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, ratio: float) -> Decision:
+def plan_step(
+    life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, ratio: float
+) -> Decision:
     """Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
     going = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
-    decision = Decision([Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in going])
+    decision = Decision(
+        [Entry(r, r.computed_len, r.computed_len + 1, samples=True, is_chunk=False) for r in going]
+    )
     room = life.allocator.num_free + life.cache.evictable_pages
     room -= sum(r.computed_len == r.num_pages * size for r in going)
     if room < 0:
@@ -136,7 +150,10 @@ def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, 
     budget, starved = token_budget - len(going), False
     for request in life.running:
         if request.state is State.PREFILL:
-            left, held = request.total_len - request.computed_len, request.num_pages * size - request.computed_len
+            left, held = (
+                request.total_len - request.computed_len,
+                request.num_pages * size - request.computed_len,
+            )
             if (length := chunk_length(left, min(budget, held + room * size))) > 0:
                 decision.chunks.append(chunk(request, request.computed_len, length))
                 budget -= length
@@ -148,7 +165,14 @@ def plan_step(life: Lifecycle, queue: Queue, free_rows: int, token_budget: int, 
     return decision
 
 
-def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: int, budget: int, ratio: float) -> None:
+def _admit(
+    life: Lifecycle,
+    queue: Iterable[Request],
+    decision: Decision,
+    rows: int,
+    budget: int,
+    ratio: float,
+) -> None:
     cache, size, pages_for = life.cache, life.page_size, life.allocator.pages_for
     room = life.allocator.num_free + cache.evictable_pages
     room -= sum(max(0, pages_for(expected_len(r, ratio, size)) - r.num_pages) for r in life.running)
@@ -166,7 +190,11 @@ def _admit(life: Lifecycle, queue: Iterable[Request], decision: Decision, rows: 
             waits += 1
             continue  # another request is computing this request's next page
         path = [node for node in match.node.path() if node.lock_count == 0 and node not in locked]
-        need = pages_for(expected_len(request, ratio, size)) - len(match.pages) + sum(len(n.pages) for n in path)
+        need = (
+            pages_for(expected_len(request, ratio, size))
+            - len(match.pages)
+            + sum(len(n.pages) for n in path)
+        )
         if need > room:
             break  # nobody passes it, or it might never get in
         if (length := chunk_length(request.total_len - match.length, budget)) == 0:
@@ -184,5 +212,7 @@ def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:
     return {
         (r.node, life.cache.edge(r.node, r.ids, r.cached_len, r.extra_key))
         for r in life.running
-        if life.cache.enabled and r.node is not None and r.cached_len + life.page_size <= r.prefill_end
+        if life.cache.enabled
+        and r.node is not None
+        and r.cached_len + life.page_size <= r.prefill_end
     }

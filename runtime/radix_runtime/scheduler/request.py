@@ -2,8 +2,8 @@
 
 #     cached_len <= computed_len <= total_len
 #
-# The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part of it (chunk), or
-# the one token sampled last (decode).
+# The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part
+# of it (chunk), or the one token sampled last (decode).
 
 from enum import Enum, auto
 
@@ -38,7 +38,13 @@ class LogprobBuffer:
         self.top_n = top_n
         self._parts: list[tuple[np.ndarray, ...]] = []
 
-    def add(self, ids: np.ndarray, values: np.ndarray, top_ids: np.ndarray | None, tops: np.ndarray | None) -> None:
+    def add(
+        self,
+        ids: np.ndarray,
+        values: np.ndarray,
+        top_ids: np.ndarray | None,
+        tops: np.ndarray | None,
+    ) -> None:
         """`ids`, `values` [n]; alternatives [n, at least top_n], or None: id -1 and NaN."""
         none = (len(ids), self.top_n)
         top_ids = np.full(none, -1) if top_ids is None else top_ids[:, : self.top_n]
@@ -49,7 +55,9 @@ class LogprobBuffer:
         if not self._parts:
             return None
         columns = zip(zip(*self._parts, strict=True), ("<i4", "<f4", "<i4", "<f4"), strict=True)
-        ids, values, *top = (np.concatenate(column).astype(dtype).tobytes() for column, dtype in columns)
+        ids, values, *top = (
+            np.concatenate(column).astype(dtype).tobytes() for column, dtype in columns
+        )
         self._parts.clear()
         return Logprobs(ids, values, self.top_n, *top)
 
@@ -62,15 +70,23 @@ class Request:
         self, source: Generate, choice: int, seq: int, arrival: float, seed: int, max_total_len: int,
         stop_ids: frozenset[int],
     ) -> None:  # fmt: skip
-        self.source, self.choice, self.seq, self.arrival, self.seed = source, choice, seq, arrival, seed
+        self.source, self.choice, self.seq, self.arrival, self.seed = (
+            source,
+            choice,
+            seq,
+            arrival,
+            seed,
+        )
         self.rid, self.params, self.extra_key = source.rid, source.sampling, source.extra_key
         self.max_total_len, self.stop_ids, self.state = max_total_len, stop_ids, State.WAITING
         self._ids = unpack_ids(source.input_ids)  # read-only until the first append
-        # Ids that the host has seen; `total_len` counts those too that a step has sampled and the host has not seen.
+        # Ids that the host has seen; `total_len` counts those too that a step has sampled and the
+        # host has not seen.
         self.num_ids = self.prompt_len = self.total_len = len(self._ids)
         self.prefill_end = self.prompt_len  # total_len at the last admission
-        # `computed_len`: tokens whose KV is written by the steps launched so far. `cached_len`: tokens whose pages
-        # belong to the tree, which this request keeps locked at `node`; whole pages.
+        # `computed_len`: tokens whose KV is written by the steps launched so far. `cached_len`:
+        # tokens whose pages belong to the tree, which this request keeps locked at `node`; whole
+        # pages.
         self.cached_len = self.computed_len = 0
         self.row, self.num_pages = -1, 0
         self.node: Node | None = None
@@ -115,14 +131,18 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Longest prefix to take from the cache: what is to be scored is left to compute, of a prompt two tokens."""
+        """Longest prefix to take from the cache: what is to be scored is left to compute, of a
+        prompt two tokens."""
         if self.logprob_next < self.prompt_len:
             return max(self.logprob_next - 1, 0)
-        return max(self.total_len - 2, 0) if self.total_len == self.prompt_len else self.total_len - 1
+        return (
+            max(self.total_len - 2, 0) if self.total_len == self.prompt_len else self.total_len - 1
+        )
 
     @property
     def shareable_len(self) -> int:
         """Tokens whose KV may enter the tree once every step that contains the request is done."""
-        # The last token's never does, even if a later step has computed it: the tree is the same with overlap or not.
+        # The last token's never does, even if a later step has computed it: the tree is the same
+        # with overlap or not.
         known = self.num_ids if self.keep_len is None else min(self.num_ids, self.keep_len)
         return min(self.computed_len, max(known - 1, 0))

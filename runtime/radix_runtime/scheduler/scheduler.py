@@ -1,8 +1,9 @@
 """The loop of rank 0: messages in, steps out, tokens to the clients."""
 
-# One iteration takes in messages, launches the next step and then finishes the step before it. With overlap the step
-# just launched keeps running while the host finishes its predecessor and plans its successor; without, a step is
-# finished as soon as it is launched. That is the only difference: how many steps are in flight when an iteration ends.
+# One iteration takes in messages, launches the next step and then finishes the step before it. With
+# overlap the step just launched keeps running while the host finishes its predecessor and plans its
+# successor; without, a step is finished as soon as it is launched. That is the only difference: how
+# many steps are in flight when an iteration ends.
 
 import heapq
 import logging
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counters:
-    """Requests are counted by choice: n=4 counts four times. accepted = finished + aborted + failed + live."""
+    """Requests are counted by choice: n=4 counts four times. accepted = finished + aborted + failed
+    + live."""
 
     num_requests_total: int = 0  # accepted
     num_refused_requests_total: int = 0  # whole requests answered with an error at submission
@@ -66,11 +68,17 @@ class Scheduler:
         pool = executor.num_pages * executor.page_size
         self.limits = Limits(executor.max_context, executor.vocab_size, args.max_choices, pool)
         if outside := [i for i in eos_ids if not 0 <= i < executor.vocab_size]:
-            logger.warning("end ids %s are ignored: the vocabulary has %d ids", outside, executor.vocab_size)
-        self._random = random.SystemRandom() if args.random_seed is None else random.Random(args.random_seed)
+            logger.warning(
+                "end ids %s are ignored: the vocabulary has %d ids", outside, executor.vocab_size
+            )
+        self._random = (
+            random.SystemRandom() if args.random_seed is None else random.Random(args.random_seed)
+        )
         self._eos_ids, self._arrivals = frozenset(eos_ids).difference(outside), count()
         sizes = executor.num_pages, executor.page_size, executor.max_rows, executor.max_context
-        self.life = Lifecycle(*sizes, eviction=args.radix_eviction_policy, sharing=not args.disable_radix_cache)
+        self.life = Lifecycle(
+            *sizes, eviction=args.radix_eviction_policy, sharing=not args.disable_radix_cache
+        )
         self.output = Output(outbox)
         self.counters, self.ratio = Counters(), OutputRatio(args.schedule_conservativeness)
         self.policy = schedule_policies.get(args.schedule_policy)
@@ -79,7 +87,9 @@ class Scheduler:
         self.max_running = min(args.max_running_requests, executor.max_rows)
         # Unlimited: the longest prompt fits beside one token for everybody.
         unlimited = executor.max_context + executor.max_rows
-        self.token_budget = unlimited if args.chunked_prefill_size == -1 else args.chunked_prefill_size
+        self.token_budget = (
+            unlimited if args.chunked_prefill_size == -1 else args.chunked_prefill_size
+        )
         self.max_in_flight = 0 if args.disable_overlap_schedule else 1  # when an iteration ends
         self.in_flight: deque[Step] = deque()
         self.live: dict[str, list[Request]] = {}  # choices that have not ended, by rid
@@ -127,7 +137,8 @@ class Scheduler:
 
     @property
     def step_in_flight_since(self) -> float | None:
-        """Clock time since which the engine has been busy with the oldest step, or None. The watchdog's thread asks."""
+        """Clock time since which the engine has been busy with the oldest step, or None. The
+        watchdog's thread asks."""
         with suppress(IndexError):
             return max(self.in_flight[0].launched_at, self._completed_at)
         return None
@@ -175,12 +186,18 @@ class Scheduler:
         self.counters.num_requests_total += len(requests)
         self.counters.prompt_tokens_total += requests[0].prompt_len * len(requests)
 
-    # One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises RequestError.
+    # One Request a choice, which the pool alone can serve to its end, whoever sent it. Raises
+    # RequestError.
     def _requests(self, message: msg.Generate) -> list[Request]:
         ids = msg.unpack_ids(message.input_ids)
         if not message.rid:
-            raise refusal("invalid_value", "the request id is empty", "rid")  # an Abort of "" ends everything
-        for name, low, high in (("logprob_start", -1, len(ids)), ("top_logprobs", 0, self.limits.vocab_size)):
+            raise refusal(
+                "invalid_value", "the request id is empty", "rid"
+            )  # an Abort of "" ends everything
+        for name, low, high in (
+            ("logprob_start", -1, len(ids)),
+            ("top_logprobs", 0, self.limits.vocab_size),
+        ):
             if not low <= getattr(message, name) <= high:
                 raise refusal("invalid_value", f"{name} must be in [{low}, {high}]", name)
         scored = len(ids) - message.logprob_start if message.logprob_start >= 0 else 0
@@ -190,7 +207,9 @@ class Scheduler:
         params = self.limits.admit(ids, message.sampling, "prompt", {}, clip=False)
         assert params.max_new_tokens is not None
         limit, seed = len(ids) + params.max_new_tokens, params.seed
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self._eos_ids
+        )
         seed, now = self._random.getrandbits(64) if seed is None else seed, self.clock()
         return [
             Request(message, i, next(self._arrivals), now, splitmix64(seed + i), limit, stop_ids)
@@ -202,14 +221,20 @@ class Scheduler:
         if call == self._taken_call:
             return
         if choices > (most := self.queue_limit + self.max_running):
-            raise refusal("invalid_value", f"{choices} choices in one call; {most} can run and wait")
+            raise refusal(
+                "invalid_value", f"{choices} choices in one call; {most} can run and wait"
+            )
         queued, running = len(self.life.waiting), len(self.life.running)
         limit = self.queue_limit + max(0, self.max_running - running)
         if queued + choices > limit and (queued or not limit):
             done = self.counters.prefill_tokens_total + self.counters.generation_tokens_total
-            seconds = sum(r.total_len for r in self.life.waiting) * self._busy_seconds / max(1, done)
+            seconds = (
+                sum(r.total_len for r in self.life.waiting) * self._busy_seconds / max(1, done)
+            )
             text = f"{queued} requests are waiting, the limit is {self.queue_limit}"
-            raise RequestError(503, "engine_overloaded", text, retry_after=min(30, 1 + int(seconds)))
+            raise RequestError(
+                503, "engine_overloaded", text, retry_after=min(30, 1 + int(seconds))
+            )
         self._taken_call = call
 
     def abort(self, rid: str, reason: str) -> None:
@@ -238,12 +263,16 @@ class Scheduler:
             requests = self.live.get(rid)
             if requests and requests[0].source.deadline == deadline:
                 queued = all(r.state is State.WAITING and not r.started for r in requests)
-                self._fail(rid, RequestError(503 if queued else 504, "deadline_exceeded", "deadline exceeded"))
+                self._fail(
+                    rid,
+                    RequestError(503 if queued else 504, "deadline_exceeded", "deadline exceeded"),
+                )
 
     # Steps --------------------------------------------------------------------------------
 
     def _launch(self) -> bool:
-        # What is in flight may give pages back by itself, so it is waited for before anyone is retracted.
+        # What is in flight may give pages back by itself, so it is waited for before anyone is
+        # retracted.
         while (decision := self._plan()).shortage:
             if self.in_flight:
                 self._drain()
@@ -257,7 +286,9 @@ class Scheduler:
         checked = entries if self.args.check_invariants == "step" else ()
         # Independent of how the requests change later.
         page_sets = [life.table.pages(e.request.row, e.request.num_pages).copy() for e in checked]
-        self.in_flight.append(Step(plan, entries, page_sets, self.clock(), self.executor.launch(plan)))
+        self.in_flight.append(
+            Step(plan, entries, page_sets, self.clock(), self.executor.launch(plan))
+        )
         return True
 
     def _plan(self) -> Decision:
@@ -300,7 +331,8 @@ class Scheduler:
 
     # Results ------------------------------------------------------------------------------
 
-    # Waits for the oldest step; hands out its tokens, shares its pages, frees what it was the last to use.
+    # Waits for the oldest step; hands out its tokens, shares its pages, frees what it was the last
+    # to use.
     def _complete_oldest(self) -> None:
         step = self.in_flight[0]
         result = step.handle.result()
@@ -330,14 +362,20 @@ class Scheduler:
         if token == -1:
             for choice in self.live[request.rid]:
                 choice.poisoned = True
-            self._fail(request.rid, RequestError(500, "numerical_error", "the model gave no finite logits"))
+            self._fail(
+                request.rid, RequestError(500, "numerical_error", "the model gave no finite logits")
+            )
             return
         if entry.is_chunk:
             self.life.share(request, entry.end)
         if token is not None:
-            require(0 <= token < self.executor.vocab_size, "I7", f"sampled id {token} of {request.rid}")
+            require(
+                0 <= token < self.executor.vocab_size, "I7", f"sampled id {token} of {request.rid}"
+            )
             request.append(token)
-            self.counters.generation_tokens_total += not request.params.stop  # else at the end: some may not count
+            self.counters.generation_tokens_total += (
+                not request.params.stop
+            )  # else at the end: some may not count
             record_logprobs(request, token, result, slot)
         elif entry.end < request.max_total_len:
             return  # a chunk in the middle of its prompt

@@ -1,4 +1,5 @@
-"""The HTTP application: which path is served by whom, who may call it, and what operators ask of a server."""
+"""The HTTP application: which path is served by whom, who may call it, and what operators ask of a
+server."""
 
 import asyncio
 import time
@@ -34,13 +35,25 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     get, post = ("GET",), ("POST",)
     endpoints = [
         Endpoint(("/v1/chat/completions",), post, client, openai.chat, protocol.ChatBody, True),
-        Endpoint(("/v1/completions",), post, client, openai.completions, protocol.CompletionBody, True),
+        Endpoint(
+            ("/v1/completions",), post, client, openai.completions, protocol.CompletionBody, True
+        ),
         Endpoint(("/v1/embeddings",), post, client, _no_embeddings),
         Endpoint(("/v1/models",), get, client, _models),
         Endpoint(("/v1/models/{model:path}",), get, client, _model),
-        Endpoint(("/generate",), ("POST", "PUT"), client, native.generate, protocol.NativeBody, True),
-        Endpoint(("/tokenize", "/v1/tokenize"), post, client, native.tokenize, protocol.TokenizeBody),
-        Endpoint(("/detokenize", "/v1/detokenize"), post, client, native.detokenize, protocol.DetokenizeBody),
+        Endpoint(
+            ("/generate",), ("POST", "PUT"), client, native.generate, protocol.NativeBody, True
+        ),
+        Endpoint(
+            ("/tokenize", "/v1/tokenize"), post, client, native.tokenize, protocol.TokenizeBody
+        ),
+        Endpoint(
+            ("/detokenize", "/v1/detokenize"),
+            post,
+            client,
+            native.detokenize,
+            protocol.DetokenizeBody,
+        ),
         Endpoint(("/abort_request",), post, client, native.abort_request, protocol.AbortBody),
         Endpoint(("/model_info", "/get_model_info"), get, client, _model_info),
         Endpoint(("/server_info", "/get_server_info"), get, operator, _server_info),
@@ -52,23 +65,32 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     ]
     args = manager.args
     docs_url, openapi_url = ("/docs", "/openapi.json") if args.enable_docs else (None, None)
-    app = FastAPI(docs_url=docs_url, openapi_url=openapi_url, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        docs_url=docs_url, openapi_url=openapi_url, redoc_url=None, redirect_slashes=False
+    )
     paths = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
-    app.router.routes += [Route(path, endpoint, methods=endpoint.methods) for path, endpoint in paths.items()]
+    app.router.routes += [
+        Route(path, endpoint, methods=endpoint.methods) for path, endpoint in paths.items()
+    ]
     app.openapi = lambda: _openapi(paths)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _not_found)
     access = {path: endpoint.access for path, endpoint in paths.items()}
     app.add_middleware(Gate, manager=manager, auth=Auth(args, access))
     if args.allowed_origins:  # around the gate: a browser asks first, without a key
         origins, shown = args.allowed_origins.split(","), ["x-request-id", "retry-after"]
-        named = "*" not in origins  # then pages from outside may reach a server in a private network
-        app.add_middleware(CORSMiddleware, origins, ["*"], ["*"], expose_headers=shown, allow_private_network=named)
+        named = (
+            "*" not in origins
+        )  # then pages from outside may reach a server in a private network
+        app.add_middleware(
+            CORSMiddleware, origins, ["*"], ["*"], expose_headers=shown, allow_private_network=named
+        )
     return app
 
 
 def http_server(app: ASGIApp) -> uvicorn.Server:
-    """Header limits are ours up to the size at which the parser gives up; only h11 has one. Below errors, its log would
-    repeat the supervisor's or tell of clients' mistakes, which get their answer."""
+    """Header limits are ours up to the size at which the parser gives up; only h11 has one. Below
+    errors, its log would repeat the supervisor's or tell of clients' mistakes, which get their
+    answer."""
     config = uvicorn.Config(
         app, http="h11", h11_max_incomplete_event_size=256 << 10, ws="none", lifespan="off", log_config=None,
         log_level="error", access_log=False, server_header=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,
@@ -81,12 +103,16 @@ async def _not_found(request: Request, error: Exception) -> Response:
     if error.status_code != 405:
         return error_response(RequestError(error.status_code, "not_found", "no such path"))
     allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-    return error_response(RequestError(405, "method_not_allowed", f"this path takes {allow}"), allow=allow)
+    return error_response(
+        RequestError(405, "method_not_allowed", f"this path takes {allow}"), allow=allow
+    )
 
 
 def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
     bodies = {endpoint.body for endpoint in paths.values()} - {None}
-    references, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    references, components = msgspec.json.schema_components(
+        bodies, ref_template="#/components/schemas/{name}"
+    )
     schema_of = dict(zip(bodies, references, strict=True))
     operations: dict[str, dict[str, Any]] = {}
     for path, endpoint in paths.items():
@@ -94,7 +120,9 @@ def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
         if endpoint.body is not None:
             content = {"application/json": {"schema": schema_of[endpoint.body]}}
             operation["requestBody"] = {"required": True, "content": content}
-        operations[path.replace(":path", "")] = {method.lower(): operation for method in endpoint.methods}
+        operations[path.replace(":path", "")] = {
+            method.lower(): operation for method in endpoint.methods
+        }
     info, schemas = {"title": "Radix", "version": __version__}, {"schemas": components}
     return {"openapi": "3.1.0", "info": info, "paths": operations, "components": schemas}
 
@@ -131,7 +159,10 @@ async def _model(exchange: Exchange) -> None:
 
 
 def _card(manager: TokenizerManager) -> dict[str, Any]:
-    sizes = {"max_model_len": manager.limits.context_length, "sampling_defaults": manager.sampling_defaults}
+    sizes = {
+        "max_model_len": manager.limits.context_length,
+        "sampling_defaults": manager.sampling_defaults,
+    }
     fixed = {"object": "model", "created": manager.created, "owned_by": "radix", "parent": None}
     return {"id": manager.model_name, "root": manager.model_name, **fixed, **sizes}
 
@@ -154,17 +185,22 @@ async def _model_info(exchange: Exchange) -> None:
     await exchange.answer(info)
 
 
-# All settings (a key that is set shows as "***"), the command line that gives them, and the engine's figures.
+# All settings (a key that is set shows as "***"), the command line that gives them, and the
+# engine's figures.
 async def _server_info(exchange: Exchange) -> None:
     manager = exchange.manager
     settings = asdict(manager.args)
     defaulted = [f.name for f in fields(manager.args) if settings[f.name] == f.default]
-    given = [(flag_name(name), settings[name]) for name in settings if name not in (*defaulted, *SECRETS)]
+    given = [
+        (flag_name(name), settings[name]) for name in settings if name not in (*defaulted, *SECRETS)
+    ]
     info = {
         **settings,
         **{name: "***" for name in SECRETS if settings[name] is not None},
         "defaulted": defaulted,
-        "launch_command": " ".join(["radix serve", *(f if v is True else f"{f} {v}" for f, v in given)]),
+        "launch_command": " ".join(
+            ["radix serve", *(f if v is True else f"{f} {v}" for f, v in given)]
+        ),
         "version": __version__,
         "served_model_name": manager.model_name,
         "context_length": manager.limits.context_length,

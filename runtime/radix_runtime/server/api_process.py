@@ -58,7 +58,9 @@ async def _serve(child: Child) -> None:
 
 
 # The supervisor's commands: `ready INFO`, then `stop` or `fail REASON`.
-async def _obey(child: Child, manager: TokenizerManager, sender: Sender, server: uvicorn.Server) -> None:
+async def _obey(
+    child: Child, manager: TokenizerManager, sender: Sender, server: uvicorn.Server
+) -> None:
     reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():

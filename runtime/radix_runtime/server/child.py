@@ -1,7 +1,8 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end."""
 
-# The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a line each; end of file
-# on stdin means that the supervisor is gone. The child writes reports, a JSON array a line, to the status pipe.
+# The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a
+# line each; end of file on stdin means that the supervisor is gone. The child writes reports, a
+# JSON array a line, to the status pipe.
 
 import contextlib
 import ctypes
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """Shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that children inherit."""
+    """Shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that
+    children inherit."""
 
     # One page; each word of 8 bytes has one writer.
     # word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
@@ -48,14 +50,16 @@ class Heartbeats:
         self._words[ROLES.index(role)] = time.monotonic_ns()
 
     def stale(self, limit: float = 10.0) -> str | None:
-        """The process that has been silent for longest since its first beat, if for more than `limit` seconds."""
+        """The process that has been silent for longest since its first beat, if for more than
+        `limit` seconds."""
         now = time.monotonic_ns()
         last = {role: self._words[i] or now for i, role in enumerate(ROLES)}
         worst = min(ROLES, key=lambda role: last[role])
         return worst if now - last[worst] > limit * 1e9 else None
 
     def watch_step(self, since: float | None) -> None:
-        """When the engine last completed a step, None if idle. Beats for a loop that a step holds up."""
+        """When the engine last completed a step, None if idle. Beats for a loop that a step holds
+        up."""
         self._words[_STEP] = 0 if since is None else int(1e9 * (time.monotonic() - since))
         if since is not None:
             self.beat(SCHEDULER)
@@ -85,7 +89,8 @@ class Child:
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """`ready` (info: for the API), `serving` (the API), `config` (the operator's mistake) or `fatal`."""
+        """`ready` (info: for the API), `serving` (the API), `config` (the operator's mistake) or
+        `fatal`."""
         report = event, " ".join(str(error).split())[:1000], info or {}
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
             os.write(self.launch.status_fd, msgspec.json.encode(report) + b"\n")
@@ -94,8 +99,11 @@ class Child:
         self.heartbeats.beat(self.launch.role)
 
     def connect(self) -> tuple[Receiver, Sender]:
-        """The links of this process. But for the API, SIGTERM makes `should_stop` true and ends a wait for messages."""
-        wake = on_signals(self._sigterms.append, signal.SIGTERM) if self.launch.role != API else None
+        """The links of this process. But for the API, SIGTERM makes `should_stop` true and ends a
+        wait for messages."""
+        wake = (
+            on_signals(self._sigterms.append, signal.SIGTERM) if self.launch.role != API else None
+        )
         where = Path(self.launch.directory), self.launch.role, self.launch.token
         return Receiver(*where, wake), Sender(*where)
 
@@ -107,14 +115,17 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
     """Calls `handler` with the number of each signal; the returned socket is readable then."""
     sleeper, wake = socket.socketpair()
     wake.setblocking(False)
-    signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)  # stays open as long as the process
+    signal.set_wakeup_fd(
+        wake.detach(), warn_on_full_buffer=False
+    )  # stays open as long as the process
     for number in numbers:
         signal.signal(number, lambda caught, _: handler(caught))
     return sleeper
 
 
 def main() -> None:
-    """Runs `serve` of the role's module. Never returns: 78 for an operator's mistake, else 70, and a report."""
+    """Runs `serve` of the role's module. Never returns: 78 for an operator's mistake, else 70, and
+    a report."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started

@@ -1,7 +1,8 @@
 """Detokenizer: token deltas in, text deltas out, and the end of a choice by stop string."""
 
-# It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its first delta (which
-# carries `sampling`) to its last; later ones, computed after a stop string ended it, are dropped in `_convert`.
+# It runs as a process under `serve` and in the caller's under `Engine`. A choice is known from its
+# first delta (which carries `sampling`) to its last; later ones, computed after a stop string ended
+# it, are dropped in `_convert`.
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -15,12 +16,15 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler); passes a RequestFailed on after all
-    text that came before it. `outbox` routes by type. Without a tokenizer all text is empty."""
+    """Turns TokenBatch into TextBatch (to the API) and TextStop (to the scheduler); passes a
+    RequestFailed on after all text that came before it. `outbox` routes by type. Without a
+    tokenizer all text is empty."""
 
     def __init__(self, tokenizer: Tokenizer | None, inbox: m.Inbox, outbox: m.Outbox) -> None:
         self._tokenizer, self._inbox, self._outbox = tokenizer, inbox, outbox
-        self.streams: dict[tuple[str, int], TextStream] = {}  # of the choices that have begun and not ended
+        self.streams: dict[
+            tuple[str, int], TextStream
+        ] = {}  # of the choices that have begun and not ended
         self._batch: list[m.TextDelta] = []
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
@@ -37,7 +41,9 @@ class Detokenizer:
                 for delta in message.deltas:
                     self._convert(delta)
             elif isinstance(message, m.RequestFailed):
-                self.streams = {key: stream for key, stream in self.streams.items() if key[0] != message.rid}
+                self.streams = {
+                    key: stream for key, stream in self.streams.items() if key[0] != message.rid
+                }
                 self._flush()
                 self._outbox.send(message)
             else:
@@ -75,7 +81,9 @@ class Detokenizer:
             del self.streams[key]
         logprobs, prompt = _first(delta.logprobs, used), delta.prompt_logprobs
         sizes = delta.cached_tokens, stream.count
-        self._batch.append(m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text))
+        self._batch.append(
+            m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text)
+        )
 
 
 # The part that belongs to the first n tokens.
@@ -83,7 +91,9 @@ def _first(all: m.Logprobs | None, n: int) -> m.Logprobs | None:
     if all is None:
         return None
     own, top = 4 * n, 4 * n * all.top_n
-    return m.Logprobs(all.ids[:own], all.logprobs[:own], all.top_n, all.top_ids[:top], all.top_logprobs[:top])
+    return m.Logprobs(
+        all.ids[:own], all.logprobs[:own], all.top_n, all.top_ids[:top], all.top_logprobs[:top]
+    )
 
 
 class TextStream:
@@ -91,14 +101,16 @@ class TextStream:
 
         token -> bytes -> incremental UTF-8 -> held tail -> text that may be shown
 
-    Once `matched` names a stop string nothing may be pushed. The one that is complete first wins, at equal ends the
-    longest; text of the first `min_new_tokens` tokens never counts."""
+    Once `matched` names a stop string nothing may be pushed. The one that is complete first wins,
+    at equal ends the longest; text of the first `min_new_tokens` tokens never counts."""
 
-    # Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string stays in the tail.
-    # What is shown depends on the tokens alone, never on their grouping into messages. Work per token is bounded by the
-    # longest stop string.
+    # Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string
+    # stays in the tail. What is shown depends on the tokens alone, never on their grouping into
+    # messages. Work per token is bounded by the longest stop string.
 
-    def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]
+    ) -> None:
         self.count, self.sampling, self._tokenizer = 0, sampling, tokenizer
         self.matched: str | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -115,7 +127,9 @@ class TextStream:
         raw = b"" if hidden else self._bytes(token)
         text = self._show(self._utf8.decode(raw))
         if self._tokenizer and not (raw or hidden) and self.count > self.sampling.min_new_tokens:
-            if (name := self._tokenizer.id_to_text(token)) in self.sampling.stop:  # special: not shown, and yet an end
+            if (
+                name := self._tokenizer.id_to_text(token)
+            ) in self.sampling.stop:  # special: not shown, and yet an end
                 text, self.matched = text + self.finish() + name * self.sampling.no_stop_trim, name
         return text
 
@@ -125,7 +139,9 @@ class TextStream:
         return text if self.matched is not None else text + self._tail
 
     def _bytes(self, token: int) -> bytes:
-        if self._tokenizer is None or (self.sampling.skip_special_tokens and token in self._tokenizer.special_ids):
+        if self._tokenizer is None or (
+            self.sampling.skip_special_tokens and token in self._tokenizer.special_ids
+        ):
             return b""
         return self._tokenizer.id_to_bytes(token)
 

@@ -1,4 +1,5 @@
-"""One HTTP call, from the headers to the last byte: limits, keys, body, answer, a client that goes away."""
+"""One HTTP call, from the headers to the last byte: limits, keys, body, answer, a client that goes
+away."""
 
 import asyncio
 import hmac
@@ -28,9 +29,15 @@ BODY_IDLE = 10.0  # seconds without a byte of the body
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_HEADERS = 100
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # one of the client's that is kept
-_SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_SSE = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 
-Access = Enum("Access", "PUBLIC CLIENT ADMIN")  # a route that is not listed as public needs a key when one is set
+Access = Enum(
+    "Access", "PUBLIC CLIENT ADMIN"
+)  # a route that is not listed as public needs a key when one is set
 to_json = msgspec.json.Encoder().encode
 log = logging.getLogger(__name__)
 
@@ -47,14 +54,21 @@ def error_object(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError, **headers: str) -> Response:
     close = {"connection": "close"}  # the rest of the body is not read
     special = {401: {"www-authenticate": "Bearer"}, 408: close, 413: close}
-    headers |= {"retry-after": str(error.retry_after or 1)} if error.status == 503 else special.get(error.status, {})
+    headers |= (
+        {"retry-after": str(error.retry_after or 1)}
+        if error.status == 503
+        else special.get(error.status, {})
+    )
     return Response(to_json(error_object(error)), error.status, headers, "application/json")
 
 
 class Exchange(Request):
-    """What a handler sees of a call. `started`: time.perf_counter(); `warnings` go back; `status` 0: none was sent."""
+    """What a handler sees of a call. `started`: time.perf_counter(); `warnings` go back; `status`
+    0: none was sent."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
+    ) -> None:
         super().__init__(scope, receive, send)
         self.manager, self.started, self.status = manager, time.perf_counter(), 0
         self.warnings: list[str] = []
@@ -81,7 +95,9 @@ class Exchange(Request):
         """Events; the status line goes out with the first. Waits while the client does not read."""
         if not self._streaming:
             self._streaming = True
-            await self.send({"type": "http.response.start", "status": 200, "headers": Headers(_SSE).raw})
+            await self.send(
+                {"type": "http.response.start", "status": 200, "headers": Headers(_SSE).raw}
+            )
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def fail(self, error: RequestError) -> None:
@@ -99,18 +115,26 @@ class Exchange(Request):
             text = f"at most {_MAX_HEADERS} headers with {_MAX_HEADER_BYTES} bytes together"
             raise RequestError(431, "headers_too_large", text)
         if self.headers.get("upgrade", "").lower() == "websocket":  # other upgrades are only offers
-            raise RequestError(400, "unsupported_upgrade", "this server takes no WebSocket connections")
+            raise RequestError(
+                400, "unsupported_upgrade", "this server takes no WebSocket connections"
+            )
 
     async def read_body(self) -> bytes:
         """Raises RequestError 413, 415 or 408, ClientDisconnect."""
         limit = self.manager.args.max_body_size
         too_large = RequestError(413, "request_too_large", f"the body may have {limit} bytes")
-        if int(self.headers.get("content-length", 0)) > limit:  # the parser has refused what is no number
+        if (
+            int(self.headers.get("content-length", 0)) > limit
+        ):  # the parser has refused what is no number
             raise too_large
         if self.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            raise RequestError(415, "unsupported_media_type", "the content type must be application/json")
+            raise RequestError(
+                415, "unsupported_media_type", "the content type must be application/json"
+            )
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise RequestError(415, "unsupported_media_type", "Content-Encoding: a body must not be compressed")
+            raise RequestError(
+                415, "unsupported_media_type", "Content-Encoding: a body must not be compressed"
+            )
         body, parts = bytearray(), self.stream()
         try:
             while (part := await asyncio.wait_for(anext(parts, None), BODY_IDLE)) is not None:
@@ -127,11 +151,14 @@ class Auth:
 
     def __init__(self, args: ServerArgs, routes: Mapping[str, Access]) -> None:
         given = [args.api_key, *_keys_of_file(args.api_key_file)], [args.admin_api_key]
-        self._keys = [[sha256(key.encode()).digest() for key in keys if key is not None] for keys in given]
+        self._keys = [
+            [sha256(key.encode()).digest() for key in keys if key is not None] for keys in given
+        ]
         self._routes = dict(routes)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether the caller may do what only an admin may. `path`: never of a rebuilt URL. Raises RequestError."""
+        """Whether the caller may do what only an admin may. `path`: never of a rebuilt URL. Raises
+        RequestError."""
         access = self._routes.get(path, Access.CLIENT)
         if access is Access.PUBLIC:
             return False
@@ -163,7 +190,8 @@ def _keys_of_file(path: str | None) -> list[str]:
 
 
 class Gate:
-    """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go to the log only."""
+    """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go
+    to the log only."""
 
     def __init__(self, app: ASGIApp, manager: TokenizerManager, auth: Auth) -> None:
         self._app, self._manager, self._auth = app, manager, auth
@@ -183,14 +211,24 @@ class Gate:
             await exchange.fail(RequestError(500, "internal_error", "internal error"))
         finally:
             self._manager.metrics.http.labels(exchange.route or "other", str(exchange.status)).inc()
-            if self._manager.args.log_requests:  # also what reached no route, by an escaped part of its path
-                what = exchange.id, exchange.method, exchange.route or ascii(scope["path"][:64]), exchange.status
-                log.info("%s %s %s %d %.0f ms", *what, 1000 * (time.perf_counter() - exchange.started))
+            if (
+                self._manager.args.log_requests
+            ):  # also what reached no route, by an escaped part of its path
+                what = (
+                    exchange.id,
+                    exchange.method,
+                    exchange.route or ascii(scope["path"][:64]),
+                    exchange.status,
+                )
+                log.info(
+                    "%s %s %s %d %.0f ms", *what, 1000 * (time.perf_counter() - exchange.started)
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A route; the first of `paths` is its name in metrics. `watch`: cancelled when the client goes away."""
+    """A route; the first of `paths` is its name in metrics. `watch`: cancelled when the client goes
+    away."""
 
     paths: tuple[str, ...]
     methods: tuple[str, ...]

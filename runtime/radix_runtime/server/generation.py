@@ -14,11 +14,16 @@ FLOOR = -9999.0
 
 
 def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
-    return dict(load_generation_config(model_dir).sampling_defaults()) if args.sampling_defaults == "model" else {}
+    return (
+        dict(load_generation_config(model_dir).sampling_defaults())
+        if args.sampling_defaults == "model"
+        else {}
+    )
 
 
 class Choices:
-    """What has come of some requests: pieces, merged by choice. Choices are numbered through all requests."""
+    """What has come of some requests: pieces, merged by choice. Choices are numbered through all
+    requests."""
 
     def __init__(self, requests: Sequence[Generate]) -> None:
         self.requests = requests
@@ -26,7 +31,9 @@ class Choices:
         self._first = {r.rid: i for i, r in reversed([*enumerate(self.request_of)])}
         self.unfinished = len(self.request_of)
         self.pieces: dict[int, TextDelta] = {}
-        self.prompt_logprobs: dict[int, Logprobs] = {}  # by choice; they come with the first one of a request
+        self.prompt_logprobs: dict[
+            int, Logprobs
+        ] = {}  # by choice; they come with the first one of a request
 
     def add(self, delta: TextDelta) -> int:
         """Takes ownership of `delta`; the number of its choice."""
@@ -56,7 +63,8 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
 
 
 class Scored(NamedTuple):
-    """A token, its logprob (at least FLOOR; None: the first token of a prompt has none) and the likeliest."""
+    """A token, its logprob (at least FLOOR; None: the first token of a prompt has none) and the
+    likeliest."""
 
     token: int
     logprob: float | None
@@ -69,13 +77,21 @@ def scored(logprobs: Logprobs | None) -> list[Scored]:
     ids, top_ids = unpack_ids(logprobs.ids).tolist(), unpack_ids(logprobs.top_ids).tolist()
     packed, n = (logprobs.logprobs, logprobs.top_logprobs), logprobs.top_n
     values, top_values = (np.maximum(np.frombuffer(part, "<f4"), FLOOR).tolist() for part in packed)
-    tops = [list(zip(top_ids[i : i + n], top_values[i : i + n], strict=True)) for i in range(0, n * len(ids), n or 1)]
+    tops = [
+        list(zip(top_ids[i : i + n], top_values[i : i + n], strict=True))
+        for i in range(0, n * len(ids), n or 1)
+    ]
     rows = zip(ids, values, tops or [[]] * len(ids), strict=True)
-    return [Scored(*row) if row[1] == row[1] else Scored(row[0], None, []) for row in rows]  # not NaN
+    return [
+        Scored(*row) if row[1] == row[1] else Scored(row[0], None, []) for row in rows
+    ]  # not NaN
 
 
-def native_output(request: Generate, delta: TextDelta, seconds: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The choice as far as `delta` has it, in SGLang's shape. `tokenizer`: logprobs also give the text of tokens."""
+def native_output(
+    request: Generate, delta: TextDelta, seconds: float, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The choice as far as `delta` has it, in SGLang's shape. `tokenizer`: logprobs also give the
+    text of tokens."""
     meta: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": delta.finish and _finish_reason(delta, delta.finish),
@@ -87,18 +103,26 @@ def native_output(request: Generate, delta: TextDelta, seconds: float, tokenizer
     }
 
     def items(tokens: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
-        return [[value, token, tokenizer and tokenizer.id_to_text(token)] for token, value in tokens]
+        return [
+            [value, token, tokenizer and tokenizer.id_to_text(token)] for token, value in tokens
+        ]
 
     if request.return_logprob:
         for side, logprobs in (("input", delta.prompt_logprobs), ("output", delta.logprobs)):
             entries = scored(logprobs)
             meta[f"{side}_token_logprobs"] = items(entry[:2] for entry in entries)
             if request.top_logprobs:
-                meta[f"{side}_top_logprobs"] = [None if e.logprob is None else items(e.top) for e in entries]
+                meta[f"{side}_top_logprobs"] = [
+                    None if e.logprob is None else items(e.top) for e in entries
+                ]
     return {"text": delta.text, "output_ids": unpack_ids(delta.ids).tolist(), "meta_info": meta}
 
 
 def _finish_reason(delta: TextDelta, finish: FinishReason) -> dict[str, Any]:
     abort = {"message": finish.message or "", "status_code": finish.status}
-    details: Any = {"stop": {"matched": finish.matched}, "length": {"length": delta.completion_tokens}, "abort": abort}
+    details: Any = {
+        "stop": {"matched": finish.matched},
+        "length": {"length": delta.completion_tokens},
+        "abort": abort,
+    }
     return {"type": finish.type, **details[finish.type]}

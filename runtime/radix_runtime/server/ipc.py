@@ -1,8 +1,9 @@
 """Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory."""
 
-# Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32 bytes), the sender
-# (u8), a sequence number (u64, little-endian) and msgpack. One without the token is counted and ignored. With it, a gap
-# in the numbers or a body that is no Message ends the process by LinkError: something was lost.
+# Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32
+# bytes), the sender (u8), a sequence number (u64, little-endian) and msgpack. One without the token
+# is counted and ignored. With it, a gap in the numbers or a body that is no Message ends the
+# process by LinkError: something was lost.
 
 import asyncio
 import hmac
@@ -49,15 +50,22 @@ def endpoint(directory: Path, name: str) -> str:
 def _socket(kind: int) -> zmq.Socket[bytes]:
     created: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     created.set_hwm(_HIGH_WATER)
-    for option, value in ((zmq.LINGER, 0), (zmq.IMMEDIATE, 1), (zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size)):
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.IMMEDIATE, 1),
+        (zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size),
+    ):
         created.setsockopt(option, value)
     return created
 
 
 class Receiver:
-    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is not read here."""
+    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is
+    not read here."""
 
-    def __init__(self, directory: Path, name: str, token: bytes, wake: socket.socket | None = None) -> None:
+    def __init__(
+        self, directory: Path, name: str, token: bytes, wake: socket.socket | None = None
+    ) -> None:
         self._token = token
         self._socket = _socket(zmq.PULL)
         self._socket.bind(endpoint(directory, name))
@@ -89,7 +97,9 @@ class Receiver:
         _, sender, sequence = _HEADER.unpack_from(frame)
         due = self._expected.get(sender)
         if due != sequence:
-            raise LinkError(f"message {sequence} of sender {sender} came where {due} was due: messages were lost")
+            raise LinkError(
+                f"message {sequence} of sender {sender} came where {due} was due: messages were lost"
+            )
         self._expected[sender] += 1
         try:
             return m.decode(frame[_HEADER.size :])
@@ -154,7 +164,8 @@ class AsyncLink:
         self._unsent: deque[Message] = deque()
 
     def send(self, message: Message) -> None:
-        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent later."""
+        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent
+        later."""
         if self._unsent or not self._sender.try_send(message):
             if not isinstance(message, m.Abort):
                 raise RequestError(503, "engine_overloaded", "too many requests", retry_after=1)

@@ -22,7 +22,8 @@ _HELP = {
 
 
 class Metrics:
-    """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached tokens."""
+    """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached
+    tokens."""
 
     def __init__(self) -> None:
         # Requests since the start; those that are in none of the others are open.
@@ -32,22 +33,32 @@ class Metrics:
         self._registry.register(self)
         self.first = self._histogram("time_to_first_token", "arrival to first token")
         self.between = self._histogram("inter_token_latency", "time between tokens of a choice")
-        self.whole = self._histogram("e2e_request_latency", "arrival to last token of requests that ended ok")
-        self.http = Counter("radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry)
+        self.whole = self._histogram(
+            "e2e_request_latency", "arrival to last token of requests that ended ok"
+        )
+        self.http = Counter(
+            "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
+        )
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"radix:{name}_seconds", text, buckets=_SECONDS, registry=self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Plain numbers, turned into metrics when scraped: `*_total` are counters."""
-        requests = CounterMetricFamily("radix:requests", "requests by how they ended", labels=["outcome"])
+        requests = CounterMetricFamily(
+            "radix:requests", "requests by how they ended", labels=["outcome"]
+        )
         ended = dict(vars(self.counts))
         accepted = ended.pop("accepted")
         for outcome, count in ended.items():
             requests.add_metric([outcome], count)
         yield requests
-        yield CounterMetricFamily("radix:requests_accepted", "requests sent to the engine", value=accepted)
-        yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=accepted - sum(ended.values()))
+        yield CounterMetricFamily(
+            "radix:requests_accepted", "requests sent to the engine", value=accepted
+        )
+        yield GaugeMetricFamily(
+            "radix:open_requests", "requests not ended", value=accepted - sum(ended.values())
+        )
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"radix:{name}", _HELP.get(name, name.replace("_", " ")), value=value)

@@ -12,7 +12,15 @@ from ..sampling_params import SamplingParams
 from .exchange import Exchange, to_json
 from .generation import native_output
 from .openai import Answer, new_request, template_options
-from .protocol import AbortBody, Body, DetokenizeBody, NativeBody, NativeSampling, TokenizeBody, template_messages
+from .protocol import (
+    AbortBody,
+    Body,
+    DetokenizeBody,
+    NativeBody,
+    NativeSampling,
+    TokenizeBody,
+    template_messages,
+)
 from .tokenizer_manager import Batch, new_id
 
 _NOTHING: dict[str, Any] = {"text": "", "output_ids": [], "meta_info": {}}
@@ -29,12 +37,20 @@ async def generate(exchange: Exchange, body: NativeBody) -> None:
         request = new_request(exchange, sampling or NativeSampling(**defaults), ids, param, _NAMES)
         if wanted:
             if start is not None and not -1 <= start <= len(ids):
-                raise refusal("invalid_value", f"logprob_start_len must be in [-1, {len(ids)}]", "logprob_start_len")
+                raise refusal(
+                    "invalid_value",
+                    f"logprob_start_len must be in [-1, {len(ids)}]",
+                    "logprob_start_len",
+                )
             request.return_logprob, request.top_logprobs = True, top or 0
             # The end of the prompt asks for no prompt logprobs, as -1 does.
             request.logprob_start = -1 if start in (None, len(ids)) else start
         elif not any(columns[1]) and (start not in (None, -1) or top):
-            raise refusal("invalid_combination", f"{' and '.join(names[2:])} need return_logprob", "return_logprob")
+            raise refusal(
+                "invalid_combination",
+                f"{' and '.join(names[2:])} need return_logprob",
+                "return_logprob",
+            )
         requests.append(request)
     await _NativeAnswer(exchange, body, requests).send()
 
@@ -53,7 +69,9 @@ def _spread(value: Any, count: int, param: str) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise refusal("invalid_value", f"{param} has {len(value)} entries for {count} prompts", param)
+        raise refusal(
+            "invalid_value", f"{param} has {len(value)} entries for {count} prompts", param
+        )
     return value
 
 
@@ -61,9 +79,13 @@ class _NativeAnswer(Answer):
     """A stream repeats all text so far unless the client asked for pieces."""
 
     def __init__(self, exchange: Exchange, body: NativeBody, requests: list[Generate]) -> None:
-        super().__init__(exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id(""))
+        super().__init__(
+            exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id("")
+        )
         if isinstance(body.rid, list):  # a name for each request
-            self.labels = dict(zip(self.labels, _spread(body.rid, len(requests), "rid"), strict=True))
+            self.labels = dict(
+                zip(self.labels, _spread(body.rid, len(requests), "rid"), strict=True)
+            )
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, dict[str, Any]] = {}
         prompts = body.input_ids if body.text is None else body.text
@@ -79,7 +101,9 @@ class _NativeAnswer(Answer):
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:
-                self._so_far[choice] = result = _appended(self._so_far.get(choice, _NOTHING), result)
+                self._so_far[choice] = result = _appended(
+                    self._so_far.get(choice, _NOTHING), result
+                )
             yield {**({"index": choice} if self._listed else {}), **result}
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
@@ -90,7 +114,8 @@ class _NativeAnswer(Answer):
         return {**result, "warnings": self.exchange.warnings} if self.exchange.warnings else result
 
 
-# Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats it.
+# Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats
+# it.
 def _appended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     before, meta = old["meta_info"], new["meta_info"]
     for name in [name for name, value in meta.items() if isinstance(value, list)]:
@@ -101,7 +126,10 @@ def _appended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
     """POST /tokenize: exactly the ids that the chat or the completions route would run."""
     manager = exchange.manager
-    kind, foreign = _one_of(body, "prompt", "messages"), ("add_generation_prompt", "chat_template_kwargs")
+    kind, foreign = (
+        _one_of(body, "prompt", "messages"),
+        ("add_generation_prompt", "chat_template_kwargs"),
+    )
     for name in foreign if kind == "prompt" else ("add_special_tokens",):
         if getattr(body, name) is not None:
             raise refusal("invalid_combination", f"{name} does nothing with {kind}", name)
@@ -110,16 +138,22 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
         options["add_generation_prompt"] = body.add_generation_prompt is not False
         lists = [await manager.encode_chat(template_messages(body.messages), **options)]
     else:
-        lists = await manager.encode(body.prompt or [], "prompt", body.add_special_tokens is not False)
+        lists = await manager.encode(
+            body.prompt or [], "prompt", body.add_special_tokens is not False
+        )
     counts: list[Any] = [len(ids) for ids in lists]
     listed = isinstance(body.prompt, list)
     tokens, count = (lists, counts) if listed else (lists[0], counts[0])
-    await exchange.answer({"tokens": tokens, "count": count, "max_model_len": manager.limits.context_length})
+    await exchange.answer(
+        {"tokens": tokens, "count": count, "max_model_len": manager.limits.context_length}
+    )
 
 
 async def detokenize(exchange: Exchange, body: DetokenizeBody) -> None:
     manager = exchange.manager
-    texts = await manager.decode(await manager.encode(body.tokens, "tokens"), body.skip_special_tokens)
+    texts = await manager.decode(
+        await manager.encode(body.tokens, "tokens"), body.skip_special_tokens
+    )
     await exchange.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
 
 

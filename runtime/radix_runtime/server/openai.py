@@ -14,7 +14,15 @@ from ..sampling_params import SamplingParams
 from . import protocol
 from .exchange import Exchange, event
 from .generation import FLOOR, Scored, scored
-from .protocol import OPENAI_NAMES, ChatBody, CompletionBody, NativeBody, OpenAIBody, Sampling, TemplateOptions
+from .protocol import (
+    OPENAI_NAMES,
+    ChatBody,
+    CompletionBody,
+    NativeBody,
+    OpenAIBody,
+    Sampling,
+    TemplateOptions,
+)
 from .tokenizer_manager import Batch, TokenizerManager, new_id
 
 
@@ -26,7 +34,9 @@ async def chat(exchange: Exchange, body: ChatBody) -> None:
     longest = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     ids = await exchange.manager.encode_chat(messages, **options)
     wanted = {"return_logprob": bool(body.logprobs), "top_logprobs": body.top_logprobs or 0}
-    request = new_request(exchange, body, ids, "messages", {**OPENAI_NAMES, "max_new_tokens": longest}, **wanted)
+    request = new_request(
+        exchange, body, ids, "messages", {**OPENAI_NAMES, "max_new_tokens": longest}, **wanted
+    )
     await _OpenAIAnswer(exchange, body, [request], [""]).send()
 
 
@@ -35,7 +45,9 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
     all_ids = await manager.encode(body.prompt, "prompt")
     start = 0 if body.echo and scores else -1
     wanted = {"return_logprob": scores, "logprob_start": start, "top_logprobs": body.logprobs or 0}
-    requests = [new_request(exchange, body, ids, "prompt", OPENAI_NAMES, **wanted) for ids in all_ids]
+    requests = [
+        new_request(exchange, body, ids, "prompt", OPENAI_NAMES, **wanted) for ids in all_ids
+    ]
     echoed: list[Any] = [""] * len(requests)
     if body.echo:
         echoed = [body.prompt] if isinstance(body.prompt, str) else body.prompt
@@ -45,36 +57,58 @@ async def completions(exchange: Exchange, body: CompletionBody) -> None:
 
 
 def new_request(
-    exchange: Exchange, body: Sampling, ids: Sequence[int], param: str, names: Mapping[str, str], **fields: Any
+    exchange: Exchange,
+    body: Sampling,
+    ids: Sequence[int],
+    param: str,
+    names: Mapping[str, str],
+    **fields: Any,
 ) -> Generate:
     """A request that fits. `names`: see Limits.admit. Raises RequestError."""
-    sampling = SamplingParams(**{name: getattr(body, name) for name in SamplingParams.__struct_fields__})
+    sampling = SamplingParams(
+        **{name: getattr(body, name) for name in SamplingParams.__struct_fields__}
+    )
     if clip := sampling.max_new_tokens is None:
         sampling.max_new_tokens = body.default_length
     sampling.stop = [body.stop] if isinstance(body.stop, str) else body.stop
     sampling = exchange.manager.limits.admit(ids, sampling, param, names, clip)
     seconds = exchange.manager.args.request_timeout
-    return Generate(new_id(""), pack_ids(ids), sampling, deadline=seconds and time.monotonic() + seconds, **fields)
+    return Generate(
+        new_id(""),
+        pack_ids(ids),
+        sampling,
+        deadline=seconds and time.monotonic() + seconds,
+        **fields,
+    )
 
 
-def template_options(manager: TokenizerManager, given: TemplateOptions | None, effort: str | None) -> dict[str, Any]:
-    """Variables for the chat template. One that it does not know is refused unless it does that anyway."""
+def template_options(
+    manager: TokenizerManager, given: TemplateOptions | None, effort: str | None
+) -> dict[str, Any]:
+    """Variables for the chat template. One that it does not know is refused unless it does that
+    anyway."""
     values = msgspec.structs.asdict(given or TemplateOptions())
     values["reasoning_effort"] = effort or values["reasoning_effort"]
     template = manager.tokenizer.chat_template
     known = template.variables if template is not None else frozenset()
     for name, value in values.items():
         if name not in known and value not in (None, False, "none"):
-            raise refusal("unsupported_parameter", f"this model's chat template has no {name}", name)
+            raise refusal(
+                "unsupported_parameter", f"this model's chat template has no {name}", name
+            )
     return {name: value for name, value in values.items() if name in known and value is not None}
 
 
 class Answer:
     """What goes back for one call, whole or as events; a route shapes it."""
 
-    def __init__(self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str) -> None:
+    def __init__(
+        self, exchange: Exchange, body: OpenAIBody | NativeBody, requests: list[Generate], name: str
+    ) -> None:
         self.exchange, self.requests, self.name = exchange, requests, name
-        self.labels = {r.rid: name if len(requests) == 1 else f"{name}-{i}" for i, r in enumerate(requests)}
+        self.labels = {
+            r.rid: name if len(requests) == 1 else f"{name}-{i}" for i, r in enumerate(requests)
+        }
         self.request_of = [r for r in requests for _ in range(r.sampling.n)]  # by choice
         self._stream = bool(body.stream)
         # Requests share cached prefixes only under the same key.
@@ -107,13 +141,21 @@ class Answer:
 
 
 class _OpenAIAnswer(Answer):
-    """`echoed`: the text before the choices of each prompt. A prompt counts once in the usage, whatever its n."""
+    """`echoed`: the text before the choices of each prompt. A prompt counts once in the usage,
+    whatever its n."""
 
-    def __init__(self, exchange: Exchange, body: OpenAIBody, requests: list[Generate], echoed: list[str]) -> None:
+    def __init__(
+        self, exchange: Exchange, body: OpenAIBody, requests: list[Generate], echoed: list[str]
+    ) -> None:
         self._chat = isinstance(body, ChatBody)
-        super().__init__(exchange, body, requests, body.rid or new_id("chatcmpl-" if self._chat else "cmpl-"))
+        super().__init__(
+            exchange, body, requests, body.rid or new_id("chatcmpl-" if self._chat else "cmpl-")
+        )
         self._tokenizer, self._sampling = exchange.manager.tokenizer, requests[0].sampling
-        self._options, choices = body.stream_options or protocol.StreamOptions(), len(self.request_of)
+        self._options, choices = (
+            body.stream_options or protocol.StreamOptions(),
+            len(self.request_of),
+        )
         self._started: set[int] = set()
         self._cached: dict[str, int] = {}
         self._completion = [0] * choices
@@ -122,7 +164,12 @@ class _OpenAIAnswer(Answer):
         self._offset = [0] * choices  # in characters of the text that the choice shows
         kind = "chat.completion" + ".chunk" * self._stream if self._chat else "text_completion"
         about = {"created": int(time.time()), "model": exchange.manager.model_name}
-        self._head = {"id": self.name, "object": kind, **about, "system_fingerprint": f"radix-{__version__}"}
+        self._head = {
+            "id": self.name,
+            "object": kind,
+            **about,
+            "system_fingerprint": f"radix-{__version__}",
+        }
 
     def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
         self._count(dict(enumerate(deltas)))
@@ -143,13 +190,22 @@ class _OpenAIAnswer(Answer):
             first = choice not in self._started
             self._started.add(choice)
             content = self._content(choice, delta, first)
-            for chunk in (_chat_chunks if self._chat else _completion_chunks)(content, delta.finish, first):
-                warnings, self.exchange.warnings = self.exchange.warnings, []  # only in the first frame
+            for chunk in (_chat_chunks if self._chat else _completion_chunks)(
+                content, delta.finish, first
+            ):
+                warnings, self.exchange.warnings = (
+                    self.exchange.warnings,
+                    [],
+                )  # only in the first frame
                 told = {"warnings": warnings} if warnings else {}
                 yield {**self._head, "choices": [{"index": choice, **chunk}], **extra, **told}
 
     def tail(self) -> bytes:
-        return event({**self._head, "choices": [], "usage": self._usage()}) if self._options.include_usage else b""
+        return (
+            event({**self._head, "choices": [], "usage": self._usage()})
+            if self._options.include_usage
+            else b""
+        )
 
     def _count(self, batch: Batch) -> None:
         for choice, delta in batch.items():
@@ -161,7 +217,11 @@ class _OpenAIAnswer(Answer):
     def _usage(self) -> dict[str, Any]:
         prompt = sum(len(request.input_ids) // 4 for request in self.requests)
         completion = sum(self._completion)
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
         return {**usage, "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())}}
 
     def _content(self, choice: int, delta: TextDelta, first: bool) -> dict[str, Any]:
@@ -178,22 +238,36 @@ class _OpenAIAnswer(Answer):
             logprobs = self._text_logprobs(choice, prompt, entries)
         return {"text": self._echoed[choice] * first + delta.text, "logprobs": logprobs}
 
-    # The raw bytes of a token, so that those of all tokens make the text; one that is not shown has none.
+    # The raw bytes of a token, so that those of all tokens make the text; one that is not shown has
+    # none.
     def _shown(self, token: int) -> bytes:
         skipped = self._sampling.skip_special_tokens and token in self._tokenizer.special_ids
         return b"" if skipped else self._tokenizer.id_to_bytes(token)
 
     def _chat_logprob(self, entry: Scored, shown: bytes) -> dict[str, Any]:
         text, value = self._tokenizer.id_to_text, FLOOR if entry.logprob is None else entry.logprob
-        top = [{"token": text(t), "logprob": v, "bytes": list(self._shown(t))} for t, v in entry.top]
-        return {"token": text(entry.token), "logprob": value, "bytes": list(shown), "top_logprobs": top}
+        top = [
+            {"token": text(t), "logprob": v, "bytes": list(self._shown(t))} for t, v in entry.top
+        ]
+        return {
+            "token": text(entry.token),
+            "logprob": value,
+            "bytes": list(shown),
+            "top_logprobs": top,
+        }
 
-    def _text_logprobs(self, choice: int, prompt: list[Scored], output: list[tuple[Scored, bytes]]) -> dict[str, Any]:
-        entries, offsets = [*((entry, self._tokenizer.id_to_bytes(entry.token)) for entry in prompt), *output], []
+    def _text_logprobs(
+        self, choice: int, prompt: list[Scored], output: list[tuple[Scored, bytes]]
+    ) -> dict[str, Any]:
+        entries, offsets = (
+            [*((entry, self._tokenizer.id_to_bytes(entry.token)) for entry in prompt), *output],
+            [],
+        )
         for i, (entry, shown) in enumerate(entries):
             offsets.append(at := self._offset[choice])
             if i < len(prompt) and entry.token in self._tokenizer.special_ids:
-                # In the echo it stands only if the client has written it, or special tokens are shown.
+                # In the echo it stands only if the client has written it, or special tokens are
+                # shown.
                 shown *= self._echoed[choice].startswith(shown.decode(), at)
             self._offset[choice] += len(self._utf8[choice].decode(shown))
         return {
@@ -215,7 +289,9 @@ class _OpenAIAnswer(Answer):
 
 
 # The role alone, then content, then the finish reason alone.
-def _chat_chunks(content: dict[str, Any], finish: FinishReason | None, first: bool) -> Iterator[dict[str, Any]]:
+def _chat_chunks(
+    content: dict[str, Any], finish: FinishReason | None, first: bool
+) -> Iterator[dict[str, Any]]:
     nothing = {"logprobs": None, **_finish(None)}
     if first:
         yield {"delta": {"role": "assistant", "content": ""}, **nothing}
@@ -226,7 +302,9 @@ def _chat_chunks(content: dict[str, Any], finish: FinishReason | None, first: bo
         yield {"delta": {}, **nothing, **_finish(finish)}
 
 
-def _completion_chunks(content: dict[str, Any], finish: FinishReason | None, first: bool) -> Iterator[dict[str, Any]]:
+def _completion_chunks(
+    content: dict[str, Any], finish: FinishReason | None, first: bool
+) -> Iterator[dict[str, Any]]:
     if content["text"] or content["logprobs"] or finish or first:
         yield {**content, **_finish(finish)}
 

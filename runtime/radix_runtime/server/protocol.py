@@ -1,6 +1,7 @@
 """The request bodies, and how bytes become one of them or an error that names the field."""
 
-# A field is typed below, harmless (changes no output), known but not built (only neutral values pass) or unknown.
+# A field is typed below, harmless (changes no output), known but not built (only neutral values
+# pass) or unknown.
 
 import json
 import math
@@ -27,14 +28,17 @@ HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls "
     "refusal annotations cache_control log_metrics".split()
 )
-# Of all routes (what one has built it takes, of whatever kind the others are), with the values beside null that pass.
+# Of all routes (what one has built it takes, of whatever kind the others are), with the values
+# beside null that pass.
 _UNBUILT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids regex ebnf json_schema guided_json guided_regex guided_choice guided_grammar "
     "structured_outputs structural_tag truncate_prompt_tokens prompt_logprobs lora_path session_params "
     "custom_logit_processor custom_params logits_processors stream_interval beam_width audio prediction "
     "web_search_options chat_template input_ids prompt_embeds input_embeds data_parallel_rank tool_call_id "
     "max_thinking_tokens bootstrap_host bootstrap_port bootstrap_room": (),
-    "stop_regex bad_words tools functions tool_calls token_ids_logprob image_data video_data audio_data": ([],),
+    "stop_regex bad_words tools functions tool_calls token_ids_logprob image_data video_data audio_data": (
+        [],
+    ),
     "best_of length_penalty": (1,),
     "use_beam_search early_stopping return_hidden_states return_token_ids return_tokens_as_token_ids "
     "continue_final_message echo background return_entropy include_obfuscation": (False,),
@@ -81,7 +85,8 @@ class TemplateOptions(Body, kw_only=True):
 
 
 class Sampling(SamplingParams, kw_only=True):
-    """SamplingParams as clients give them. `default_length`: max_new_tokens if left out, lowered to what fits."""
+    """SamplingParams as clients give them. `default_length`: max_new_tokens if left out, lowered to
+    what fits."""
 
     default_length: ClassVar[int | None] = None
     max_new_tokens: int | None = None
@@ -125,7 +130,11 @@ class ChatBody(OpenAIBody, kw_only=True):
             raise refusal("invalid_combination", "top_logprobs needs logprobs", "top_logprobs")
         if self.max_completion_tokens is not None:
             if self.max_new_tokens not in (None, self.max_completion_tokens):
-                raise refusal("invalid_combination", "max_tokens and max_completion_tokens differ", "max_tokens")
+                raise refusal(
+                    "invalid_combination",
+                    "max_tokens and max_completion_tokens differ",
+                    "max_tokens",
+                )
             self.max_new_tokens = self.max_completion_tokens
 
 
@@ -203,21 +212,35 @@ def _text_of(content: str | list[dict[str, Any]] | None, where: str, is_answer: 
         return content or ""
     for i, part in enumerate(content):
         if part.get("type") != "text":
-            raise refusal("unsupported_parameter", "only parts of type text are supported", f"{where}[{i}].type")
+            raise refusal(
+                "unsupported_parameter",
+                "only parts of type text are supported",
+                f"{where}[{i}].type",
+            )
         if not isinstance(part.get("text"), str):
             raise refusal("invalid_type", "text must be a string", f"{where}[{i}].text")
     return "\n".join(part["text"] for part in content)
 
 
 # Fields that hold bodies themselves (one, or a list of them).
-_NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": ChatMessage}
-_NESTED |= {"content": TextPart, "chat_template_kwargs": TemplateOptions, "sampling_params": NativeSampling}
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "messages": ChatMessage,
+}
+_NESTED |= {
+    "content": TextPart,
+    "chat_template_kwargs": TemplateOptions,
+    "sampling_params": NativeSampling,
+}
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def decode_body(kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]) -> tuple[B, list[str]]:
-    """The body and its warnings (`lenient`: unknown fields warn). `defaults`: of sampling. Raises RequestError 400."""
+def decode_body(
+    kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+) -> tuple[B, list[str]]:
+    """The body and its warnings (`lenient`: unknown fields warn). `defaults`: of sampling. Raises
+    RequestError 400."""
     raw = parse_json(data)
     if not isinstance(raw, dict):
         raise refusal("invalid_type", "the body must be a JSON object")
@@ -230,7 +253,8 @@ def decode_body(kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else `invalid_json`."""
+    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else
+    `invalid_json`."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -240,7 +264,8 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-# Whether arrays and objects are nested beyond MAX_DEPTH: level by level, as `value` may have millions of parts.
+# Whether arrays and objects are nested beyond MAX_DEPTH: level by level, as `value` may have
+# millions of parts.
 def _is_deep(value: Any) -> bool:
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
@@ -249,18 +274,27 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-# `raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's to refuse.
-def _sift(kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None) -> Any:
+# `raw` less what is null, harmless, neutral or (with `warnings`) unknown; a wrong type is msgspec's
+# to refuse.
+def _sift(
+    kind: type, raw: Any, path: str, defaults: Mapping[str, Any], warnings: list[str] | None
+) -> Any:
     if isinstance(raw, list):
         return [_sift(kind, x, f"{path}[{i}]", defaults, warnings) for i, x in enumerate(raw)]
-    if not isinstance(raw, dict) or (kind is TextPart and raw.get("type") != "text"):  # refused by its type
+    if not isinstance(raw, dict) or (
+        kind is TextPart and raw.get("type") != "text"
+    ):  # refused by its type
         return raw
     kept: dict[str, Any] = dict(defaults) if issubclass(kind, SamplingParams) else {}
     for name, value in raw.items():
         where = f"{path}.{name[:64]}" if path else name[:64]
         if name in kind.__struct_encode_fields__:  # type: ignore[attr-defined]
             if value is not None:
-                kept[name] = _sift(_NESTED[name], value, where, defaults, warnings) if name in _NESTED else value
+                kept[name] = (
+                    _sift(_NESTED[name], value, where, defaults, warnings)
+                    if name in _NESTED
+                    else value
+                )
         elif name in UNBUILT:
             neutral = [(n, type(n) is bool) for n in (None, *UNBUILT[name])]  # True is not 1
             if (value, type(value) is bool) not in neutral:

@@ -30,12 +30,19 @@ def heartbeats(child: Child, stats: Callable[[], dict[str, float]]) -> Iterator[
         if (seconds := time.monotonic() - start) < _LOG_SECONDS:
             continue
         new, start = stats(), time.monotonic()
-        prompt, cached, output = (new[f"{name}_tokens_total"] - last[f"{name}_tokens_total"] for name in _COUNTED)
+        prompt, cached, output = (
+            new[f"{name}_tokens_total"] - last[f"{name}_tokens_total"] for name in _COUNTED
+        )
         last = new
         if prompt + output >= seconds:  # less is next to nothing, as a health probe
             log.info(
                 "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
-                *(new["num_running_reqs"], new["num_queue_reqs"], prompt / seconds, output / seconds),
+                *(
+                    new["num_running_reqs"],
+                    new["num_queue_reqs"],
+                    prompt / seconds,
+                    output / seconds,
+                ),
                 *(100 * cached / max(1, prompt + cached), 100 * new["token_usage"]),
             )
 

@@ -1,6 +1,8 @@
-"""The supervisor of `radix serve`: starts the processes, watches them, ends them together (docs/serving.md: when)."""
+"""The supervisor of `radix serve`: starts the processes, watches them, ends them together
+(docs/serving.md: when)."""
 
-# Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each second from the start.
+# Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each
+# second from the start.
 
 import contextlib
 import errno
@@ -34,14 +36,19 @@ log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A child and its process group. Only `close` reaps it: until then its pid can mean nobody else."""
+    """A child and its process group. Only `close` reaps it: until then its pid can mean nobody
+    else."""
 
     def __init__(self, launch: Launch) -> None:
         self.role = launch.role
         self.status, launch.status_fd = os.pipe()
-        inherited = [fd for fd in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd) if fd is not None]
+        inherited = [
+            fd for fd in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd) if fd is not None
+        ]
         module, name = "radix_runtime.server.child", f"{launch.role}_process"
-        self._popen = start_process(module, name, bufsize=0, pass_fds=inherited, start_new_session=True)
+        self._popen = start_process(
+            module, name, bufsize=0, pass_fds=inherited, start_new_session=True
+        )
         os.close(launch.status_fd)
         self.pid = self._popen.pid
         self.exit_descriptor = os.pidfd_open(self.pid)
@@ -74,7 +81,8 @@ class ChildProcess:
 
 
 class Supervisor:
-    """One serving instance. The caller binds `listener`, so that a port in use is known first of all."""
+    """One serving instance. The caller binds `listener`, so that a port in use is known first of
+    all."""
 
     def __init__(self, args: ServerArgs, listener: socket.socket) -> None:
         self._args, self._listener = args, listener
@@ -89,11 +97,18 @@ class Supervisor:
         self._verdict: tuple[int, str] | None = None  # exit code and reason, once decided
 
     def run(self) -> int:
-        """Serves until a signal or a failure; the exit code. Main thread only. Raises a child's ConfigError."""
+        """Serves until a signal or a failure; the exit code. Main thread only. Raises a child's
+        ConfigError."""
         wake = on_signals(self._signals.append, signal.SIGTERM, signal.SIGINT)
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
         with private_directory() as directory:
-            same = self._args, directory, secrets.token_bytes(TOKEN_BYTES), os.getpid(), self._heartbeats.descriptor
+            same = (
+                self._args,
+                directory,
+                secrets.token_bytes(TOKEN_BYTES),
+                os.getpid(),
+                self._heartbeats.descriptor,
+            )
             try:
                 self._start(Launch(DETOKENIZER, *same))
                 self._start(Launch(SCHEDULER, *same))
@@ -109,8 +124,12 @@ class Supervisor:
 
     def _start(self, launch: Launch) -> None:
         child = self._children[launch.role] = ChildProcess(launch)
-        self._selector.register(child.status, selectors.EVENT_READ, lambda: self._read_reports(child))
-        self._selector.register(child.exit_descriptor, selectors.EVENT_READ, lambda: self._child_exited(child))
+        self._selector.register(
+            child.status, selectors.EVENT_READ, lambda: self._read_reports(child)
+        )
+        self._selector.register(
+            child.exit_descriptor, selectors.EVENT_READ, lambda: self._child_exited(child)
+        )
 
     def _dispatch(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -152,7 +171,8 @@ class Supervisor:
             self._read_reports(child)  # its last words
         self._decide(EXIT_INTERNAL, child.exit_text())
 
-    # Open requests get their error, children a moment to end, if no further signal comes. The exit code.
+    # Open requests get their error, children a moment to end, if no further signal comes. The exit
+    # code.
     def _end(self, code: int, reason: str) -> int:
         signals = len(self._signals)
         log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
@@ -166,7 +186,10 @@ class Supervisor:
         for role in (SCHEDULER, DETOKENIZER):
             os.kill(self._children[role].pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
-        while any(c.running for c in self._children.values()) and (left := deadline - time.monotonic()) > 0:
+        while (
+            any(c.running for c in self._children.values())
+            and (left := deadline - time.monotonic()) > 0
+        ):
             self._dispatch(left)
             if len(self._signals) > signals:
                 return 128 + self._signals[-1]
@@ -175,7 +198,8 @@ class Supervisor:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[str]:
-    """A new directory, mode 0700, for the sockets; its janitor removes it also when this process was killed."""
+    """A new directory, mode 0700, for the sockets; its janitor removes it also when this process
+    was killed."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     usable = base is not None and os.access(base, os.W_OK | os.X_OK) and len(base) < 60
     path = tempfile.mkdtemp(prefix="radix-", dir=base if usable else "/tmp")
@@ -202,5 +226,7 @@ def bind_port(host: str, port: int) -> socket.socket:
     except (OSError, ValueError) as error:  # ValueError: a system without IPv6
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise ConfigError(f"port {port} of {host} is in use; choose another --port") from error
-        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]  # the rest repeats the address
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[
+            0
+        ]  # the rest repeats the address
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error

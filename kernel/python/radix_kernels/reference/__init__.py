@@ -16,9 +16,24 @@ from .fused_rope import fused_qk_norm_rope_store
 from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
-from .linear import dequantize_weight, embedding, linear, linear_argmax, quantize_rows, quantize_weight, row_argmax
+from .linear import (
+    dequantize_weight,
+    embedding,
+    linear,
+    linear_argmax,
+    quantize_rows,
+    quantize_weight,
+    row_argmax,
+)
 from .mla import concat_mla_k, mla_decode, pack_mla_tokens, store_mla_kv, unpack_mla_cache
-from .moe import fused_experts, moe_align_block_size, moe_fused_gate, moe_sum, topk_sigmoid, topk_softmax
+from .moe import (
+    fused_experts,
+    moe_align_block_size,
+    moe_fused_gate,
+    moe_sum,
+    topk_sigmoid,
+    topk_softmax,
+)
 from .norm import fused_add_rmsnorm, layernorm, rmsnorm
 from .packed_experts import fused_experts_packed
 from .philox import philox4x32, uniform

@@ -9,7 +9,10 @@ from ._out import finish
 
 
 def silu_and_mul(
-    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
+    input: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.silu_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)
@@ -17,7 +20,10 @@ def silu_and_mul(
 
 
 def gelu_and_mul(
-    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
+    input: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.gelu_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)
@@ -25,7 +31,10 @@ def gelu_and_mul(
 
 
 def gelu_tanh_and_mul(
-    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
+    input: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.gelu_tanh_and_mul`."""
     gate, up = input.to(compute_dtype).chunk(2, -1)

@@ -16,10 +16,16 @@ def all_reduce(inputs: torch.Tensor, *, compute_dtype: torch.dtype) -> torch.Ten
 
 
 def all_reduce_add_rmsnorm(
-    inputs: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, compute_dtype: torch.dtype
+    inputs: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    compute_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(residual + all_reduce(inputs), its norm). The sum over the ranks and the new residual are each rounded to the
-    residual's dtype, as separate ops would; all_reduce sums in float32 there."""
+    """(residual + all_reduce(inputs), its norm). The sum over the ranks and the new residual are
+    each rounded to the residual's dtype, as separate ops would; all_reduce sums in float32
+    there."""
     total = all_reduce(inputs, compute_dtype=torch.float32)
     new = (residual.to(torch.float32) + total.to(torch.float32)).to(residual.dtype)
     out = torch.empty_like(new)

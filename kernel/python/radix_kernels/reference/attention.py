@@ -102,16 +102,24 @@ def merge_state(
     return finish(result, out, out_a.dtype), finish(total, lse, lse_a.dtype)
 
 
-def _buffers(q: torch.Tensor, compute: torch.dtype, v_dim: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zero outputs and -inf sums: what a query that sees nothing gets. v_dim: default q's last dimension."""
+def _buffers(
+    q: torch.Tensor, compute: torch.dtype, v_dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero outputs and -inf sums: what a query that sees nothing gets. v_dim: default q's last
+    dimension."""
     result = torch.zeros((*q.shape[:2], v_dim or q.shape[-1]), dtype=compute, device=q.device)
     return result, torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
 
 
 def _gather(
-    cache: torch.Tensor, pages: torch.Tensor, kv_len: int, scale: torch.Tensor | None, compute: torch.dtype
+    cache: torch.Tensor,
+    pages: torch.Tensor,
+    kv_len: int,
+    scale: torch.Tensor | None,
+    compute: torch.dtype,
 ) -> torch.Tensor:
-    """A row's keys or values, [kv_len, Hkv, D]; those of an INT8 cache have scales a token and head."""
+    """A row's keys or values, [kv_len, Hkv, D]; those of an INT8 cache have scales a token and
+    head."""
     tokens = cache[pages].flatten(0, 1)[:kv_len]
     if scale is None or scale.ndim == 1:
         return _scaled(tokens, scale, compute)
@@ -119,7 +127,8 @@ def _gather(
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None, compute: torch.dtype) -> torch.Tensor:
-    """A row's queries, keys or values, [n, heads, D]; FP8 ones as the numbers that they stand for."""
+    """A row's queries, keys or values, [n, heads, D]; FP8 ones as the numbers that they stand
+    for."""
     if scale is None:
         return x
     if scale.shape[0] > 1:
@@ -149,7 +158,9 @@ def _attend(
     scores = torch.einsum("nhd,mhd->hnm", q.to(compute), wide_k) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~_visible(q.shape[0], k.shape[0], causal, window_size, q), -torch.inf)
+    scores = scores.masked_fill(
+        ~_visible(q.shape[0], k.shape[0], causal, window_size, q), -torch.inf
+    )
     if sinks is not None:
         column = sinks.to(compute)[:, None, None].expand(-1, q.shape[0], 1)
         scores = torch.cat((scores, column), -1)
@@ -160,7 +171,9 @@ def _attend(
     return torch.einsum("hnm,mhd->nhd", weights, wide_v), lse.transpose(0, 1)
 
 
-def _visible(n: int, m: int, causal: bool, window_size: tuple[int, int], q: torch.Tensor) -> torch.Tensor:
+def _visible(
+    n: int, m: int, causal: bool, window_size: tuple[int, int], q: torch.Tensor
+) -> torch.Tensor:
     """bool [n, m]: which of m keys each of the last n positions sees."""
     left, right = window_size
     at = torch.arange(n, device=q.device)[:, None] + (m - n)

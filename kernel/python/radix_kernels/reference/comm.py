@@ -33,7 +33,9 @@ _LINE_WORDS = 8
 class ShmGroup:
     """See `radix_kernels.ShmCommunicator`, which checks the arguments of the constructor."""
 
-    def __init__(self, name: str, rank: int, world_size: int, max_bytes: int, timeout: float) -> None:
+    def __init__(
+        self, name: str, rank: int, world_size: int, max_bytes: int, timeout: float
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._max_bytes = max_bytes
@@ -94,7 +96,9 @@ class ShmGroup:
     def _pieces(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         step = self._max_bytes // flat.element_size()
         if step == 0:
-            raise ValueError(f"communicator: an element has {flat.element_size()} bytes, a segment {self._max_bytes}")
+            raise ValueError(
+                f"communicator: an element has {flat.element_size()} bytes, a segment {self._max_bytes}"
+            )
         return flat.split(step) if flat.numel() else ()
 
     def _exchange(self, piece: torch.Tensor, publish: bool = True) -> list[torch.Tensor]:

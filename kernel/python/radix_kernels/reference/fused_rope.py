@@ -31,7 +31,13 @@ def fused_qk_norm_rope_store(
         rmsnorm(wide_q, q_weight, eps, out=wide_q, compute_dtype=compute_dtype)
         rmsnorm(wide_k, k_weight, eps, out=wide_k, compute_dtype=compute_dtype)
     apply_rope_inplace(
-        positions, wide_q, wide_k, q.shape[2], cos_sin_cache, is_neox=is_neox, compute_dtype=compute_dtype
+        positions,
+        wide_q,
+        wide_k,
+        q.shape[2],
+        cos_sin_cache,
+        is_neox=is_neox,
+        compute_dtype=compute_dtype,
     )
     store_kv_cache(wide_k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slot_mapping)
     q.copy_(wide_q)

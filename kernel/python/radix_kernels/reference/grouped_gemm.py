@@ -15,11 +15,19 @@ def m_grouped_gemm_contiguous(
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """See `radix_kernels.m_grouped_gemm_contiguous`. Without `out`, of compute_dtype, and 0 where rows are padding."""
+    """See `radix_kernels.m_grouped_gemm_contiguous`. Without `out`, of compute_dtype, and 0 where
+    rows are padding."""
     result = _result(x, weight, out, compute_dtype)
     for group in range(weight.shape[0]):
         mine = (m_indices == group).nonzero().flatten()
-        _multiply(result, (mine,), x, weight[group], x_scale, None if weight_scale is None else weight_scale[group])
+        _multiply(
+            result,
+            (mine,),
+            x,
+            weight[group],
+            x_scale,
+            None if weight_scale is None else weight_scale[group],
+        )
     return result
 
 
@@ -33,16 +41,26 @@ def m_grouped_gemm_masked(
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """See `radix_kernels.m_grouped_gemm_masked`. Without `out`, of compute_dtype, and 0 past a group's rows."""
+    """See `radix_kernels.m_grouped_gemm_masked`. Without `out`, of compute_dtype, and 0 past a
+    group's rows."""
     result = _result(x, weight, out, compute_dtype)
     for group, count in enumerate(masked_m.tolist()):
         rows = torch.arange(min(max(count, 0), x.shape[1]), device=x.device)
         places = torch.full_like(rows, group), rows
-        _multiply(result, places, x, weight[group], x_scale, None if weight_scale is None else weight_scale[group])
+        _multiply(
+            result,
+            places,
+            x,
+            weight[group],
+            x_scale,
+            None if weight_scale is None else weight_scale[group],
+        )
     return result
 
 
-def _result(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def _result(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
     if out is not None:
         return out
     return torch.zeros((*x.shape[:-1], weight.shape[1]), dtype=dtype, device=x.device)

@@ -15,7 +15,8 @@ def store_kv_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """See `radix_kernels.store_kv_cache`. Bits are copied, or defined in float32: there is no compute dtype."""
+    """See `radix_kernels.store_kv_cache`. Bits are copied, or defined in float32: there is no
+    compute dtype."""
     pages, page_size = k_cache.shape[:2]
     if slot_mapping.device.type == "cpu" and slot_mapping.numel():
         low, high = int(slot_mapping.min()), int(slot_mapping.max())
@@ -46,6 +47,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def to_fp8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, H, D] / scale, [1] or [H], to nearest even; beyond the largest finite value that value. NaN stays NaN."""
+    """[T, H, D] / scale, [1] or [H], to nearest even; beyond the largest finite value that value.
+    NaN stays NaN."""
     largest = torch.finfo(dtype).max
     return (x.float() / scale[:, None]).clamp(-largest, largest).to(dtype)

@@ -34,13 +34,19 @@ def linear_argmax(
 
 
 def row_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greedy draw from each row [T, N] and its logit: ids int32 [T], maxima [T]; -1 and NaN where none can be."""
-    largest, ids = logits.amax(1), logits.argmax(1)  # a NaN is the largest; of equal values argmax gives the first
+    """The greedy draw from each row [T, N] and its logit: ids int32 [T], maxima [T]; -1 and NaN
+    where none can be."""
+    largest, ids = (
+        logits.amax(1),
+        logits.argmax(1),
+    )  # a NaN is the largest; of equal values argmax gives the first
     found = largest.isfinite()
     return ids.masked_fill(~found, -1).to(torch.int32), largest.masked_fill(~found, torch.nan)
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def embedding(
+    ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """See `radix_kernels.embedding`; bits are copied, so there is no compute dtype."""
     if ids.device.type == "cpu" and ids.numel():
         low, high = int(ids.min()), int(ids.max())
@@ -51,13 +57,17 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | No
 
 
 def quantize_weight(w: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `radix_kernels.pack_weight` makes of a float weight [N, K]: (codes [N, K] int16, scales [N, G]).
+    """What `radix_kernels.pack_weight` makes of a float weight [N, K]: (codes [N, K] int16, scales
+    [N, G]).
 
-    codes -127 .. 127 with float32 (group 0: whole rows) or bfloat16 scales; of 4 bits 0 .. 15, with 8 for zero.
+    codes -127 .. 127 with float32 (group 0: whole rows) or bfloat16 scales; of 4 bits 0 .. 15, with
+    8 for zero.
     """
     pieces = _groups(w.float(), group)
     largest = pieces.gather(-1, pieces.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    scales = (largest.abs() / 127 if bits == 8 else largest / -8).to(torch.bfloat16 if group else torch.float32)
+    scales = (largest.abs() / 127 if bits == 8 else largest / -8).to(
+        torch.bfloat16 if group else torch.float32
+    )
     wide = scales.float().unsqueeze(-1)
     steps = torch.where(wide != 0, pieces / wide, 0.0).round()
     codes = steps.clamp(-127, 127) if bits == 8 else steps.clamp(-8, 7) + 8
@@ -69,12 +79,16 @@ def dequantize_weight(
 ) -> torch.Tensor:
     """(code - zero) * scale in float64: [N, K] codes, [N, G] scales and zeros (None: 0)."""
     k = codes.shape[1]
-    wide = [t.double().repeat_interleave(group or k, 1)[:, :k] for t in (scales, scales if zeros is None else zeros)]
+    wide = [
+        t.double().repeat_interleave(group or k, 1)[:, :k]
+        for t in (scales, scales if zeros is None else zeros)
+    ]
     return (codes.double() - (0 if zeros is None else wide[1])) * wide[0]
 
 
 def quantize_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] as `linear` takes it for `w8a8` and `w4a8`: (codes [T, K] int8, float32 scales [T, G])."""
+    """x [T, K] as `linear` takes it for `w8a8` and `w4a8`: (codes [T, K] int8, float32 scales [T,
+    G])."""
     pieces = _groups(x.float(), group)
     largest = pieces.abs().amax(-1)
     inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)  # one rounding

@@ -44,10 +44,22 @@ def mla_decode(
     return (result, _lse_dtype(lse, q_nope)) if return_softmax_lse else result
 
 
-def store_mla_kv(latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def store_mla_kv(
+    latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """See `radix_kernels.store_mla_kv`. The FP8 form is defined in float32."""
-    tokens = torch.cat((latent, rope), -1) if kv_cache.dtype != torch.uint8 else pack_mla_tokens(latent, rope)
-    store_kv_cache(tokens[:, None], tokens[:, None, :0], kv_cache[:, :, None], kv_cache[:, :, None, :0], slot_mapping)
+    tokens = (
+        torch.cat((latent, rope), -1)
+        if kv_cache.dtype != torch.uint8
+        else pack_mla_tokens(latent, rope)
+    )
+    store_kv_cache(
+        tokens[:, None],
+        tokens[:, None, :0],
+        kv_cache[:, :, None],
+        kv_cache[:, :, None, :0],
+        slot_mapping,
+    )
 
 
 def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
@@ -59,7 +71,9 @@ def pack_mla_tokens(latent: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """The FP8 form, uint8 [.., 656], of bfloat16 latent [.., 512] and rope [.., 64]."""
     groups = latent.float().unflatten(-1, (_LATENT // _GROUP, _GROUP))
     largest = groups.abs().amax(-1).clamp_min(1e-10)
-    scales = largest / torch.full_like(largest, 448)  # by a plain number, torch on a GPU multiplies by its inverse
+    scales = largest / torch.full_like(
+        largest, 448
+    )  # by a plain number, torch on a GPU multiplies by its inverse
     values = (groups / scales[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(-2)
     return torch.cat([x.contiguous().view(torch.uint8) for x in (values, scales, rope)], -1)
 

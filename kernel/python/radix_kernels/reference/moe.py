@@ -9,7 +9,11 @@ from .quantize import per_token_group_quant
 
 
 def topk_softmax(
-    gating_output: torch.Tensor, topk: int, *, renormalize: bool = False, compute_dtype: torch.dtype = torch.float64
+    gating_output: torch.Tensor,
+    topk: int,
+    *,
+    renormalize: bool = False,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.topk_softmax`; the weights are of compute_dtype."""
     x = gating_output.to(compute_dtype)
@@ -54,12 +58,18 @@ def moe_fused_gate(
     routed = topk - num_fused_shared_experts
     weights, ids = _sigmoid_weights(x, _best(choice, routed, out), True, routed_scaling_factor)
     shared = torch.arange(num_fused_shared_experts, dtype=ids.dtype, device=ids.device) + x.shape[1]
-    ones = torch.where(x.isnan().any(1, keepdim=True), torch.nan, torch.ones_like(shared, dtype=weights.dtype))
+    ones = torch.where(
+        x.isnan().any(1, keepdim=True), torch.nan, torch.ones_like(shared, dtype=weights.dtype)
+    )
     return torch.cat([weights, ones], 1), torch.cat([ids, shared.expand(len(ids), -1)], 1)
 
 
 def moe_align_block_size(
-    topk_ids: torch.Tensor, num_experts: int, block_size: int, *, expert_map: torch.Tensor | None = None
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    *,
+    expert_map: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `radix_kernels.moe_align_block_size`. Reads nothing on the host."""
     flat = topk_ids.flatten().long()
@@ -68,7 +78,9 @@ def moe_align_block_size(
     local = torch.arange(num_experts, device=device) if expert_map is None else expert_map.long()
     inside = (flat >= 0) & (flat < num_experts)
     expert = torch.where(inside, flat, num_experts)  # one more expert takes what is left out
-    expert = torch.where(torch.cat([local, local.new_full((1,), -1)])[expert] < 0, num_experts, expert)
+    expert = torch.where(
+        torch.cat([local, local.new_full((1,), -1)])[expert] < 0, num_experts, expert
+    )
     counts = torch.zeros(num_experts + 1, dtype=torch.long, device=device).index_add_(
         0, expert, torch.ones_like(expert)
     )
@@ -83,11 +95,18 @@ def moe_align_block_size(
     sorted_ids[place] = order.to(torch.int32)
     starts = torch.arange(blocks, device=device) * block_size
     owner = torch.searchsorted(ends, starts, right=True).clamp(max=num_experts - 1)
-    return sorted_ids[: blocks * block_size], local[owner].to(torch.int32), ends[-1:].to(torch.int32)
+    return (
+        sorted_ids[: blocks * block_size],
+        local[owner].to(torch.int32),
+        ends[-1:].to(torch.int32),
+    )
 
 
 def moe_sum(
-    input: torch.Tensor, *, out: torch.Tensor | None = None, compute_dtype: torch.dtype = torch.float64
+    input: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """See `radix_kernels.moe_sum`."""
     return finish(input.to(compute_dtype).sum(1), out, input.dtype)
@@ -127,14 +146,18 @@ def fused_experts(
     return finish(result, out, hidden_states.dtype)
 
 
-def _weight(w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: torch.dtype) -> torch.Tensor:
+def _weight(
+    w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: torch.dtype
+) -> torch.Tensor:
     """An expert's matrix with its scale: one number, or one a block of 128 x 128."""
     one = w[expert].to(dtype)
     if scale is None:
         return one
     factor = scale[expert].to(dtype)
     if factor.ndim == 2:
-        factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)[: one.shape[0], : one.shape[1]]
+        factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)[
+            : one.shape[0], : one.shape[1]
+        ]
     return one * factor
 
 
@@ -145,14 +168,17 @@ def quantized_activations(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
 
 
 def _best(score: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Ids of the largest along the last dimension: ties to the lowest id, NaN after -inf, those in `out` last."""
+    """Ids of the largest along the last dimension: ties to the lowest id, NaN after -inf, those in
+    `out` last."""
     # Three stable sorts by less and less: by number, NaN to the end, left-out ones behind them.
     nan = score.isnan()
     number = score.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     ids = number.sort(dim=-1, descending=True, stable=True).indices
     for later in (nan, out):
         if later is not None:
-            ids = ids.gather(-1, later.gather(-1, ids).to(torch.uint8).sort(dim=-1, stable=True).indices)
+            ids = ids.gather(
+                -1, later.gather(-1, ids).to(torch.uint8).sort(dim=-1, stable=True).indices
+            )
     return ids[..., :count]
 
 
@@ -165,6 +191,8 @@ def _sigmoid_weights(
     return _routed(x, weights * scale, ids)
 
 
-def _routed(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _routed(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A row with a NaN has NaN weights."""
     return weights.masked_fill(x.isnan().any(1, keepdim=True), torch.nan), ids.to(torch.int32)

@@ -19,10 +19,11 @@ def fused_experts_packed(
     expert_map: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `radix_kernels.fused_experts_packed`: one expert after the other, in the order of their numbers.
+    """See `radix_kernels.fused_experts_packed`: one expert after the other, in the order of their
+    numbers.
 
-    Products are those of `linear` and `linear_silu_and_mul`, for a packed weight's layout is its kernel's own. Reads
-    topk_ids on the host.
+    Products are those of `linear` and `linear_silu_and_mul`, for a packed weight's layout is its
+    kernel's own. Reads topk_ids on the host.
     """
     from ..gemm import linear_silu_and_mul
     from ..linear import linear
@@ -48,5 +49,7 @@ def _local(ids: torch.Tensor, expert_map: torch.Tensor | None, experts: int) -> 
     """The experts as the weights number them; -1: not here."""
     if expert_map is not None:
         named = (ids >= 0) & (ids < expert_map.shape[0])
-        ids = torch.where(named, expert_map.long()[ids.clamp(0, max(expert_map.shape[0] - 1, 0))], -1)
+        ids = torch.where(
+            named, expert_map.long()[ids.clamp(0, max(expert_map.shape[0] - 1, 0))], -1
+        )
     return torch.where((ids >= 0) & (ids < experts), ids, -1)

@@ -29,7 +29,9 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     return c0, c1, c2, c3
 
 
-def uniform(seed: torch.Tensor, position: torch.Tensor, vocab_size: int, stream: int = 0) -> torch.Tensor:
+def uniform(
+    seed: torch.Tensor, position: torch.Tensor, vocab_size: int, stream: int = 0
+) -> torch.Tensor:
     """float32 [B, vocab_size] in (0, 1 - 2**-24]: the noise of `top_k_top_p_sampling`.
 
     seed, position: int64 [B].

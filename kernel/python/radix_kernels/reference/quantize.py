@@ -75,7 +75,9 @@ def rmsnorm_quant_fp8(
     return _grouped(x, group_size, dtype)
 
 
-def _grouped(x: torch.Tensor, group_size: int | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _grouped(
+    x: torch.Tensor, group_size: int | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
     # Scales are float32 wherever they are kept: values are divided by what is kept.
     scales = _scale(groups.abs().amax(-1, keepdim=True), dtype).float()

@@ -13,7 +13,10 @@ _CALLERS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
+    "llama3": (
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+        set(),
+    ),
     "yarn": (
         {"factor", "original_max_position_embeddings"},
         {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
@@ -130,7 +133,9 @@ def apply_rope_inplace(
             _rotate(heads[..., : cos_sin_cache.shape[1]], cos, sin, is_neox, compute_dtype)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: bool, compute: torch.dtype) -> None:
+def _rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: bool, compute: torch.dtype
+) -> None:
     first, second = x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])
     a, b = first.to(compute), second.to(compute)
     rotated = a * cos - b * sin, b * cos + a * sin

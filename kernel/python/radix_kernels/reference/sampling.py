@@ -40,14 +40,21 @@ def count_tokens_inplace(counts: torch.Tensor, slots: torch.Tensor, ids: torch.T
 
 
 def edited_logits(
-    logits: torch.Tensor, position: torch.Tensor, edits: LogitEdits, *, compute_dtype: torch.dtype = torch.float64
+    logits: torch.Tensor,
+    position: torch.Tensor,
+    edits: LogitEdits,
+    *,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """A copy of the logits with bias, penalties, minimum of tokens and grammar applied, in that order."""
+    """A copy of the logits with bias, penalties, minimum of tokens and grammar applied, in that
+    order."""
     x = logits.clone()
     if edits.bias is not None:
         ids, values = edits.bias
         row, id_, where = _listed(ids, x.shape[1])
-        wide = x.to(compute_dtype).index_put((row, id_), values[where].to(compute_dtype), accumulate=True)
+        wide = x.to(compute_dtype).index_put(
+            (row, id_), values[where].to(compute_dtype), accumulate=True
+        )
         x = wide.to(x.dtype)
     if edits.penalties is not None:
         apply_penalties_inplace(x, *edits.penalties, compute_dtype=compute_dtype)
@@ -70,8 +77,8 @@ def _listed(ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def normal_temperature(temperature: torch.Tensor) -> torch.Tensor:
-    """Infinity counts as the largest number, which leaves forbidden logits at -inf; less than the least normal
-    number counts as 0."""
+    """Infinity counts as the largest number, which leaves forbidden logits at -inf; less than the
+    least normal number counts as 0."""
     info = torch.finfo(torch.float32)
     return temperature.clamp(max=info.max).masked_fill(temperature < info.tiny, 0)
 
@@ -133,7 +140,11 @@ def top_k_top_p_sampling(
 
 
 def token_logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, top_n: int = 0, *, compute_dtype: torch.dtype = torch.float64
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    top_n: int = 0,
+    *,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `radix_kernels.token_logprobs`; float32, or float64 for float64 logits."""
     if ids.device.type == "cpu" and ids.numel():
@@ -141,7 +152,9 @@ def token_logprobs(
         limit = logits.shape[1]
         if low < -1 or high >= limit:
             bad = low if low < -1 else high
-            raise ValueError(f"token_logprobs: ids holds {bad}, expected -1 .. {logits.shape[1] - 1}")
+            raise ValueError(
+                f"token_logprobs: ids holds {bad}, expected -1 .. {logits.shape[1] - 1}"
+            )
     logprobs = torch.log_softmax(logits.to(compute_dtype), -1)
     picked = logprobs.gather(1, ids.clamp(min=0).long()[:, None]).squeeze(1)
     picked = picked.masked_fill(ids < 0, torch.nan)

@@ -16,7 +16,8 @@ Settings = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def order_words(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64: the bits of (value, id) words whose unsigned order is (value ascending, id descending)."""
+    """int64: the bits of (value, id) words whose unsigned order is (value ascending, id
+    descending)."""
     bits = (values + 0.0).contiguous().view(torch.int32).long() & _LOW
     key = torch.where(bits >> 31 == 1, ~bits & _LOW, bits | 1 << 31)
     return key << 32 | (~ids.long() & _LOW)
@@ -87,7 +88,8 @@ def sampling_candidates(
 
 
 def _shifted(edits: LogitEdits, first_id: int) -> LogitEdits:
-    """Lists in ids of the shard: those before it are moved past any shard's end, since a negative id ends a list."""
+    """Lists in ids of the shard: those before it are moved past any shard's end, since a negative
+    id ends a list."""
 
     def shift(ids: torch.Tensor) -> torch.Tensor:
         return torch.where(ids < 0, ids, torch.where(ids < first_id, 2**31 - 1, ids - first_id))
@@ -127,7 +129,9 @@ def sample_candidates(
     return result if out is None else out.copy_(result)
 
 
-def _merge_row(records, temperature: float, top_k: int, top_p: float, min_p: float, noise_of) -> int:  # type: ignore[no-untyped-def]
+def _merge_row(
+    records, temperature: float, top_k: int, top_p: float, min_p: float, noise_of
+) -> int:  # type: ignore[no-untyped-def]
     tops = (records[:, 1] & _LOW).to(torch.int64)
     tops = torch.where(tops >= 1 << 31, tops - (1 << 32), tops).to(torch.int32).view(torch.float32)
     largest = tops.max() if not torch.isnan(tops).any() else tops.sum()
@@ -137,7 +141,9 @@ def _merge_row(records, temperature: float, top_k: int, top_p: float, min_p: flo
     after_all = temperature > 0 and not torch.isfinite(scaled.max())
     if not (temperature > 0 and (top_k or top_p < 1 or min_p > 0)) or after_all:
         best = records[:, 0]
-        if temperature > 0:  # shards whose quotients overflow have left a logit, which only the row's largest may be
+        if (
+            temperature > 0
+        ):  # shards whose quotients overflow have left a logit, which only the row's largest may be
             best = best[tops == largest if after_all else torch.isfinite(scaled)]
         return int(word_ids((best ^ _SIGN).amax(0) ^ _SIGN))
     listed = records[:, 1] >> 32
@@ -145,7 +151,9 @@ def _merge_row(records, temperature: float, top_k: int, top_p: float, min_p: flo
     places = torch.arange(capacity, device=records.device)
     words = records[:, _HEADER:][places < listed[:, None]] ^ _SIGN
     words = torch.sort(words, descending=True).values
-    cut = (listed == capacity) & ~((listed >= top_k) if top_k else torch.zeros_like(listed, dtype=torch.bool))
+    cut = (listed == capacity) & ~(
+        (listed >= top_k) if top_k else torch.zeros_like(listed, dtype=torch.bool)
+    )
     complete = not bool(cut.any())
     if not complete:
         words = words[words >= (records[:, -1][cut] ^ _SIGN).amax()]
@@ -167,7 +175,12 @@ def _merge_row(records, temperature: float, top_k: int, top_p: float, min_p: flo
     if min_p > 0:
         kept &= weight >= min_p
     kept[0] = True
-    if not top_k and not complete and bool(kept.all()) and not (top_p < 1 and weight.sum() >= top_p * total):
+    if (
+        not top_k
+        and not complete
+        and bool(kept.all())
+        and not (top_p < 1 and weight.sum() >= top_p * total)
+    ):
         return -2
     ids = word_ids(words[kept])
     u = torch.stack([noise_of(int(i)) for i in ids])

@@ -1,7 +1,7 @@
 """Portable GPU kernels in Triton: the path for chips that the native library has no kernel for.
 
-Functions here take what the binding's take (`_bind.pyi`), less what only the library's kernels know.
-Importing this package imports Triton and torch.
+Functions here take what the binding's take (`_bind.pyi`), less what only the library's kernels
+know. Importing this package imports Triton and torch.
 """
 
 from __future__ import annotations

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from .. import _arrays
-from .._attention_checks import check_options, check_paged, check_softcap, check_varlen, is_fp8, is_int8, read_window
+from .._attention_checks import (
+    check_options,
+    check_paged,
+    check_softcap,
+    check_varlen,
+    is_fp8,
+    is_int8,
+    read_window,
+)
 from .attention_kernel import attend, combine
 
 # A program walks at least this many keys, and a row is cut into at most this many splits. Both
@@ -40,7 +48,8 @@ class Options:
 
 
 def choose_tiles(dim: int, group: int, itemsize: int, decode: bool) -> Tiles:
-    """Tiles for an `out` of that itemsize: K and V take at most half of the 64 KiB of shared memory of a CDNA3 CU."""
+    """Tiles for an `out` of that itemsize: K and V take at most half of the 64 KiB of shared memory
+    of a CDNA3 CU."""
     dim_pad = _power_of_two(dim)
     block_n = max(16, min(64, _KV_TILE_BYTES // (dim_pad * itemsize)))
     least_m = max(16, _power_of_two(group))
@@ -83,7 +92,20 @@ def flash_attn_with_kvcache(
     differ.
     """
     op = "flash_attn_with_kvcache"
-    arrays = (q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q, q_scale, k_scale, v_scale, sinks, out, lse)
+    arrays = (
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        kv_lens,
+        cu_seqlens_q,
+        q_scale,
+        k_scale,
+        v_scale,
+        sinks,
+        out,
+        lse,
+    )
     q, k, v, table, lens, cu, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
     if is_int8(k):
         raise NotImplementedError(f"{op}: the Triton kernel has no INT8")
@@ -116,7 +138,8 @@ def flash_attn_varlen(
     max_seqlen_q: int = 0,
     q_scale: Any = None,
 ) -> None:
-    """See `radix_kernels.flash_attn_varlen`. As `flash_attn_with_kvcache` here, but never split over the keys."""
+    """See `radix_kernels.flash_attn_varlen`. As `flash_attn_with_kvcache` here, but never split
+    over the keys."""
     op = "flash_attn_varlen"
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, q_scale, k_scale, v_scale, sinks, out, lse)
     q, k, v, cu, cu_k, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
@@ -138,7 +161,8 @@ def _attend(
     decode: bool,
     split: tuple[int, int],
 ) -> None:
-    """Checks the rest and launches. lengths: page table (None: contiguous KV), KV lengths or starts, query starts."""
+    """Checks the rest and launches. lengths: page table (None: contiguous KV), KV lengths or
+    starts, query starts."""
     q, k, v = qkv
     table, kv_lens, cu_seqlens_q = lengths
     window_left, window_right = read_window(op, (options.window_left, options.window_right))
@@ -190,7 +214,9 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if is_fp8(x) else x
 
 
-def _partials(q: torch.Tensor, splits: int, dim: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _partials(
+    q: torch.Tensor, splits: int, dim: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """float32 space for the result and log-sum of each split; none without splits."""
     if splits == 1:
         return None, None

@@ -12,8 +12,8 @@ that begin at multiples of BLOCK_N, so that what it sums depends on positions al
                     normalised, and `combine` joins the splits in index order
     contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and one past the last's end
     FP8             tensors come as their bytes and become the dtype of `out`, which holds every e4m3 number: products
-                    are exact on chips without that format too. The scales of q and k join the scores' factor, that of v
-                    the result's
+                    are exact on chips without that format too. The scales of q and k join the
+                    scores' factor, that of v the result's
 
 Nothing here is specific to a vendor. Products of float32 inputs are IEEE, not TF32.
 """
@@ -43,10 +43,13 @@ def _find_row(cu_seqlens, target, rows, TOKENS: tl.constexpr):
 
 @triton.jit
 def _softcapped(x, softcap):
-    """softcap * tanh(x / softcap), by the sigmoid that every backend has; near 0, where that cancels, by a series."""
+    """softcap * tanh(x / softcap), by the sigmoid that every backend has; near 0, where that
+    cancels, by a series."""
     y = x / softcap
     square = y * y
-    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0))))
+    series = 1.0 + square * (
+        -1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0)))
+    )
     return tl.where(tl.abs(y) < 0.25, x * series, softcap * (2.0 * tl.sigmoid(2.0 * y) - 1.0))
 
 
@@ -69,11 +72,13 @@ def _factor(scale, kv_head, PER_HEAD: tl.constexpr):
 
 
 @triton.jit
-def _masked(scores, key, position, in_keys, high, window_left, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def _masked(
+    scores, key, position, in_keys, high, window_left, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
+):
     """-inf where a query does not see a key.
 
-    One comparison where it is enough: a causal limit also ends the keys, and packed rows past the last token are not
-    stored, so what they see does not matter.
+    One comparison where it is enough: a causal limit also ends the keys, and packed rows past the
+    last token are not stored, so what they see does not matter.
     """
     if CAUSAL and WINDOW:
         age = (position[:, None] - key[None, :]).to(tl.uint32)  # a later key wraps to the top
@@ -89,8 +94,9 @@ def _masked(scores, key, position, in_keys, high, window_left, CAUSAL: tl.conste
     return tl.where(seen, scores, float("-inf"))
 
 
-# A compilation for each kind of `rows` and `window_left` (1, a multiple of 16) would hold up a server under load. A
-# stride of 1 is a constant in here, without the methods of a tensor: what it multiplies is widened, not the stride.
+# A compilation for each kind of `rows` and `window_left` (1, a multiple of 16) would hold up a
+# server under load. A stride of 1 is a constant in here, without the methods of a tensor: what it
+# multiplies is widened, not the stride.
 @triton.jit(do_not_specialize=["rows", "window_left"])
 def attend(
     q,
@@ -286,7 +292,11 @@ def combine(
         acc += tl.where(part == float("-inf"), 0.0, values) * tl.exp(part - base)
     some = total != 0  # NaN counts: it is there to be seen
     result = tl.where(some, acc / tl.where(some, total, 1.0), 0.0)
-    tl.store(out + token * out_token + head * out_head + dim, result.to(out.dtype.element_ty), mask=dim < V_DIM)
+    tl.store(
+        out + token * out_token + head * out_head + dim,
+        result.to(out.dtype.element_ty),
+        mask=dim < V_DIM,
+    )
     if WITH_LSE:
         log_sum = tl.where(some, base + tl.log(tl.where(some, total, 1.0)), float("-inf"))
         tl.store(lse + token * HEADS + head, log_sum)

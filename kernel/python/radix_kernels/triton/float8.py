@@ -8,10 +8,11 @@ import triton.language as tl
 
 @triton.jit
 def widened(byte, FNUZ: tl.constexpr):
-    """The numbers of e4m3 bytes (uint8) as float16, which holds every one; FNUZ: AMD's form, with an exponent one less.
+    """The numbers of e4m3 bytes (uint8) as float16, which holds every one; FNUZ: AMD's form, with
+    an exponent one less.
 
-    NaN, 0x7f and 0xff (FNUZ: 0x80 alone), comes of arithmetic: a comparison would keep a pair of scalar registers an
-    element on AMD.
+    NaN, 0x7f and 0xff (FNUZ: 0x80 alone), comes of arithmetic: a comparison would keep a pair of
+    scalar registers an element on AMD.
     """
     x = byte.to(tl.uint16)
     # Sign, exponent and mantissa where float16 has them; the exponents' biases differ by 8 (7).

@@ -25,23 +25,41 @@ def fp8_scaled_mm(
 
 
 def fp8_blockwise_scaled_mm(
-    mat_a: torch.Tensor, mat_b: torch.Tensor, scales_a: torch.Tensor, scales_b: torch.Tensor, out: torch.Tensor
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    out: torch.Tensor,
 ) -> None:
     """See `radix_kernels.fp8_blockwise_scaled_mm`, which has checked the arguments."""
     steps = *scales_a.stride(), *reversed(scales_b.stride())
     run(mat_a, mat_b, scales_a, scales_b, None, out, steps, blocks=True)
 
 
-def bmm_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, out: torch.Tensor) -> None:
+def bmm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
     """See `radix_kernels.bmm_fp8`, which has checked the arguments."""
     run(a, b, a_scale, b_scale, None, out, (0, 0, 0, 0), blocks=False)
 
 
 def choose_tiles(rows: int, widen: bool, shared: int = HOPPER_SHARED) -> Tiles:
-    """Few rows: narrow tiles, so that more programs read the weight. Widened operands take twice the room."""
+    """Few rows: narrow tiles, so that more programs read the weight. Widened operands take twice
+    the room."""
     block_m = next((m for m in (16, 32, 64) if rows <= m), 128)
     many = block_m == 128
-    tiles = Tiles(block_m, 128 if many else 64, 64 if widen else 128, group=8, num_warps=8 if many else 4, num_stages=4)
+    tiles = Tiles(
+        block_m,
+        128 if many else 64,
+        64 if widen else 128,
+        group=8,
+        num_warps=8 if many else 4,
+        num_stages=4,
+    )
     return fitted(tiles, 1, 1, 1, shared)
 
 
@@ -59,7 +77,8 @@ def run(
 ) -> None:
     """a [(batch,) M, K] by b [(batch,) K, N].
 
-    steps: of the scales, as the kernel takes them. widen: operands become float16; None: as the chip needs it.
+    steps: of the scales, as the kernel takes them. widen: operands become float16; None: as the
+    chip needs it.
     """
     if out.numel() == 0:
         return
@@ -71,7 +90,9 @@ def run(
     rows, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     tiles = choose_tiles(rows, widen, shared_memory(a.device))
     batched = a.ndim == 3
-    batch, batches = (a.shape[0], tuple(t.stride(0) for t in (a, b, out))) if batched else (1, (0, 0, 0))
+    batch, batches = (
+        (a.shape[0], tuple(t.stride(0) for t in (a, b, out))) if batched else (1, (0, 0, 0))
+    )
     scaled_product[(batch * -(-rows // tiles.block_m) * -(-n // tiles.block_n),)](
         a, b, a_scale, b_scale, bias, out, rows, *batches, a.stride(-2), b.stride(-1), out.stride(-2), *steps,
         N=n, K=k, BATCHED=batched, BLOCKS=blocks, BIAS=bias is not None, WIDEN=widen, FNUZ=fnuz, BLOCK_M=tiles.block_m,

@@ -1,11 +1,12 @@
 """FP8 products with scales in Triton, the device code.
 
-A program owns BLOCK_M rows of a by BLOCK_N columns of b; GROUP blocks of rows go over all columns before the next, so
-that neighbours share b in the L2. Sums are float32. BLOCKS: a factor for 1 x 128 of a and 128 x 128 of b meets each sum
-over 128 of K; else one for a row (or all) and one for a column (or all) meet the whole sum.
+A program owns BLOCK_M rows of a by BLOCK_N columns of b; GROUP blocks of rows go over all columns
+before the next, so that neighbours share b in the L2. Sums are float32. BLOCKS: a factor for 1 x
+128 of a and 128 x 128 of b meets each sum over 128 of K; else one for a row (or all) and one for a
+column (or all) meet the whole sum.
 
-A chip multiplies one FP8 format or none: WIDEN makes the other's numbers float16, which holds every one of them, so the
-products stay exact; the operands are then passed as their bytes.
+A chip multiplies one FP8 format or none: WIDEN makes the other's numbers float16, which holds every
+one of them, so the products stay exact; the operands are then passed as their bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from .float8 import widened
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
 @triton.jit(
-    do_not_specialize=["rows", "a_batch", "b_batch", "out_batch", "sa_row", "sa_block", "sb_column", "sb_block"]
+    do_not_specialize=[
+        "rows",
+        "a_batch",
+        "b_batch",
+        "out_batch",
+        "sa_row",
+        "sa_block",
+        "sb_column",
+        "sb_block",
+    ]
 )
 def scaled_product(
     a,
@@ -52,8 +62,8 @@ def scaled_product(
 ):
     """out[batch] = a[batch] @ b[batch] with their scales; b's columns are contiguous.
 
-    Steps of the scales: sa_row from row to row of a, sb_column from column to column of b (BLOCKS: from 128 to 128),
-    0 where there is one for all; sa_block and sb_block along K.
+    Steps of the scales: sa_row from row to row of a, sb_column from column to column of b (BLOCKS:
+    from 128 to 128), 0 where there is one for all; sa_block and sb_block along K.
     """
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
@@ -102,9 +112,14 @@ def scaled_product(
         else:
             acc += part
     if not BLOCKS:
-        acc *= tl.load(a_scale + source * sa_row)[:, None] * tl.load(b_scale + column * sb_column)[None, :]
+        acc *= (
+            tl.load(a_scale + source * sa_row)[:, None]
+            * tl.load(b_scale + column * sb_column)[None, :]
+        )
     if BIAS:
         acc += tl.load(bias + column).to(tl.float32)[None, :]
     tl.store(
-        out + source[:, None] * out_row + n[None, :], acc.to(out.dtype.element_ty), mask=mine[:, None] & in_n[None, :]
+        out + source[:, None] * out_row + n[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=mine[:, None] & in_n[None, :],
     )

@@ -36,8 +36,11 @@ def m_grouped_gemm_masked(
     _launch(x, weight, x_scale, weight_scale, masked_m, out, x.shape[1], expected_m)
 
 
-def choose_tiles(rows: int, itemsize: int, shared: int = HOPPER_SHARED, widen: bool = False) -> Tiles:
-    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K and the whole.
+def choose_tiles(
+    rows: int, itemsize: int, shared: int = HOPPER_SHARED, widen: bool = False
+) -> Tiles:
+    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K
+    and the whole.
 
     widen: of FP8 that the chip does not multiply.
     """

@@ -1,8 +1,9 @@
 """Grouped products in Triton, the device code: rows by the weight of their group.
 
-A program owns BLOCK_M rows of one group by BLOCK_N columns; GROUP blocks of rows go over all columns before the next,
-so that neighbours share the weights in the L2. A block without rows of a group returns: nothing is read on the host.
-FP8: every 128 of K are summed alone and scaled by the row's and the block's factor.
+A program owns BLOCK_M rows of one group by BLOCK_N columns; GROUP blocks of rows go over all
+columns before the next, so that neighbours share the weights in the L2. A block without rows of a
+group returns: nothing is read on the host. FP8: every 128 of K are summed alone and scaled by the
+row's and the block's factor.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def grouped_product(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """MASKED: groups [E] counts the rows, the second program id is the group. Else: groups [rows] names each row's.
+    """MASKED: groups [E] counts the rows, the second program id is the group. Else: groups [rows]
+    names each row's.
 
-    WIDEN: x and w are bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not multiply, as in `fp8_gemm_kernel`.
+    WIDEN: x and w are bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not multiply, as in
+    `fp8_gemm_kernel`.
     """
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)

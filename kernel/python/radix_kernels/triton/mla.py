@@ -14,26 +14,35 @@ from .mla_kernel import attend_latent, join_splits
 # A split has at least this many keys, and a row at most this many splits.
 _SPLIT_KEYS = 512
 MAX_SPLITS = 64
-# Of a batch whose bits may follow from its shape: about two programs for each multiprocessor of a large chip.
+# Of a batch whose bits may follow from its shape: about two programs for each multiprocessor of a
+# large chip.
 _PROGRAMS = 512
 _INVARIANT_SPLITS = 16
 
 
 def choose_tiles(heads: int, amd: bool) -> Tiles:
-    """Tiles without spills, within 64 KiB of shared memory on AMD and 99 KiB on NVIDIA, for both forms of the cache.
+    """Tiles without spills, within 64 KiB of shared memory on AMD and 99 KiB on NVIDIA, for both
+    forms of the cache.
 
-    By the heads alone, so that a row's bits do not depend on how many of its tokens, or rows, a batch has.
+    By the heads alone, so that a row's bits do not depend on how many of its tokens, or rows, a
+    batch has.
     """
     if heads <= 16:
         return Tiles(16, 32, num_warps=4 if amd else 8, num_stages=2)
-    return Tiles(32, 16, num_warps=4, num_stages=2) if amd else Tiles(32, 32, num_warps=8, num_stages=2)
+    return (
+        Tiles(32, 16, num_warps=4, num_stages=2)
+        if amd
+        else Tiles(32, 32, num_warps=8, num_stages=2)
+    )
 
 
 def choose_splits(capacity: int, blocks: int, any_split: bool) -> int:
-    """Into how many pieces rows of up to `capacity` keys are cut, in a batch of `blocks` query blocks.
+    """Into how many pieces rows of up to `capacity` keys are cut, in a batch of `blocks` query
+    blocks.
 
-    Without any_split the pieces of a row follow from its own length, whatever the capacity: below 16 of them a piece
-    has 512 keys. Either way the choice is of shapes alone, so a captured graph serves other lengths.
+    Without any_split the pieces of a row follow from its own length, whatever the capacity: below
+    16 of them a piece has 512 keys. Either way the choice is of shapes alone, so a captured graph
+    serves other lengths.
     """
     most = min(MAX_SPLITS, max(1, _PROGRAMS // max(blocks, 1))) if any_split else _INVARIANT_SPLITS
     return max(1, min(most, -(-capacity // _SPLIT_KEYS)))
@@ -54,13 +63,16 @@ def mla_decode(
     max_seqlen_q: int = 0,
     any_split: bool = True,
 ) -> None:
-    """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on the host.
+    """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on
+    the host.
 
     An FP8 cache whose tokens do not begin at multiples of 4 bytes is refused.
     """
     op = "mla_decode"
     arrays = (q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse)
-    q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse = (_arrays.as_torch(x) for x in arrays)
+    q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse = (
+        _arrays.as_torch(x) for x in arrays
+    )
     check_decode(op, q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out)
     if q_nope.numel() == 0:
         return
@@ -72,7 +84,9 @@ def mla_decode(
         raise NotImplementedError(f"{op}: kv_cache has tokens that are not aligned to 4 bytes")
     tiles = choose_tiles(heads, torch.version.hip is not None)
     blocks = tokens * heads // tiles.block_m + rows
-    splits = choose_splits(page_table.shape[1] * page_size, max(rows, tokens * heads // tiles.block_m), any_split)
+    splits = choose_splits(
+        page_table.shape[1] * page_size, max(rows, tokens * heads // tiles.block_m), any_split
+    )
     part_out, part_lse = _partials(q_nope, splits)
     common = {"HEADS": heads, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
     strides = [x.stride(i) // q_piece for x in (q_nope, q_rope) for i in (0, 1)]
@@ -87,7 +101,15 @@ def mla_decode(
     )  # fmt: skip
     if splits > 1:
         join_splits[(tokens, heads)](
-            part_out, part_lse, out, lse, splits, *out_strides, MAX_SPLITS=MAX_SPLITS, **common, num_warps=4
+            part_out,
+            part_lse,
+            out,
+            lse,
+            splits,
+            *out_strides,
+            MAX_SPLITS=MAX_SPLITS,
+            **common,
+            num_warps=4,
         )
 
 
@@ -101,7 +123,9 @@ def _piece(*tensors: torch.Tensor) -> int:
 
 def _begins_at(x: torch.Tensor, piece: int) -> bool:
     steps = (x.stride(i) for i in range(x.ndim - 1) if x.shape[i] > 1)
-    return x.data_ptr() % (piece * x.element_size()) == 0 and all(step % piece == 0 for step in steps)
+    return x.data_ptr() % (piece * x.element_size()) == 0 and all(
+        step % piece == 0 for step in steps
+    )
 
 
 def _partials(q: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -1,17 +1,19 @@
 """Multi-head latent attention over a paged latent cache in Triton, the device code.
 
-All query heads attend to one latent head, so a token of the cache is read once for BLOCK_M packed query rows (row r of
-a sequence is token r // HEADS, head r % HEADS), as key and, its first 512 dimensions, as value. With few heads bound by
-bytes, with many by math.
+All query heads attend to one latent head, so a token of the cache is read once for BLOCK_M packed
+query rows (row r of a sequence is token r // HEADS, head r % HEADS), as key and, its first 512
+dimensions, as value. With few heads bound by bytes, with many by math.
 
     grid            (query blocks, splits)
     query blocks    sequence b begins at block cu[b] * HEADS // BLOCK_M + b: an upper bound that needs no host copy of
                     cu; a block past its sequence's end returns at once
     splits          a row's keys are cut into pieces of one size, that follows from its own length and the number of
-                    splits; a piece's result is already normalised, and `join_splits` joins them in order
+                    splits; a piece's result is already normalised, and `join_splits` joins them in
+                    order
 
-Strides come in pieces of Q_PIECE and KV_PIECE elements, the 16 bytes of a wide load where the tensors allow it: so the
-compiler knows how the addresses are aligned, and none of these numbers makes a compilation of its own.
+Strides come in pieces of Q_PIECE and KV_PIECE elements, the 16 bytes of a wide load where the
+tensors allow it: so the compiler knows how the addresses are aligned, and none of these numbers
+makes a compilation of its own.
 """
 
 from __future__ import annotations
@@ -44,21 +46,35 @@ def _find_row(cu_seqlens, target, rows, HEADS: tl.constexpr, BLOCK_M: tl.constex
 
 
 @triton.jit
-def _load_tokens(kv_cache, piece, inside, KV_PIECE: tl.constexpr, FP8: tl.constexpr, dtype: tl.constexpr):
+def _load_tokens(
+    kv_cache, piece, inside, KV_PIECE: tl.constexpr, FP8: tl.constexpr, dtype: tl.constexpr
+):
     """Latent [N, 512] and rotary [N, 64] values of the tokens at `piece`; 0 where not inside."""
     rope = tl.arange(0, ROPE)
     if FP8:
         group = tl.arange(0, LATENT // GROUP)
-        at = (piece * KV_PIECE)[:, None, None] + group[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
-        values = widened(tl.load(kv_cache + at, mask=inside[:, None, None], other=0), False).to(tl.float32)
+        at = (
+            (piece * KV_PIECE)[:, None, None]
+            + group[None, :, None] * GROUP
+            + tl.arange(0, GROUP)[None, None, :]
+        )
+        values = widened(tl.load(kv_cache + at, mask=inside[:, None, None], other=0), False).to(
+            tl.float32
+        )
         scale_at = (piece * (KV_PIECE // 4))[:, None] + LATENT // 4 + group[None, :]
-        scales = tl.load(kv_cache.to(tl.pointer_type(tl.float32)) + scale_at, mask=inside[:, None], other=0.0)
+        scales = tl.load(
+            kv_cache.to(tl.pointer_type(tl.float32)) + scale_at, mask=inside[:, None], other=0.0
+        )
         latent = tl.reshape(values * scales[:, :, None], [piece.shape[0], LATENT]).to(dtype)
         rope_at = (piece * (KV_PIECE // 2))[:, None] + (LATENT + 16) // 2 + rope[None, :]
-        rotary = tl.load(kv_cache.to(tl.pointer_type(tl.bfloat16)) + rope_at, mask=inside[:, None], other=0.0).to(dtype)
+        rotary = tl.load(
+            kv_cache.to(tl.pointer_type(tl.bfloat16)) + rope_at, mask=inside[:, None], other=0.0
+        ).to(dtype)
     else:
         at = (piece * KV_PIECE)[:, None]
-        latent = tl.load(kv_cache + at + tl.arange(0, LATENT)[None, :], mask=inside[:, None], other=0.0)
+        latent = tl.load(
+            kv_cache + at + tl.arange(0, LATENT)[None, :], mask=inside[:, None], other=0.0
+        )
         rotary = tl.load(kv_cache + at + LATENT + rope[None, :], mask=inside[:, None], other=0.0)
     return latent, rotary
 
@@ -104,7 +120,8 @@ def attend_latent(
     CAUSAL: tl.constexpr,
     WITH_LSE: tl.constexpr,
 ):
-    """One (query block, split); SPLIT_KEYS, the fewest keys of a split, is 0 where one program sees every key."""
+    """One (query block, split); SPLIT_KEYS, the fewest keys of a split, is 0 where one program sees
+    every key."""
     block = tl.program_id(0)
     split = tl.program_id(1)
     row, first_block = _find_row(cu_seqlens, block, rows, HEADS, BLOCK_M)
@@ -123,10 +140,14 @@ def attend_latent(
     at = (begin + token).to(tl.int64)
     dim = tl.arange(0, LATENT)
     nope = tl.load(
-        q_nope + ((at * q_token + head * q_head) * Q_PIECE)[:, None] + dim[None, :], mask=valid[:, None], other=0.0
+        q_nope + ((at * q_token + head * q_head) * Q_PIECE)[:, None] + dim[None, :],
+        mask=valid[:, None],
+        other=0.0,
     )
     rope = tl.load(
-        q_rope + ((at * rope_token + head * rope_head) * Q_PIECE)[:, None] + tl.arange(0, ROPE)[None, :],
+        q_rope
+        + ((at * rope_token + head * rope_head) * Q_PIECE)[:, None]
+        + tl.arange(0, ROPE)[None, :],
         mask=valid[:, None],
         other=0.0,
     )
@@ -147,7 +168,9 @@ def attend_latent(
     for start in range(low, high, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         inside = key < high
-        page = tl.load(page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+        page = tl.load(
+            page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=inside, other=0
+        ).to(tl.int64)
         piece = page * cache_page + (key % PAGE_SIZE).to(tl.int64) * cache_slot
         latent, rotary = _load_tokens(kv_cache, piece, inside, KV_PIECE, FP8, nope.dtype)
         scores = tl.dot(nope, tl.trans(latent))
@@ -172,7 +195,9 @@ def attend_latent(
         index = (at * HEADS + head) * splits + split
         tl.store(part_lse + index, log_sum, mask=valid)
         # Nothing seen: the join reads the -inf and not the values.
-        tl.store(part_out + index[:, None] * LATENT + dim[None, :], result, mask=(valid & some)[:, None])
+        tl.store(
+            part_out + index[:, None] * LATENT + dim[None, :], result, mask=(valid & some)[:, None]
+        )
     else:
         out_at = ((at * out_token + head * out_head) * Q_PIECE)[:, None] + dim[None, :]
         tl.store(out + out_at, result.to(out.dtype.element_ty), mask=valid[:, None])
@@ -196,7 +221,8 @@ def join_splits(
 ):
     """Join the splits of one (token, head), in order; a split that saw nothing changes no bit.
 
-    Not `attention_kernel.combine`, which is compiled for one number of splits: here the batch may choose it.
+    Not `attention_kernel.combine`, which is compiled for one number of splits: here the batch may
+    choose it.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)

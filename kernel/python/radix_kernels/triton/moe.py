@@ -21,7 +21,8 @@ HOPPER_SHARED, CDNA_SHARED = 232448, 65536
 
 @dataclass(frozen=True)
 class Tiles:
-    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows a group; see moe_kernel."""
+    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows a group;
+    see moe_kernel."""
 
     block_m: int
     block_n: int
@@ -37,10 +38,11 @@ def choose_tiles(
 ) -> tuple[Tiles, Tiles]:
     """Tiles of the up and the down product, by the mean number of pairs an expert has.
 
-    Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128 elements, and several
-    programs share a multiprocessor. Many rows: 128 x 256 sums a program. The up product has two tiles of weights. FP8's
-    were measured on an H200, the others follow from counting (docs/kernels/moe.md).
-    shared: bytes that a program may have; pipelines get shorter to fit.
+    Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128
+    elements, and several programs share a multiprocessor. Many rows: 128 x 256 sums a program. The
+    up product has two tiles of weights. FP8's were measured on an H200, the others follow from
+    counting (docs/kernels/moe.md). shared: bytes that a program may have; pipelines get shorter to
+    fit.
     """
     if pairs <= FEW_PAIRS:
         rows = max(16, 1 << (pairs - 1).bit_length())
@@ -63,7 +65,9 @@ def choose_tiles(
     else:  # widening and scaling FP8 takes registers
         up = Tiles(128, 64, 128, group=16, num_warps=8)
         down = Tiles(128, 64, 64, group=16, num_warps=8, num_stages=4)
-    return fitted(up, 2, itemsize, weight_size, shared), fitted(down, 1, itemsize, weight_size, shared)
+    return fitted(up, 2, itemsize, weight_size, shared), fitted(
+        down, 1, itemsize, weight_size, shared
+    )
 
 
 def fitted(tiles: Tiles, matrices: int, itemsize: int, weight_size: int, shared: int) -> Tiles:
@@ -92,8 +96,26 @@ def fused_experts(
     if pairs == 0 or hidden_states.shape[1] == 0:
         out.zero_()
         return
-    tiles = choose_tiles(pairs, w1.shape[0], hidden_states.element_size(), w1.element_size(), shared_memory(w1.device))
-    run(hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out, *tiles, use_fp8_w8a8)
+    tiles = choose_tiles(
+        pairs,
+        w1.shape[0],
+        hidden_states.element_size(),
+        w1.element_size(),
+        shared_memory(w1.device),
+    )
+    run(
+        hidden_states,
+        w1,
+        w2,
+        topk_weights,
+        topk_ids,
+        w1_scale,
+        w2_scale,
+        expert_map,
+        out,
+        *tiles,
+        use_fp8_w8a8,
+    )
 
 
 def run(
@@ -110,7 +132,8 @@ def run(
     down: Tiles,
     use_fp8_w8a8: bool = False,
 ) -> None:
-    """`fused_experts` by given tiles; both products have the same rows. Quantised activations are widened again."""
+    """`fused_experts` by given tiles; both products have the same rows. Quantised activations are
+    widened again."""
     from ..moe import moe_align_block_size
 
     tokens, topk = topk_ids.shape
@@ -129,7 +152,9 @@ def run(
     act = x.new_empty((pairs, inter))
     part = x.new_empty((pairs, hidden))
 
-    def launch(source: torch.Tensor, w: torch.Tensor, scale: Any, to: torch.Tensor, k: int, tiles: Tiles) -> None:
+    def launch(
+        source: torch.Tensor, w: torch.Tensor, scale: Any, to: torch.Tensor, k: int, tiles: Tiles
+    ) -> None:
         n, gated = to.shape[1], to is act
         product[(blocks * -(-n // tiles.block_n),)](
             source, w, scale, topk_ids, expert_map, *order, to, pairs, source.stride(0), to.stride(0),

@@ -1,16 +1,19 @@
 """Fused experts in Triton, the device code.
 
-Bound by bytes while an expert has fewer than about 150 tokens (each weight is read once for all of them), by math
-beyond. A pair is one (token, place in its top-k); pairs are the rows of every product.
+Bound by bytes while an expert has fewer than about 150 tokens (each weight is read once for all of
+them), by math beyond. A pair is one (token, place in its top-k); pairs are the rows of every
+product.
 
     up       act[pair] = silu(W1[e] gate half @ x[token]) * (W1[e] up half @ x[token])
     down     part[pair] = W2[e] @ act[pair]
     combine  out[token] = sum over its pairs of topk_weight * part[pair], in order, in float32
 
-A program of `product` owns BLOCK_M pairs of one expert and BLOCK_N columns of the result. Which pairs:
+A program of `product` owns BLOCK_M pairs of one expert and BLOCK_N columns of the result. Which
+pairs:
 
     sorted   the blocks of moe_align_block_size. The grid is the most that the shapes may need; programs past
-             num_tokens_post_padded return. Neighbouring programs share an expert's weights in the L2
+             num_tokens_post_padded return. Neighbouring programs share an expert's weights in the
+             L2
     few      no sort: all pairs of the batch fit into BLOCK_M. A program of pair p runs if p is the first of its expert
              and takes every pair of that expert, so a weight is read once
 
@@ -26,8 +29,11 @@ from .float8 import widened
 
 
 @triton.jit
-def _local_expert(ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, LOCALS: tl.constexpr, MAPPED: tl.constexpr):
-    """The expert of a pair as the weights, of LOCALS experts, number it; -1: it adds nothing here."""
+def _local_expert(
+    ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, LOCALS: tl.constexpr, MAPPED: tl.constexpr
+):
+    """The expert of a pair as the weights, of LOCALS experts, number it; -1: it adds nothing
+    here."""
     expert = tl.load(ids + at, mask=mask, other=-1)
     inside = (expert >= 0) & (expert < NUM_EXPERTS)
     if MAPPED:
@@ -84,10 +90,11 @@ def product(
     GROUP: tl.constexpr,
     SWAP: tl.constexpr,
 ):
-    """N columns of results from rows of K. GATED: w has 2 N rows, the halves become silu(first) * second.
+    """N columns of results from rows of K. GATED: w has 2 N rows, the halves become silu(first) *
+    second.
 
-    TOPK: pairs a row of x (1: x has a row for each pair). SCALE: 0 none, 1 an expert, 2 a block of 128 x 128. WIDEN:
-    w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
+    TOPK: pairs a row of x (1: x has a row for each pair). SCALE: 0 none, 1 an expert, 2 a block of
+    128 x 128. WIDEN: w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
     """
     program = tl.program_id(0)
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -98,7 +105,9 @@ def product(
         if expert < 0:
             return
         row = tl.arange(0, BLOCK_M)
-        mine = _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
+        mine = (
+            _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
+        )
         if tl.min(tl.where(mine, row, BLOCK_M), 0) < pair:
             return
     else:
@@ -156,7 +165,9 @@ def product(
             if WIDEN:
                 c = widened(c, FNUZ)
             if SCALE == 2:
-                factor = tl.load(scale + (n + N) // 128 * K_BLOCKS + start // 128, mask=in_n, other=0.0)
+                factor = tl.load(
+                    scale + (n + N) // 128 * K_BLOCKS + start // 128, mask=in_n, other=0.0
+                )
                 up = _scaled_dot(a, c, up, factor, SWAP, BLOCK_M, BLOCK_N)
             else:
                 up = _dot(a, c, up, SWAP)
@@ -190,7 +201,8 @@ def combine(
     MAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A token's weighted sum; the part of a pair that adds nothing was not written and is not read."""
+    """A token's weighted sum; the part of a pair that adds nothing was not written and is not
+    read."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN

@@ -30,15 +30,26 @@ def top_k_top_p_sampling(
     """See `radix_kernels.top_k_top_p_sampling`. The workspace is not used."""
     op = "top_k_top_p_sampling"
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    x, columns, changes = check_draw(op, logits, settings, stream, None if edits is None else LogitEdits.of(edits))
+    x, columns, changes = check_draw(
+        op, logits, settings, stream, None if edits is None else LogitEdits.of(edits)
+    )
     edited = x
     if changes is not None:
         edited = reference.edited_logits(x, position, changes, compute_dtype=torch.float32)
     if x.shape[0]:
         draw_rows[(x.shape[0],)](
-            edited, edited.stride(0), x.shape[1], *columns, stream, out, BLOCK=BLOCK, num_warps=NUM_WARPS
+            edited,
+            edited.stride(0),
+            x.shape[1],
+            *columns,
+            stream,
+            out,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
         )
     if logprobs is not None:
         check_top_n(op, logprobs[1].shape[1], x)
-        for target, found in zip(logprobs, reference.token_logprobs(x, out, logprobs[1].shape[1]), strict=True):
+        for target, found in zip(
+            logprobs, reference.token_logprobs(x, out, logprobs[1].shape[1]), strict=True
+        ):
             target.copy_(found)

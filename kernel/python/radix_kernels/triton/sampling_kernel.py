@@ -1,8 +1,9 @@
 """The draw of `radix_kernels.sampling` in Triton: a program a row.
 
-A filter is a border in the order (x descending, id ascending): ids at or before it stay. Its value is found digit by
-digit of the ordered bits of x, 16 candidates a pass over the row, by the weight (ids, or mass) at or above each; then
-its id among the ids of that value. Every pass adds in one fixed order, so a row's id does not depend on its batch.
+A filter is a border in the order (x descending, id ascending): ids at or before it stay. Its value
+is found digit by digit of the ordered bits of x, 16 candidates a pass over the row, by the weight
+(ids, or mass) at or above each; then its id among the ids of that value. Every pass adds in one
+fixed order, so a row's id does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _weight(x, stays, largest, BY_MASS: tl.constexpr):
 
 
 @triton.jit
-def _total(row, vocab, temperature, largest, border, last_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _total(
+    row, vocab, temperature, largest, border, last_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+):
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         ids, x = _load(row, start, vocab, temperature, BLOCK)
@@ -54,8 +57,19 @@ def _total(row, vocab, temperature, largest, border, last_id, BY_MASS: tl.conste
 
 
 @triton.jit
-def _border(row, vocab, temperature, largest, limit, border, last_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The key at which the weight, from the largest key down, reaches the limit, and the weight above it."""
+def _border(
+    row,
+    vocab,
+    temperature,
+    largest,
+    limit,
+    border,
+    last_id,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The key at which the weight, from the largest key down, reaches the limit, and the weight
+    above it."""
     found = tl.full([], 0, tl.uint32)
     above = tl.full([], 0.0, tl.float32)
     digits = tl.arange(0, DIGITS)
@@ -77,16 +91,31 @@ def _border(row, vocab, temperature, largest, limit, border, last_id, BY_MASS: t
 
 
 @triton.jit
-def _cut(row, vocab, temperature, largest, limit, border, last_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The last (key, id) that stays of those at or before (border, last_id) when ids stay while the weight before them
-    is below the limit: a number of ids, or that part of their mass. The same border when all stay."""
+def _cut(
+    row,
+    vocab,
+    temperature,
+    largest,
+    limit,
+    border,
+    last_id,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The last (key, id) that stays of those at or before (border, last_id) when ids stay while the
+    weight before them is below the limit: a number of ids, or that part of their mass. The same
+    border when all stay."""
     total = _total(row, vocab, temperature, largest, border, last_id, BY_MASS, BLOCK)
     if BY_MASS:
         limit = tl.maximum(limit * total, 1e-6)  # the largest weighs 1 and always stays
     if total > limit:
-        found, above = _border(row, vocab, temperature, largest, limit, border, last_id, BY_MASS, BLOCK)
+        found, above = _border(
+            row, vocab, temperature, largest, limit, border, last_id, BY_MASS, BLOCK
+        )
         # How many of the ids that have this value stay, and which is the last of them.
-        value = tl.where(found >= 0x80000000, found ^ 0x80000000, found ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+        value = tl.where(found >= 0x80000000, found ^ 0x80000000, found ^ 0xFFFFFFFF).to(
+            tl.float32, bitcast=True
+        )
         each = tl.exp(value - largest) if BY_MASS else 1.0
         left = tl.maximum(tl.ceil((limit - above) / each), 1.0).to(tl.int32)
         seen = 0
@@ -107,14 +136,29 @@ def _words(seed, position, stream, start, BLOCK: tl.constexpr):
     """The Philox words of BLOCK neighbouring ids; `start` is a multiple of four."""
     blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = blocks * 0
-    a, b, c, d = tl.philox(seed, blocks, zero + position.to(tl.uint32), zero + stream.to(tl.uint32), zero)
+    a, b, c, d = tl.philox(
+        seed, blocks, zero + position.to(tl.uint32), zero + stream.to(tl.uint32), zero
+    )
     return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
 
 
 @triton.jit
-def _draw(row, vocab, temperature, largest, min_p, seed, position, stream, border, last_id, BLOCK: tl.constexpr):
-    """The id with the best score of those that stay, the lowest of equals. Noise is a float64 logarithm of a float64
-    logarithm, computed for the blocks in which a bound says that it may win."""
+def _draw(
+    row,
+    vocab,
+    temperature,
+    largest,
+    min_p,
+    seed,
+    position,
+    stream,
+    border,
+    last_id,
+    BLOCK: tl.constexpr,
+):
+    """The id with the best score of those that stay, the lowest of equals. Noise is a float64
+    logarithm of a float64 logarithm, computed for the blocks in which a bound says that it may
+    win."""
     best = tl.full([], -float("inf"), tl.float32)
     best_id = tl.full([], LAST_ID, tl.int32)
     least = tl.where(min_p > 0, tl.minimum(min_p, 1.0), 0.0)  # the largest always stays; NaN is off
@@ -127,7 +171,9 @@ def _draw(row, vocab, temperature, largest, min_p, seed, position, stream, borde
         rough = 22.1807098 - tl.log(tl.maximum(words.to(tl.float32), 0.5))
         bound = tl.max(tl.where(stays, x + rough, -float("inf")))
         if bound + 1e-3 + 1e-5 * tl.abs(bound) >= best:
-            u = tl.minimum(((words.to(tl.float64) + 0.5) * 2.3283064365386963e-10).to(tl.float32), 0.99999994)
+            u = tl.minimum(
+                ((words.to(tl.float64) + 0.5) * 2.3283064365386963e-10).to(tl.float32), 0.99999994
+            )
             noise = -tl.log(-tl.log(1.0 - u.to(tl.float64)))
             score = tl.where(stays, x + noise.to(tl.float32), -float("inf"))
             top = tl.max(score)
@@ -170,7 +216,9 @@ def draw_rows(
                 row, vocab, temperature, scaled, top_k.to(tl.float32), border, last_id, False, BLOCK
             )  # fmt: skip
         if top_p < 1:
-            border, last_id = _cut(row, vocab, temperature, scaled, top_p, border, last_id, True, BLOCK)
+            border, last_id = _cut(
+                row, vocab, temperature, scaled, top_p, border, last_id, True, BLOCK
+            )
         first = _draw(
             row, vocab, temperature, scaled, min_p, tl.load(seeds + b), tl.load(positions + b), stream,
             border, last_id, BLOCK,
