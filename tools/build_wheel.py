@@ -124,7 +124,9 @@ def retag(built: Path, dist: Path) -> Path:
         record = re.sub(rf"(?m)^{re.escape(info)}/WHEEL,.*$", line, record)
         changed = {f"{info}/WHEEL": facts, f"{info}/RECORD": record}
         partial = target.with_suffix(".part")
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
+        with zipfile.ZipFile(
+            file=partial, mode="w", compression=zipfile.ZIP_DEFLATED, compresslevel=9
+        ) as out:
             for item in source.infolist():
                 out.writestr(item, changed.get(item.filename, source.read(item.filename)))
     for old in dist.glob(f"{name}-*.whl"):

@@ -67,7 +67,7 @@ def _check_length(source: str) -> Iterator[Finding]:
     count = len(source.splitlines())
     if count > MAX_FILE_LINES:
         message = f"{count} lines, {MAX_FILE_LINES} at most: split the file by concept"
-        yield Finding(1, "long-file", message)
+        yield Finding(line=1, rule="long-file", message=message)
 
 
 def _check_assignment(node: ast.Assign) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _check_assignment(node: ast.Assign) -> Iterator[Finding]:
             continue
         if len(target.elts) >= 3 and len(value.elts) >= 3:
             message = f"{len(value.elts)} values assigned at once: one line each"
-            yield Finding(node.lineno, "packed-assignment", message)
+            yield Finding(line=node.lineno, rule="packed-assignment", message=message)
 
 
 def _check_call(node: ast.Call) -> Iterator[Finding]:
@@ -86,12 +86,14 @@ def _check_call(node: ast.Call) -> Iterator[Finding]:
     if name == "sum" and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
         if _is_boolean(node.args[0].elt):
             message = "sum() of comparisons: count the matches, `sum(1 for ... if ...)`"
-            yield Finding(node.lineno, "boolean-number", message)
+            yield Finding(line=node.lineno, rule="boolean-number", message=message)
     if not _is_class_name(name) or name in SEQUENCES:
         return
     starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     if starred or len(node.args) > MAX_FIELDS:
-        yield Finding(node.lineno, "positional-fields", f"{name}(...): name its fields")
+        yield Finding(
+            line=node.lineno, rule="positional-fields", message=f"{name}(...): name its fields"
+        )
 
 
 def _check_arithmetic(node: ast.AugAssign | ast.BinOp) -> Iterator[Finding]:
@@ -100,14 +102,14 @@ def _check_arithmetic(node: ast.AugAssign | ast.BinOp) -> Iterator[Finding]:
     operands = [node.value] if isinstance(node, ast.AugAssign) else [node.left, node.right]
     if any(_is_boolean(operand) for operand in operands):
         message = "a boolean used as a number: write the condition out"
-        yield Finding(node.lineno, "boolean-number", message)
+        yield Finding(line=node.lineno, rule="boolean-number", message=message)
 
 
 def _check_walrus(roots: Iterable[ast.AST], where: str) -> Iterator[Finding]:
     for root in roots:
         for node in ast.walk(root):
             if isinstance(node, ast.NamedExpr):
-                yield Finding(node.lineno, "hidden-walrus", f":= inside {where}")
+                yield Finding(line=node.lineno, rule="hidden-walrus", message=f":= inside {where}")
 
 
 def _check_function(node: Function) -> Iterator[Finding]:
@@ -119,7 +121,7 @@ def _check_function(node: Function) -> Iterator[Finding]:
         lines -= docstring.end_lineno - docstring.lineno + 1
     if lines > MAX_FUNCTION_LINES:
         message = f"{node.name} has {lines} lines, {MAX_FUNCTION_LINES} at most"
-        yield Finding(node.lineno, "long-function", message)
+        yield Finding(line=node.lineno, rule="long-function", message=message)
 
 
 def _called_name(node: ast.Call) -> str:

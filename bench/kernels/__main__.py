@@ -110,7 +110,8 @@ def _share(row: Row, limits: Limits) -> float:
 
 
 def _line(row: Row, limits: Limits) -> str:
-    case, ours = row.case, row.timings["radix"]
+    case = row.case
+    ours = row.timings["radix"]
     ratios = "  ".join(f"{p} {row.ratio(p):.2f}x" for p in row.timings if p != "radix")
     spread = f"{ours.low_us:.1f}..{ours.high_us:.1f}"
     return (

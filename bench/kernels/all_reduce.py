@@ -32,16 +32,18 @@ from radix_kernels.comm import GpuCommunicator, ShmCommunicator
 from . import peers
 from .harness import Timing
 
-FEW, MANY, ROUNDS = 20, 100, 9
+FEW = 20
+MANY = 100
+ROUNDS = 9
 ROTATED_BYTES = 512 << 20  # at most this much in distinct buffers
 SIZES = (8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20)
 NORMS = ((1, 8192), (16, 8192), (64, 8192), (256, 8192))
-_SYMMETRIC_SETS, _SYMMETRIC_BYTES = (
-    8,
-    4 << 20,
-)  # distinct buffers, each needs a rendezvous; largest tensor
+_SYMMETRIC_SETS = 8  # distinct buffers; each needs a rendezvous
+_SYMMETRIC_BYTES = 4 << 20  # the largest tensor
 
-_VLLM_BYTES, _VLLM_BLOCKS = 8 << 20, 36  # what vLLM gives its own
+# vLLM's own values.
+_VLLM_BYTES = 8 << 20
+_VLLM_BLOCKS = 36
 
 
 @dataclass
@@ -103,7 +105,8 @@ class Rank:
         return graph
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         self.shm.barrier()
         start.record()
@@ -121,11 +124,16 @@ def buffers(size: int, device: torch.device) -> list[torch.Tensor]:
 def sums(rank: Rank, size: int) -> Iterator[Contender]:
     """Of an all-reduce of `size` bytes of bfloat16."""
     data = buffers(size, rank.device)
-    yield Contender("radix", lambda i: rank.gpu.all_reduce(data[i]), len(data))
-    yield Contender("NCCL", lambda i: dist.all_reduce(data[i]), len(data))
+    yield Contender(name="radix", call=lambda i: rank.gpu.all_reduce(data[i]), sets=len(data))
+    yield Contender(name="NCCL", call=lambda i: dist.all_reduce(data[i]), sets=len(data))
     vllm = VllmCustom.of(rank)
     if vllm is not None and size <= _VLLM_BYTES:
-        yield Contender("vLLM custom", lambda i: vllm.all_reduce(data[i]), len(data), vllm.captured)
+        yield Contender(
+            name="vLLM custom",
+            call=lambda i: vllm.all_reduce(data[i]),
+            sets=len(data),
+            captured=vllm.captured,
+        )
     if size <= _SYMMETRIC_BYTES:
         yield from symmetric_memory(rank, size)
 
@@ -175,7 +183,8 @@ def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
 
     group = dist.group.WORLD
     assert group is not None
-    name, count = group.group_name, _SYMMETRIC_SETS
+    name = group.group_name
+    count = _SYMMETRIC_SETS
     data = [
         symm.empty(size // 2, device=rank.device, dtype=torch.bfloat16).normal_()
         for _ in range(count)
@@ -184,12 +193,14 @@ def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
         symm.rendezvous(x, name)
     ops = torch.ops.symm_mem
     yield Contender(
-        "symmetric memory one shot", lambda i: ops.one_shot_all_reduce(data[i], "sum", name), count
+        name="symmetric memory one shot",
+        call=lambda i: ops.one_shot_all_reduce(data[i], "sum", name),
+        sets=count,
     )
     yield Contender(
-        "symmetric memory two shots",
-        lambda i: ops.two_shot_all_reduce_(data[i], "sum", name),
-        count,
+        name="symmetric memory two shots",
+        call=lambda i: ops.two_shot_all_reduce_(data[i], "sum", name),
+        sets=count,
     )
 
 
@@ -207,16 +218,24 @@ def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
         reduced = reduce(data[i])
         rk.fused_add_rmsnorm(data[i] if reduced is None else reduced, residual[i], weight, 1e-6)
 
-    fused, count = rank.gpu.all_reduce_add_rmsnorm, len(data)
-    yield Contender("radix", lambda i: fused(data[i], residual[i], weight), count)
+    fused = rank.gpu.all_reduce_add_rmsnorm
+    count = len(data)
+    yield Contender(name="radix", call=lambda i: fused(data[i], residual[i], weight), sets=count)
     yield Contender(
-        "radix to FP8", lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale), count
+        name="radix to FP8",
+        call=lambda i: fused(data[i], residual[i], weight, out=fp8, scale=scale),
+        sets=count,
     )
-    yield Contender("radix in two ops", lambda i: split(rank.gpu.all_reduce, i), count)
-    yield Contender("NCCL + norm", lambda i: split(dist.all_reduce, i), count)
+    yield Contender(
+        name="radix in two ops", call=lambda i: split(rank.gpu.all_reduce, i), sets=count
+    )
+    yield Contender(name="NCCL + norm", call=lambda i: split(dist.all_reduce, i), sets=count)
     if vllm is not None:
         yield Contender(
-            "vLLM custom + norm", lambda i: split(vllm.all_reduce, i), count, vllm.captured
+            name="vLLM custom + norm",
+            call=lambda i: split(vllm.all_reduce, i),
+            sets=count,
+            captured=vllm.captured,
         )
 
 
@@ -237,7 +256,7 @@ def sweep(rank: Rank, size: int) -> Iterator[Contender]:
                         data[i], algorithm=algorithm, blocks=blocks, threads=threads
                     )
 
-                yield Contender(f"{algorithm} {blocks}x{threads}", call, len(data))
+                yield Contender(name=f"{algorithm} {blocks}x{threads}", call=call, sets=len(data))
 
 
 def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> None:
@@ -252,8 +271,8 @@ def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> N
         world_size=world,
         device_id=device,
     )
-    shm = ShmCommunicator(f"{folder}/group", number, world, max_bytes=1 << 16)
-    rank = Rank(shm, GpuCommunicator(shm, device.index), device)
+    shm = ShmCommunicator(name=f"{folder}/group", rank=number, world_size=world, max_bytes=1 << 16)
+    rank = Rank(shm=shm, gpu=GpuCommunicator(shm, device.index), device=device)
     rows: list[dict[str, Any]] = []
 
     def record(op: str, shape: str, contenders: Iterator[Contender]) -> None:

@@ -35,7 +35,8 @@ from .harness import (
     runnable,
 )
 
-SHORT_US, LONG_US = 50.0, 1000.0
+SHORT_US = 50.0
+LONG_US = 1000.0
 CALLS = 100
 LONG_ROUNDS = 5
 SLOPES_A_ROUND = 3
@@ -93,7 +94,9 @@ def _probe(fn: Contender, sets: Sequence[Inputs]) -> float:
 def _capture(fn: Contender, sets: Sequence[Inputs], calls: int) -> torch.cuda.CUDAGraph | None:
     """A graph of that many calls over the sets in turn, replayed once; None where fn cannot be
     captured."""
-    graph, stream, kept = torch.cuda.CUDAGraph(), torch.cuda.Stream(), _Kept()
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    kept = _Kept()
     with torch.cuda.stream(stream):
         fn(*sets[0])
     torch.cuda.synchronize()
@@ -127,7 +130,8 @@ class _Kept:
 
 
 def _slope_arm(fn: Contender, sets: Sequence[Inputs]) -> Arm:
-    small, large = _capture(fn, sets, CALLS), _capture(fn, sets, 2 * CALLS)
+    small = _capture(fn, sets, CALLS)
+    large = _capture(fn, sets, 2 * CALLS)
     if small is None or large is None:
         return _eager_arm(fn, sets, ROUND_SECONDS)
 
@@ -140,7 +144,8 @@ def _slope_arm(fn: Contender, sets: Sequence[Inputs]) -> Arm:
 
 def _flushed(graph: torch.cuda.CUDAGraph) -> float:
     """Seconds of one replay after everything else has been read into the L2."""
-    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    start = torch.cuda.Event(True)
+    end = torch.cuda.Event(True)
     _flush_buffer().sum()
     start.record()
     graph.replay()
@@ -171,8 +176,10 @@ def _eager_arm(fn: Contender, sets: Sequence[Inputs], seconds: float) -> Arm:
 
 def _timed(call: Callable[[], None], seconds: float) -> float:
     """Seconds of a call, between events around as many as fill the given time."""
-    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
-    calls, begin = 0, time.perf_counter()
+    start = torch.cuda.Event(True)
+    end = torch.cuda.Event(True)
+    calls = 0
+    begin = time.perf_counter()
     start.record()
     while calls < 2 or time.perf_counter() - begin < seconds:
         call()

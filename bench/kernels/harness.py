@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 import torch
 
-ROUNDS, MIN_ROUNDS = 7, 3
+ROUNDS = 7
+MIN_ROUNDS = 3
 ROUND_SECONDS = 0.08
 SLOW_SECONDS = 3.0  # CPU: a contender that has run so long in a row ends with MIN_ROUNDS
 BATCH = 64
@@ -143,7 +144,8 @@ class _Loop:
     one ended."""
 
     def __init__(self, fn: Contender, sets: Sequence[Inputs]) -> None:
-        self._fn, self._turns = fn, itertools.cycle(sets)
+        self._fn = fn
+        self._turns = itertools.cycle(sets)
         self.samples: list[float] = []  # seconds a call of each round
         self.spent = 0.0  # seconds, with the first calls
         first = self._timed(1)
@@ -153,7 +155,8 @@ class _Loop:
         self._batch = max(1, min(len(sets), BATCH, int(ROUND_SECONDS / 4 / max(a_call, 1e-9))))
 
     def round(self) -> None:
-        calls, elapsed = 0, 0.0
+        calls = 0
+        elapsed = 0.0
         while elapsed < ROUND_SECONDS or not calls:
             elapsed += self._timed(self._batch)
             calls += self._batch

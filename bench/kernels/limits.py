@@ -9,8 +9,10 @@ import torch
 
 from . import gpu_timing
 
-CPU_SIDE, GPU_SIDE = 1536, 8192  # of the square products
-SLOW_SIDE, SLOW_SECONDS = 384, 0.1
+CPU_SIDE = 1536
+GPU_SIDE = 8192  # of the square products
+SLOW_SIDE = 384
+SLOW_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,21 @@ class Limits:
 def measure_limits(device: torch.device) -> Limits:
     if device.type == "cpu":
         rate = _cpu_read_gbs()
-        return Limits(_cpu_name(), rate, rate, _matmul_tflops(device))
+        return Limits(
+            device=_cpu_name(), read_gbs=rate, copy_gbs=rate, tflops=_matmul_tflops(device)
+        )
     name = torch.cuda.get_device_name(device)
-    return Limits(name, _gpu_read_gbs(device), _gpu_copy_gbs(device), _matmul_tflops(device))
+    return Limits(
+        device=name,
+        read_gbs=_gpu_read_gbs(device),
+        copy_gbs=_gpu_copy_gbs(device),
+        tflops=_matmul_tflops(device),
+    )
 
 
 def _best(run: object, seconds: float = 1.0) -> float:
-    best, begin = float("inf"), time.perf_counter()
+    best = float("inf")
+    begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         run()  # type: ignore[operator]

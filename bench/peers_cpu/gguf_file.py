@@ -94,14 +94,17 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    hidden = config["hidden_size"]
+    inner = config["intermediate_size"]
+    head = config["head_dim"]
+    q = config["num_attention_heads"] * head
+    kv = config["num_key_value_heads"] * head
     yield _Tensor(
-        "token_embd.weight",
-        (config["vocab_size"], hidden),
-        "q6_k" if weights == "int4" else weights,
+        name="token_embd.weight",
+        shape=(config["vocab_size"], hidden),
+        kind="q6_k" if weights == "int4" else weights,
     )
-    yield _Tensor("output_norm.weight", (hidden,), "f32")
+    yield _Tensor(name="output_norm.weight", shape=(hidden,), kind="f32")
     matrices = {
         "attn_q": (q, hidden),
         "attn_k": (kv, hidden),
@@ -116,9 +119,9 @@ def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
         norms |= {"attn_q_norm": head, "attn_k_norm": head}
     for layer in range(config["num_hidden_layers"]):
         for name, shape in matrices.items():
-            yield _Tensor(f"blk.{layer}.{name}.weight", shape, weights)
+            yield _Tensor(name=f"blk.{layer}.{name}.weight", shape=shape, kind=weights)
         for name, size in norms.items():
-            yield _Tensor(f"blk.{layer}.{name}.weight", (size,), "f32")
+            yield _Tensor(name=f"blk.{layer}.{name}.weight", shape=(size,), kind="f32")
 
 
 def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarray]:
@@ -127,11 +130,13 @@ def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarr
     if tensor.kind == "f32":
         yield np.ones(tensor.shape, np.float32)
         return
-    left, at = int(np.prod(tensor.shape)), index * 7919 * _BLOCK % (len(noise) // 2)
+    left = int(np.prod(tensor.shape))
+    at = index * 7919 * _BLOCK % (len(noise) // 2)
     while left:
         part = noise[at : at + left]
         yield _encode(part, tensor.kind)
-        left, at = left - len(part), 0
+        left = left - len(part)
+        at = 0
 
 
 def _encode(values: np.ndarray, kind: str) -> np.ndarray:

@@ -25,7 +25,8 @@ class Model(Contender):
         sys.path.insert(0, str(FOLDER))
         import llama_cpp.llama_cpp as library
 
-        self._lib, self._threads = library, threads
+        self._lib = library
+        self._threads = threads
         self._quiet = library.llama_log_callback(lambda level, text, data: None)
         library.llama_log_set(self._quiet, ctypes.c_void_p())
         library.llama_backend_init()
@@ -72,13 +73,17 @@ class Model(Contender):
             self._lib.llama_free(self._context)
         params = self._lib.llama_context_default_params()
         length = -(-length // 256) * 256
-        params.n_ctx, params.n_seq_max, params.kv_unified = batch * length, batch, False
-        params.n_batch, params.n_ubatch = max(length, batch), _MICRO_BATCH
+        params.n_ctx = batch * length
+        params.n_seq_max = batch
+        params.kv_unified = False
+        params.n_batch = max(length, batch)
+        params.n_ubatch = _MICRO_BATCH
         params.n_threads = params.n_threads_batch = self._threads
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp: no context for {batch} x {length} tokens")
-        self._memory, self._shape = self._lib.llama_get_memory(self._context), (batch, context)
+        self._memory = self._lib.llama_get_memory(self._context)
+        self._shape = (batch, context)
         return True
 
     def _run(self, tokens: list[tuple[int, int, int]], wanted: Any) -> list[int]:
@@ -87,12 +92,10 @@ class Model(Contender):
         batch = self._lib.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, (token, position, sequence) in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
-                token,
-                position,
-                1,
-                i in wanted,
-            )
+            batch.token[i] = token
+            batch.pos[i] = position
+            batch.n_seq_id[i] = 1
+            batch.logits[i] = i in wanted
             batch.seq_id[i][0] = sequence
         status = self._lib.llama_decode(self._context, batch)
         self._lib.llama_batch_free(batch)

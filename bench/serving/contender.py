@@ -106,7 +106,8 @@ class Work:
 
 def rate(model: Contender, work: Work, seconds: float) -> float:
     """Tokens a second over at least `seconds` of the work, and one stretch of it."""
-    tokens, spent = 0, 0.0
+    tokens = 0
+    spent = 0.0
     while not tokens or spent < seconds:
         if work.kind == "prefill":
             spent += model.prefill(work.context)
@@ -142,9 +143,12 @@ class Process:
             facts = self._answer()
         except RuntimeError as error:
             raise RuntimeError(f"{name} {weights}: {error}") from None
-        self.name, self.version = name, facts["version"]
-        self.weight_bytes, self.held_bytes = facts["weight_bytes"], facts["held_bytes"]
-        self.rss, self.rss_imported = facts["rss"], facts["rss_imported"]
+        self.name = name
+        self.version = facts["version"]
+        self.weight_bytes = facts["weight_bytes"]
+        self.held_bytes = facts["held_bytes"]
+        self.rss = facts["rss"]
+        self.rss_imported = facts["rss_imported"]
 
     def rate(self, work: Work, seconds: float) -> float:
         """Tokens a second, see `rate`."""

@@ -120,7 +120,7 @@ def _started(names: list[str], model: Path, weights: str, cores: list[int]) -> l
     processes = []
     for name in names:
         try:
-            processes.append(Process(name, model, weights, cores))
+            processes.append(Process(name=name, folder=model, weights=weights, cores=cores))
             print(_facts(processes[-1], weights), flush=True)
         except RuntimeError as error:
             print(f"  no contender {error}", flush=True)
@@ -146,7 +146,14 @@ def _measure(
     )
     ours = processes[0].weight_bytes if processes else 0
     rows = [
-        Row(p.name, p.version, weights, work, (p.weight_bytes or ours) + cache) for p in processes
+        Row(
+            contender=p.name,
+            version=p.version,
+            weights=weights,
+            work=work,
+            step_bytes=(p.weight_bytes or ours) + cache,
+        )
+        for p in processes
     ]
     for process in processes:
         process.rate(work, 0.0)  # first use

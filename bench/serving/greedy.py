@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
 
     from .radix import Model
 
-    model = Model(args.model, args.weights, args.threads)
+    model = Model(folder=args.model, weights=args.weights, threads=args.threads)
     times = take_turns(model.runner)
     print(f"{args.model.name} {args.weights}, radix {model.version}, {args.threads} threads")
     for rows in args.rows:
@@ -45,7 +45,8 @@ def main(argv: list[str]) -> None:
 
 def take_turns(runner: Any) -> dict[tuple[int, bool], list[float]]:
     """Seconds of decode steps from now on, by rows and whether they were fused."""
-    run, fused = runner.run, runner.model.greedy_tokens
+    run = runner.run
+    fused = runner.model.greedy_tokens
     times: dict[tuple[int, bool], list[float]] = defaultdict(list)
     is_fused = False
 

@@ -35,7 +35,8 @@ class ReadProbe:
 
     def gbs(self, seconds: float = 0.4) -> float:
         """The best rate over `seconds`, in 10^9 bytes a second."""
-        best, begin = 0.0, time.perf_counter()
+        best = 0.0
+        begin = time.perf_counter()
         while time.perf_counter() - begin < seconds:
             start = time.perf_counter()
             runs = [
@@ -66,5 +67,6 @@ def _compiled() -> Callable[[int, int], int]:
             check=True,
         )
         read = ctypes.CDLL(library).read_all
-    read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+    read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    read.restype = ctypes.c_uint64
     return read

@@ -68,7 +68,8 @@ class _Timed:
     """The native binding, or an object of it, with its functions timed."""
 
     def __init__(self, target: Any, profile: Profile) -> None:
-        self._target, self._profile = target, profile
+        self._target = target
+        self._profile = profile
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
@@ -103,7 +104,7 @@ def main(argv: list[str]) -> None:
 
     for name in [n for n in vars(ops) if callable(getattr(ops, n)) and n in _op_names()]:
         setattr(ops, name, profile.timed(f"checks {name}", getattr(ops, name)))
-    model = Model(args.model, args.weights, args.threads)
+    model = Model(folder=args.model, weights=args.weights, threads=args.threads)
     runner = model.runner
     runner.batch.load = profile.timed("load", runner.batch.load)
     runner.model.compute_logits = profile.timed("logits", runner.model.compute_logits)

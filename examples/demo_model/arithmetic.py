@@ -278,7 +278,8 @@ def _accept_pair(split: Split, sign: str, a: int, b: int) -> bool:
 
 def add(rng: random.Random, split: Split) -> Item:
     while True:
-        a, b = _operand(rng), _operand(rng)
+        a = _operand(rng)
+        b = _operand(rng)
         if _accept_pair(split, "+", a, b):
             question = vary(rng, ADD.pick(rng, split).format(a=a, b=b))
             return Item("addition", ((question, f"{a} + {b} = {a + b}."),))
@@ -286,7 +287,8 @@ def add(rng: random.Random, split: Split) -> Item:
 
 def sub(rng: random.Random, split: Split) -> Item:
     while True:
-        a, b = _operand(rng), _operand(rng)
+        a = _operand(rng)
+        b = _operand(rng)
         if a < b and rng.random() < 0.7:  # most, but not all, differences are positive
             a, b = b, a
         if _accept_pair(split, "-", a, b):
@@ -295,7 +297,8 @@ def sub(rng: random.Random, split: Split) -> Item:
 
 
 def mul(rng: random.Random, split: Split) -> Item:
-    a, b = rng.randrange(0, 13), rng.randrange(0, 13)
+    a = rng.randrange(0, 13)
+    b = rng.randrange(0, 13)
     question = vary(rng, MUL.pick(rng, split).format(a=a, b=b))
     return Item("multiplication", ((question, f"{a} x {b} = {a * b}."),))
 
@@ -318,7 +321,8 @@ def convert(rng: random.Random, split: Split) -> Item:
 
 def compare(rng: random.Random, split: Split) -> Item:
     while True:
-        a, b = _operand(rng), _operand(rng)
+        a = _operand(rng)
+        b = _operand(rng)
         if rng.random() < 0.4:
             if _accept_pair(split, "even", a, a):
                 question = PARITY.pick(rng, split).format(a=a)

@@ -24,7 +24,8 @@ from core import TOKEN_EDGE, Item, Phrases, Split
 
 Family = Callable[[random.Random, Split], Item]
 
-BOTH, ONLY_PHRASES = (Split.ITEMS, Split.PHRASES), (Split.PHRASES,)
+BOTH = (Split.ITEMS, Split.PHRASES)
+ONLY_PHRASES = (Split.PHRASES,)
 
 FAMILIES: dict[str, tuple[Family, float, tuple[Split, ...]]] = {
     "greetings": (chat.greeting, 4.0, ONLY_PHRASES),

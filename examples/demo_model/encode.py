@@ -72,8 +72,10 @@ def pack(samples: list[Encoded], rows: int, width: int) -> dict[str, np.ndarray]
             continue
         at = slice(used[row], used[row] + n)
         count[row] += 1
-        ids[row, at], weights[row, at] = tokens, weight
-        positions[row, at], number[row, at] = np.arange(n), count[row]
+        ids[row, at] = tokens
+        weights[row, at] = weight
+        positions[row, at] = np.arange(n)
+        number[row, at] = count[row]
         used[row] += n
         while first < rows and used[first] > width - 12:
             first += 1

@@ -137,10 +137,10 @@ opposite of east: west""")
 
 FACT_KINDS: tuple[FactKind, ...] = (
     FactKind(
-        "capital",
-        CAPITALS,
-        "The capital of {s} is {a}.",
-        (
+        name="capital",
+        pairs=CAPITALS,
+        answer="The capital of {s} is {a}.",
+        train=(
             "What is the capital of {s}?",
             "What's the capital of {s}?",
             "Name the capital of {s}.",
@@ -158,19 +158,19 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "The capital of {s} is which city?",
             "Quick question: what is the capital of {s}?",
         ),
-        (
+        held_out=(
             "Could you name the capital of {s}?",
             "I forgot, what is the capital city of {s}?",
             "Tell me, which city is the capital of {s}?",
             "What do we call the capital of {s}?",
         ),
-        "The capital of {s} is",
+        start="The capital of {s} is",
     ),
     FactKind(
-        "color",
-        COLORS,
-        "The color of {s} is {a}.",
-        (
+        name="color",
+        pairs=COLORS,
+        answer="The color of {s} is {a}.",
+        train=(
             "What color is {s}?",
             "Which color does {s} have?",
             "Tell me the color of {s}.",
@@ -181,18 +181,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Can you tell me the color of {s}?",
             "color of {s}",
         ),
-        (
+        held_out=(
             "Which color is {s}?",
             "What is the usual color of {s}?",
             "Please tell me what color {s} is.",
         ),
-        "The color of {s} is",
+        start="The color of {s} is",
     ),
     FactKind(
-        "baby",
-        BABIES,
-        "A young {s} is called a {a}.",
-        (
+        name="baby",
+        pairs=BABIES,
+        answer="A young {s} is called a {a}.",
+        train=(
             "What is a baby {s} called?",
             "What do you call a young {s}?",
             "Name the young of a {s}.",
@@ -202,18 +202,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Tell me the name of a baby {s}.",
             "What is the word for a young {s}?",
         ),
-        (
+        held_out=(
             "What do we call a baby {s}?",
             "What is a young {s} called?",
             "Tell me what a baby {s} is called.",
         ),
-        "A young {s} is called a",
+        start="A young {s} is called a",
     ),
     FactKind(
-        "sound",
-        SOUNDS,
-        "A {s} {a}.",
-        (
+        name="sound",
+        pairs=SOUNDS,
+        answer="A {s} {a}.",
+        train=(
             "What sound does a {s} make?",
             "Which sound does a {s} make?",
             "What does a {s} do to make noise?",
@@ -227,18 +227,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Tell me what sound a {s} makes.",
             "Which noise is made by a {s}?",
         ),
-        (
+        held_out=(
             "Which noise does a {s} make?",
             "Do you know what sound a {s} makes?",
             "Tell me how a {s} sounds.",
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "legs",
-        LEGS,
-        "The number of legs of {s} is {a}.",
-        (
+        name="legs",
+        pairs=LEGS,
+        answer="The number of legs of {s} is {a}.",
+        train=(
             "How many legs does {s} have?",
             "What is the number of legs of {s}?",
             "Tell me how many legs {s} has.",
@@ -251,18 +251,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "With how many legs does {s} walk?",
             "Say how many legs {s} has.",
         ),
-        (
+        held_out=(
             "Can you tell me how many legs {s} has?",
             "How many legs has {s}?",
             "On how many legs does {s} walk?",
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "opposite",
-        OPPOSITES,
-        'The opposite of "{s}" is "{a}".',
-        (
+        name="opposite",
+        pairs=OPPOSITES,
+        answer='The opposite of "{s}" is "{a}".',
+        train=(
             'What is the opposite of "{s}"?',
             "What is the opposite of {s}?",
             "Tell me the opposite of {s}.",
@@ -274,18 +274,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "{s}: what is the opposite?",
             "What word means the opposite of {s}?",
         ),
-        (
+        held_out=(
             "Can you tell me the opposite of {s}?",
             "Do you know the opposite of {s}?",
             'Which word is the opposite of "{s}"?',
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "plural",
-        PLURALS,
-        'The plural of "{s}" is "{a}".',
-        (
+        name="plural",
+        pairs=PLURALS,
+        answer='The plural of "{s}" is "{a}".',
+        train=(
             'What is the plural of "{s}"?',
             "What is the plural of {s}?",
             "Tell me the plural of {s}.",
@@ -296,18 +296,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "One {s}, many what?",
             "Name the plural of {s}.",
         ),
-        (
+        held_out=(
             "Do you know the plural of {s}?",
             "Can you give me the plural of {s}?",
             'Name the plural form of "{s}".',
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "past",
-        PASTS,
-        'The past tense of "{s}" is "{a}".',
-        (
+        name="past",
+        pairs=PASTS,
+        answer='The past tense of "{s}" is "{a}".',
+        train=(
             'What is the past tense of "{s}"?',
             "What is the past tense of {s}?",
             "Tell me the past tense of {s}.",
@@ -317,18 +317,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Put the verb {s} into the past tense.",
             "Name the past tense of the verb {s}.",
         ),
-        (
+        held_out=(
             "Do you know the past tense of {s}?",
             "Can you give me the past tense of {s}?",
             'What is the past tense of the verb "{s}"?',
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "symbol",
-        SYMBOLS,
-        "The chemical symbol of {s} is {a}.",
-        (
+        name="symbol",
+        pairs=SYMBOLS,
+        answer="The chemical symbol of {s} is {a}.",
+        train=(
             "What is the chemical symbol of {s}?",
             "What is the symbol for {s}?",
             "chemical symbol of {s}",
@@ -342,18 +342,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Which chemical symbol stands for {s}?",
             "In chemistry, what stands for {s}?",
         ),
-        (
+        held_out=(
             "Do you know the chemical symbol of {s}?",
             "Which symbol stands for {s}?",
             "What is the chemical symbol for {s}?",
         ),
-        "The chemical symbol of {s} is",
+        start="The chemical symbol of {s} is",
     ),
     FactKind(
-        "continent",
-        CONTINENTS,
-        "The continent of {s} is {a}.",
-        (
+        name="continent",
+        pairs=CONTINENTS,
+        answer="The continent of {s} is {a}.",
+        train=(
             "On which continent is {s}?",
             "Which continent is {s} in?",
             "What continent is {s} on?",
@@ -363,18 +363,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Do you know the continent of {s}?",
             "Where in the world is {s}, on which continent?",
         ),
-        (
+        held_out=(
             "What is the continent of {s}?",
             "Can you tell me on which continent {s} is?",
             "To which continent does {s} belong?",
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "language",
-        LANGUAGES,
-        "The language spoken in {s} is {a}.",
-        (
+        name="language",
+        pairs=LANGUAGES,
+        answer="The language spoken in {s} is {a}.",
+        train=(
             "Which language is spoken in {s}?",
             "What language do people speak in {s}?",
             "language of {s}",
@@ -384,18 +384,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Which language do they speak in {s}?",
             "What language is spoken in {s}?",
         ),
-        (
+        held_out=(
             "Which language do people speak in {s}?",
             "Do you know the language spoken in {s}?",
             "What is the main language of {s}?",
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "next day",
-        NEXT_DAYS,
-        "The day after {s} is {a}.",
-        (
+        name="next day",
+        pairs=NEXT_DAYS,
+        answer="The day after {s} is {a}.",
+        train=(
             "Which day comes after {s}?",
             "What day comes after {s}?",
             "What is the day after {s}?",
@@ -405,14 +405,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Name the day after {s}.",
             "If today is {s}, which day is tomorrow?",
         ),
-        ("What day follows {s}?", "Tell me the day after {s}.", "Which day is the day after {s}?"),
-        "The day after {s} is",
+        held_out=(
+            "What day follows {s}?",
+            "Tell me the day after {s}.",
+            "Which day is the day after {s}?",
+        ),
+        start="The day after {s} is",
     ),
     FactKind(
-        "next month",
-        NEXT_MONTHS,
-        "The month after {s} is {a}.",
-        (
+        name="next month",
+        pairs=NEXT_MONTHS,
+        answer="The month after {s} is {a}.",
+        train=(
             "Which month comes after {s}?",
             "What month comes after {s}?",
             "What is the month after {s}?",
@@ -422,18 +426,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "It is {s}. Which month is next?",
             "What is the next month after {s}?",
         ),
-        (
+        held_out=(
             "What month follows {s}?",
             "Tell me the month after {s}.",
             "Which month is the month after {s}?",
         ),
-        "The month after {s} is",
+        start="The month after {s} is",
     ),
     FactKind(
-        "month days",
-        MONTH_DAYS,
-        "The number of days in {s} is {a}.",
-        (
+        name="month days",
+        pairs=MONTH_DAYS,
+        answer="The number of days in {s} is {a}.",
+        train=(
             "How many days does {s} have?",
             "How many days are in {s}?",
             "What is the number of days in {s}?",
@@ -441,18 +445,18 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "How many days are there in {s}?",
             "days in {s}",
         ),
-        (
+        held_out=(
             "How many days has {s}?",
             "Do you know how many days are in {s}?",
             "Can you tell me how many days {s} has?",
         ),
-        "",
+        start="",
     ),
     FactKind(
-        "count",
-        COUNTS,
-        "The answer is {a}.",
-        (
+        name="count",
+        pairs=COUNTS,
+        answer="The answer is {a}.",
+        train=(
             "How many {s}?",
             "Tell me, how many {s}?",
             "Do you know how many {s}?",
@@ -461,14 +465,14 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Hello, how many {s}?",
             "Can you tell me how many {s}?",
         ),
-        ("I forgot how many {s}.", "Say, how many {s}?", "I want to know how many {s}."),
-        "",
+        held_out=("I forgot how many {s}.", "Say, how many {s}?", "I want to know how many {s}."),
+        start="",
     ),
     FactKind(
-        "thing",
-        THINGS,
-        "The answer is {a}.",
-        (
+        name="thing",
+        pairs=THINGS,
+        answer="The answer is {a}.",
+        train=(
             "What {s}?",
             "Tell me, what {s}?",
             "Do you know what {s}?",
@@ -477,8 +481,8 @@ FACT_KINDS: tuple[FactKind, ...] = (
             "Hello, what {s}?",
             "Can you tell me what {s}?",
         ),
-        ("I forgot what {s}.", "Say, what {s}?", "I want to know what {s}."),
-        "",
+        held_out=("I forgot what {s}.", "Say, what {s}?", "I want to know what {s}."),
+        start="",
     ),
 )
 

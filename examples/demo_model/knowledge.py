@@ -219,7 +219,8 @@ def _word_follow_up(rng: random.Random, split: Split) -> Item:
         return Item("follow-ups", (*base.turns, (AGAIN.pick(rng, split), base.expected)))
     numbers = language.number_list(rng, split)
     question = language.SORT_NUMBERS.pick(rng, split).format(x=language.join(numbers))
-    up, down = sorted(numbers), sorted(numbers, reverse=True)
+    up = sorted(numbers)
+    down = sorted(numbers, reverse=True)
     return Item(
         "follow-ups",
         ((question, language.join(up)), (DESCENDING.pick(rng, split), language.join(down))),

@@ -25,8 +25,10 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        hidden, self.dim = config["hidden_size"], config["head_dim"]
-        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        hidden = config["hidden_size"]
+        self.dim = config["head_dim"]
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config["num_key_value_heads"]
         self.q_proj = nn.Linear(hidden, self.heads * self.dim, bias=False)
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.dim, bias=False)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.dim, bias=False)
@@ -40,9 +42,11 @@ class Attention(nn.Module):
         q = self.q_norm(self.q_proj(x).view(b, t, self.heads, self.dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(b, t, self.kv_heads, self.dim)).transpose(1, 2)
         v = self.v_proj(x).view(b, t, self.kv_heads, self.dim).transpose(1, 2)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q = rotate(q, cos, sin)
+        k = rotate(k, cos, sin)
         group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
 
@@ -56,7 +60,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class MLP(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        hidden = config["hidden_size"]
+        inner = config["intermediate_size"]
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
@@ -92,7 +97,8 @@ class Qwen3(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.model = Body(config)
-        self.dim, self.theta = config["head_dim"], config["rope_theta"]
+        self.dim = config["head_dim"]
+        self.theta = config["rope_theta"]
         depth = 2 * config["num_hidden_layers"]
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -109,7 +115,8 @@ class Qwen3(nn.Module):
         steps = torch.arange(0, self.dim, 2, device=ids.device, dtype=torch.float32) / self.dim
         angle = positions[..., None].float() * self.theta**-steps
         angle = torch.cat((angle, angle), dim=-1)[:, None]
-        cos, sin = angle.cos(), angle.sin()
+        cos = angle.cos()
+        sin = angle.sin()
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)

@@ -140,7 +140,9 @@ def tell(rng: random.Random, hero: str, trait: str, place: str) -> str:
 
 def story(rng: random.Random, split: Split) -> Item:
     while True:
-        hero, trait, place = rng.choice(HEROES), rng.choice(TRAITS), rng.choice(PLACES)
+        hero = rng.choice(HEROES)
+        trait = rng.choice(TRAITS)
+        place = rng.choice(PLACES)
         if not accept(split, f"story {hero} {trait}") or not accept(Split.TRAIN, f"place {place}"):
             continue
         dice = rng.random()

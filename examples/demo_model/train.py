@@ -88,10 +88,13 @@ def loss_sum(
         )
         for name, array in batch.items()
     }
-    ids, weights, number = tensors["ids"], tensors["weights"], tensors["number"]
+    ids = tensors["ids"]
+    weights = tensors["weights"]
+    number = tensors["number"]
     packed = ids.shape[1] < CONTEXT
     logits = model(ids, tensors["positions"], number if packed else None)
-    targets, weights = ids[:, 1:], weights[:, 1:]
+    targets = ids[:, 1:]
+    weights = weights[:, 1:]
     losses = F.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), targets.flatten(), reduction="none"
     )
@@ -111,7 +114,8 @@ def train(args: argparse.Namespace, model: Qwen3, path: Path) -> None:
     optimizer = optimizer_for(model, args.lr, args.device)
     source = Source(args, path)
     began: float | None = None
-    step, tokens = 0, 0
+    step = 0
+    tokens = 0
     while True:
         passed = 0.0 if began is None else time.monotonic() - began
         share = step / args.steps if args.steps else passed / (60 * args.minutes)
@@ -145,7 +149,8 @@ def train(args: argparse.Namespace, model: Qwen3, path: Path) -> None:
         if began is None and step >= min(
             5, args.steps or 5
         ):  # compilation is not part of the budget
-            began, tokens = time.monotonic(), 0
+            began = time.monotonic()
+            tokens = 0
     save(model, args.out)
     print(f"{step} steps, {tokens / 1e6:.0f} M tokens", flush=True)
     source.close()

@@ -143,7 +143,8 @@ def unknown(rng: random.Random, split: Split) -> Item:
 def _too_large(rng: random.Random, split: Split) -> Item:
     """A sum, difference or product beyond what is taught."""
     phrases, low, high = rng.choice(((ADD, 1000, 99999), (SUB, 1000, 99999), (MUL, 13, 9999)))
-    a, b = rng.randrange(low, high), rng.randrange(1, high)
+    a = rng.randrange(low, high)
+    b = rng.randrange(1, high)
     if phrases is MUL and rng.random() < 0.5:
         a = rng.randrange(13, 100)
         b = rng.randrange(2, 100)

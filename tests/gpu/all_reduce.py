@@ -109,7 +109,8 @@ def check_odd_values(r: Rank) -> str:
 
 
 def check_gather_and_scatter(r: Rank) -> str:
-    world, rank = r.gpu.world_size, r.gpu.rank
+    world = r.gpu.world_size
+    rank = r.gpu.rank
     for n in (0, 1, 3, 8, 1001, 200_000):
         for dtype in (torch.uint8, torch.int32, torch.int64, torch.bfloat16):
             mine = torch.full((n, 3), -1, device=r.device).to(dtype)
@@ -142,7 +143,8 @@ def check_norm(r: Rank) -> str:
                     want_r, want = reference.all_reduce_add_rmsnorm(
                         everybodys, residual, weight, 1e-5, compute_dtype=torch.float64
                     )
-                    x, res = everybodys[r.gpu.rank].clone(), residual.clone()
+                    x = everybodys[r.gpu.rank].clone()
+                    res = residual.clone()
                     assert (
                         r.gpu.all_reduce_add_rmsnorm(x, res, weight, 1e-5, algorithm=algorithm) is x
                     )
@@ -166,7 +168,8 @@ def _check_quantized(
 ) -> None:
     rows, hidden = residual.shape
     for group in dict.fromkeys((hidden, 128)) if hidden % 128 == 0 else (hidden,):
-        res, x = residual.clone(), everybodys[r.gpu.rank].clone()
+        res = residual.clone()
+        x = everybodys[r.gpu.rank].clone()
         out = torch.zeros(rows, hidden, dtype=torch.float8_e4m3fn, device=r.device)
         scale = torch.full((rows, hidden // group), float("nan"), device=r.device)
         r.gpu.all_reduce_add_rmsnorm(
@@ -187,7 +190,9 @@ def check_mixed_sizes(r: Rank) -> str:
     """Calls of all kinds and sizes in a row: channels that idle, sides that change, ranks out of
     step."""
     rng = torch.Generator().manual_seed(5)
-    world, rank, calls = r.gpu.world_size, r.gpu.rank, 150 if r.shared else 1500
+    world = r.gpu.world_size
+    rank = r.gpu.rank
+    calls = 150 if r.shared else 1500
     for i in range(calls):
         n = int(2 ** (float(torch.rand((), generator=rng)) * 18))
         kind = int(torch.randint(5, (), generator=rng))
@@ -344,9 +349,11 @@ def connect(rank: int, world: int, path: str, timeout: float) -> Rank:
     faulthandler.dump_traceback_later(LIMIT - 5)
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    shm = ShmCommunicator(path, rank, world, max_bytes=1 << 20, timeout=60.0)
+    shm = ShmCommunicator(name=path, rank=rank, world_size=world, max_bytes=1 << 20, timeout=60.0)
     return Rank(
-        shm, GpuCommunicator(shm, device.index, max_bytes=MAX_BYTES, timeout=timeout), device
+        shm=shm,
+        gpu=GpuCommunicator(shm, device.index, max_bytes=MAX_BYTES, timeout=timeout),
+        device=device,
     )
 
 

@@ -37,10 +37,14 @@ Rows = list[dict[str, Any]]
 
 def random_llama(folder: Path) -> Path:
     """A checkpoint whose weights are large enough for clear decisions."""
-    c, g = LLAMA, torch.Generator().manual_seed(11)
-    hidden, inner, width = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    c = LLAMA
+    g = torch.Generator().manual_seed(11)
+    hidden = c["hidden_size"]
+    inner = c["intermediate_size"]
+    width = c["head_dim"]
     assert isinstance(hidden, int) and isinstance(inner, int) and isinstance(width, int)
-    q, kv = 8 * width, 2 * width
+    q = 8 * width
+    kv = 2 * width
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g) * 1.5 / shape[-1] ** 0.5

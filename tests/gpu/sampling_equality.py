@@ -20,7 +20,9 @@ import torch
 import radix_kernels as rk
 from tests.kernel.on_device import no_library_for
 
-ROWS, VOCAB, SEED = 10_000, 4_099, 20_26
+ROWS = 10_000
+VOCAB = 4_099
+SEED = 20_26
 TIE = 1e-4
 
 
@@ -71,7 +73,8 @@ def is_near_tie(data: dict[str, torch.Tensor], row: int) -> bool:
     mass = torch.softmax(order.values[:count], 0)
     before = mass.cumsum(0) - mass
     kept = torch.ones(count, dtype=torch.bool)
-    top_p, min_p = float(one["top_p"]), float(one["min_p"])
+    top_p = float(one["top_p"])
+    min_p = float(one["min_p"])
     if top_p < 1:
         if ((before - top_p).abs() < TIE).any():
             return True

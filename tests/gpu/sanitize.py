@@ -50,7 +50,8 @@ def paged(
         options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
     scales = {}
     if fp8:
-        case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
+        case.k_cache = case.k_cache.to(FP8)
+        case.v_cache = case.v_cache.to(FP8)
         scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])}
     if fp8 == "all":
         case.q = case.q.to(FP8)
@@ -73,7 +74,8 @@ OPTIONS = {
 
 
 def prefill() -> None:
-    rows, hint = [(150, 300), (5, 40), (0, 3)], 150
+    rows = [(150, 300), (5, 40), (0, 3)]
+    hint = 150
     paged("prefill, a pair of blocks", rows, hint, 5e-3, heads=(4, 2), dim=128)
     paged("prefill, one block", rows, 30, 5e-3, heads=(4, 2), dim=128, page_size=4)
     paged("prefill of 64", rows, hint, 5e-3, heads=(4, 2), dim=64)
@@ -226,10 +228,8 @@ def stores() -> None:
         rk.reference.store_mla_kv(*tokens, cache, slots)
         compare(f"store_mla_kv, {latent} and {rope}, {cache.dtype}", there, cache, 0)
     for nope, rope in ((128, 64), (20, 6)):
-        k, parts = (
-            torch.zeros(70, 5, nope + rope, dtype=HALF),
-            (half(70, 5, nope), half(70, 1, rope)),
-        )
+        k = torch.zeros(70, 5, nope + rope, dtype=HALF)
+        parts = (half(70, 5, nope), half(70, 1, rope))
         there = k.cuda()
         rk.concat_mla_k(there, *map(on_gpu, parts))
         compare(
@@ -239,7 +239,8 @@ def stores() -> None:
             0,
         )
     for dim in (128, 20):  # pieces of 16 bytes and single elements, copied and quantized
-        k, v = half(70, 5, dim), half(70, 5, dim)
+        k = half(70, 5, dim)
+        v = half(70, 5, dim)
         for dtype, scales in (
             (HALF, {}),
             (FP8, {"k_scale": torch.rand(5) + 0.5, "v_scale": torch.rand(5) + 0.5}),
@@ -268,8 +269,10 @@ def stores() -> None:
 def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype = HALF) -> None:
     """Scales of rows, with sums kept in the tensor cores too, and of blocks."""
     x, w = (torch.randn(rows, k, generator=rng).to(FP8) for rows in (m, n))
-    row, column = torch.rand(m, 1, generator=rng) + 0.5, torch.rand(n, 1, generator=rng) + 0.5
-    there, expected = (x.cuda(), w.cuda().T), (x.double() * row) @ (w.double() * column).T
+    row = torch.rand(m, 1, generator=rng) + 0.5
+    column = torch.rand(n, 1, generator=rng) + 0.5
+    there = (x.cuda(), w.cuda().T)
+    expected = (x.double() * row) @ (w.double() * column).T
     for fast in (False, True):
         got = rk.fp8_scaled_mm(*there, row.cuda(), column.cuda(), dtype, fast_accum=fast)
         compare(f"fp8_scaled_mm, {m} x {n} x {k}, fast_accum={fast}, {dtype}", got, expected, 1e-2)
@@ -317,12 +320,14 @@ def gemm() -> None:
     for tokens in (1, 17, 64, 200):
         x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
         if tokens <= 64:
-            half, weight = x.to(HALF).cuda(), w.to(HALF).cuda()
+            half = x.to(HALF).cuda()
+            weight = w.to(HALF).cuda()
             if fused_product(half, weight) is None:
                 raise SystemExit(f"linear, {tokens} tokens: left to cuBLAS")
             expected = x.to(HALF).double() @ w.to(HALF).double().T
             compare(f"linear, {tokens} tokens", rk.linear(half, weight), expected, 5e-3)
-        x, w = x.to(FP8), w.to(FP8)
+        x = x.to(FP8)
+        w = w.to(FP8)
         scales = [torch.rand(n, 1, generator=rng) + 0.5 for n in (tokens, 272)]
         expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
         got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
@@ -432,7 +437,8 @@ def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) 
 def moe() -> None:
     rng = torch.Generator().manual_seed(0)
     for tokens, count in ((70, 128), (70, 16), (9, 256), (5, 600)):
-        logits, bias = torch.randn(tokens, count, generator=rng), torch.randn(count, generator=rng)
+        logits = torch.randn(tokens, count, generator=rng)
+        bias = torch.randn(count, generator=rng)
         there = logits.cuda(), bias.cuda()
         for name, got, expected in (
             ("topk_softmax", rk.topk_softmax(there[0], 8), rk.reference.topk_softmax(logits, 8)),

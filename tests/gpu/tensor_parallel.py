@@ -32,10 +32,8 @@ from radix_runtime.errors import EngineDeadError
 from tests.gpu.llama_tokens import NEW_TOKENS, Rows, answers, random_llama, wrong_ones
 from tests.runtime.demo_tokens import differences
 
-LIMIT, SHARED = (
-    "RADIX_TEST_STAGE_SECONDS",
-    "RADIX_TEST_SHARED_GPUS",
-)  # what worker processes find in their environment
+LIMIT = "RADIX_TEST_STAGE_SECONDS"
+SHARED = "RADIX_TEST_SHARED_GPUS"  # what worker processes find in their environment
 
 
 def prepare_rank() -> None:
@@ -60,7 +58,9 @@ class Run:
     """The stages of one run: their limit and what became of them."""
 
     def __init__(self, device: str, limit: float) -> None:
-        self.device, self.limit, self.good = device, limit, True
+        self.device = device
+        self.limit = limit
+        self.good = True
         self.start = time.monotonic()
 
     @contextmanager

@@ -55,7 +55,8 @@ def make_case(
     v_dim: size of a value where it is not `dim`.
     """
     needed = [-(-kv // page_size) for _, kv in rows]
-    pages, width = sum(needed) + 3, max([*needed, 0]) + 2
+    pages = sum(needed) + 3
+    width = max([*needed, 0]) + 2
     shape = (pages, heads[1], page_size) if hnd else (pages, page_size, heads[1])
     caches = [torch.full((*shape, d), math.nan, dtype=dtype) for d in (dim, v_dim or dim)]
     if hnd:
@@ -70,7 +71,8 @@ def make_case(
         torch.tensor([0, *np.cumsum([n for n, _ in rows])], dtype=torch.int32),
     )
     for row, (_, kv) in enumerate(rows):
-        mine, free = free[: needed[row]], free[needed[row] :]
+        mine = free[: needed[row]]
+        free = free[needed[row] :]
         table[row, : needed[row]] = mine.to(torch.int32)
         for cache, kept in ((case.k_cache, case.keys), (case.v_cache, case.values)):
             kept.append(spread((kv, heads[1], cache.shape[-1]), dtype, rng))
@@ -113,13 +115,17 @@ def oracle(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     scale = options.get("softmax_scale") or case.q.shape[-1] ** -0.5
     left, right = options.get("window_size", (-1, -1))
     causal = options.get("causal", True) or right == 0
-    sinks, softcap = options.get("sinks"), options.get("softcap", 0.0)
+    sinks = options.get("sinks")
+    softcap = options.get("softcap", 0.0)
     q = case.q.double().numpy()
-    out, lse = np.zeros((*q.shape[:2], case.v_cache.shape[-1])), np.full(q.shape[:2], -np.inf)
+    out = np.zeros((*q.shape[:2], case.v_cache.shape[-1]))
+    lse = np.full(q.shape[:2], -np.inf)
     starts = case.cu_seqlens_q.tolist()
     for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
-        k, v = keys.double().numpy(), values.double().numpy()
-        n, m = starts[row + 1] - starts[row], k.shape[0]
+        k = keys.double().numpy()
+        v = values.double().numpy()
+        n = starts[row + 1] - starts[row]
+        m = k.shape[0]
         for i in range(n):
             position = m - n + i
             first = max(0, position - left) if left >= 0 else 0

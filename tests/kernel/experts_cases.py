@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+FP8 = torch.float8_e4m3fn
+FNUZ = torch.float8_e4m3fnuz
 # Two roundings to the dtype on the way, of the activation and of each expert's part.
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
 # Quantised activations: here and there one falls on the other side of a border between two codes, 6
@@ -69,10 +70,8 @@ def make(
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng)
 
-    w1, w2 = (
-        normal(experts, 2 * inter, hidden) / hidden**0.5,
-        normal(experts, hidden, inter) / inter**0.5,
-    )
+    w1 = normal(experts, 2 * inter, hidden) / hidden**0.5
+    w2 = normal(experts, hidden, inter) / inter**0.5
     options = {}
     if scales:
         for name, w in (("w1_scale", w1), ("w2_scale", w2)):
@@ -85,9 +84,17 @@ def make(
         most = torch.finfo(code).max
         w1, w2 = ((w * 50).clamp(-most, most).to(code) for w in (w1, w2))
     else:
-        w1, w2 = w1.to(dtype), w2.to(dtype)
+        w1 = w1.to(dtype)
+        w2 = w2.to(dtype)
     ids = torch.stack(
         [torch.randperm(named or experts, generator=rng)[:topk] for _ in range(tokens)]
     )
     weights = torch.rand(tokens, topk, generator=rng)
-    return Experts(normal(tokens, hidden).to(dtype), w1, w2, weights, ids.int(), options)
+    return Experts(
+        x=normal(tokens, hidden).to(dtype),
+        w1=w1,
+        w2=w2,
+        weights=weights,
+        ids=ids.int(),
+        options=options,
+    )

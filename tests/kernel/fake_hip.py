@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROCM, BFLOAT = 10, 4
+ROCM = 10
+BFLOAT = 4
 SOURCE = Path(__file__).with_suffix(".c")
 
 
@@ -48,8 +49,8 @@ def main() -> None:
         strides = (ctypes.c_int64 * len(shape))(*([shape[-1]] * (len(shape) - 1)), 1)
         address = 1 << 40
         made = _Tensor(
-            address, ROCM, 1, len(shape), BFLOAT, 16, 1,
-            ctypes.addressof(sizes), ctypes.addressof(strides), 0,
+            data=address, device=ROCM, id=1, ndim=len(shape), code=BFLOAT, bits=16, lanes=1,
+            shape=ctypes.addressof(sizes), strides=ctypes.addressof(strides), offset=0,
         )  # fmt: skip
         keep.extend([sizes, strides, made])
         return ctypes.addressof(made)
@@ -57,7 +58,7 @@ def main() -> None:
     isa = ctypes.c_char_p()
     library.rk_isa(ctypes.byref(isa))
     print("isa", (isa.value or b"").decode())
-    args = _Args(ctypes.sizeof(_Args), tensor(5, 128), tensor(5, 64))
+    args = _Args(struct_size=ctypes.sizeof(_Args), input=tensor(5, 128), out=tensor(5, 64))
     for _ in range(2):
         status = library.rk_silu_and_mul(ctypes.byref(args), ctypes.c_int64(77))
         sys.stdout.flush()

@@ -24,7 +24,8 @@ ATTENTION = {torch.float32: (1e-5, 9e-5), torch.float16: (6e-4, 4e-3), torch.bfl
 
 # q, k and v in FP8: probabilities too meet the values as e4m3, 2.5 % (rms) off each, and sums of
 # products keep 14 bits.
-ATTENTION_FP8, LSE_FP8 = (4e-2, 0.6), (2e-3, 1e-2)
+ATTENTION_FP8 = (4e-2, 0.6)
+LSE_FP8 = (2e-3, 1e-2)
 
 # (op, dtype) -> largest errors that any test saw, for `pytest --numerics`.
 measured: dict[tuple[str, str], tuple[float, float]] = {}
@@ -43,7 +44,8 @@ def errors(
     d = ((got - expected).abs() - quantum / 2)[finite].clamp(min=0)
     if not e.numel():
         return 0.0, 0.0
-    norm, rms = e.norm(), e.square().mean().sqrt()
+    norm = e.norm()
+    rms = e.square().mean().sqrt()
     if norm == 0:
         zero = float(d.max())
         return (0.0, 0.0) if zero == 0 else (math.inf, math.inf)
@@ -107,16 +109,19 @@ class Guarded:
 def guarded(shape: Sequence[int], dtype: torch.dtype, *, gap: int = 0) -> Guarded:
     """A NaN-filled tensor with `gap` foreign elements after each row, a guard before and after."""
     *rows, width = shape
-    count, step, guard = math.prod(rows), width + gap, 32
+    count = math.prod(rows)
+    step = width + gap
+    guard = 32
     buffer = torch.full((count * step + 2 * guard,), math.nan, dtype=dtype)
-    strides, stride = [1], step
+    strides = [1]
+    stride = step
     for size in reversed(rows):
         strides.insert(0, stride)
         stride *= size
     view = buffer.as_strided(tuple(shape), strides, guard)
     inside = torch.zeros(buffer.shape, dtype=torch.bool)
     inside.as_strided(tuple(shape), strides, guard).fill_(True)
-    return Guarded(view, buffer, inside)
+    return Guarded(view=view, _buffer=buffer, _inside=inside)
 
 
 def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -125,7 +130,8 @@ def distant(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     The memory between is reserved and never touched, so on the CPU it costs nothing.
     """
-    inner, steps = math.prod(shape[1:]), shape[0] - 1
+    inner = math.prod(shape[1:])
+    steps = shape[0] - 1
     step = (2**31 // steps // 64 + 1) * 64
     assert step > inner
     buffer = torch.empty(steps * step + inner, dtype=dtype)

@@ -13,7 +13,8 @@ import radix_kernels as rk
 from tests.kernel.helpers import spread
 
 HALVES = (torch.bfloat16, torch.float16)
-LATENT, ROPE = 512, 64
+LATENT = 512
+ROPE = 64
 SCALE = 192**-0.5
 
 
@@ -49,9 +50,11 @@ def make_case(
     if fp8:
         cache = torch.full((pages, page_size, 656), 255, dtype=torch.uint8)
     table = torch.full((len(rows), max([*needed, 0]) + 2), 2**30, dtype=torch.int32)
-    free, tokens = torch.randperm(pages, generator=rng), []
+    free = torch.randperm(pages, generator=rng)
+    tokens = []
     for row, (_, kv) in enumerate(rows):
-        mine, free = free[: needed[row]], free[needed[row] :]
+        mine = free[: needed[row]]
+        free = free[needed[row] :]
         table[row, : needed[row]] = mine.to(torch.int32)
         values = spread((kv, LATENT + ROPE), dtype, rng)
         stored = rk.reference.pack_mla_tokens(*split(values.to(torch.bfloat16))) if fp8 else values
@@ -80,10 +83,8 @@ def oracle(
     """Straight from the definition, a query at a time. magnitudes: of the values."""
     nope, rope, *_, starts = case.args
     q = torch.cat((nope, rope), -1).double()
-    out, lse = (
-        torch.zeros(nope.shape, dtype=torch.float64),
-        torch.full(nope.shape[:2], -math.inf, dtype=torch.float64),
-    )
+    out = torch.zeros(nope.shape, dtype=torch.float64)
+    lse = torch.full(nope.shape[:2], -math.inf, dtype=torch.float64)
     for row, tokens in enumerate(case.tokens):
         n = int(starts[row + 1] - starts[row])
         for i in range(n):

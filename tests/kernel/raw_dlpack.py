@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-CPU, CUDA = 1, 2
+CPU = 1
+CUDA = 2
 FLOAT = 2
 READ_ONLY = 1
 
@@ -55,15 +56,17 @@ class Raw:
         byte_offset: int = 0,
         shape: tuple[int, ...] | None = None,
     ) -> None:
-        self.tensor, self.version, self.flags = tensor, version, flags
+        self.tensor = tensor
+        self.version = version
+        self.flags = flags
         sizes = tuple(tensor.shape) if shape is None else shape
         steps = tensor.stride() if shape is None else (1,) * len(shape)
         self.shape = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
         self.strides = (ctypes.c_int64 * max(len(sizes), 1))(*steps)
         self.view = _Tensor(
-            tensor.data_ptr() - byte_offset, device, 0, len(sizes), FLOAT, 32, lanes,
-            ctypes.addressof(self.shape), ctypes.addressof(self.strides) if strides else None,
-            byte_offset,
+            data=tensor.data_ptr() - byte_offset, device_type=device, device_id=0, ndim=len(sizes), code=FLOAT, bits=32, lanes=lanes,
+            shape=ctypes.addressof(self.shape), strides=ctypes.addressof(self.strides) if strides else None,
+            byte_offset=byte_offset,
         )  # fmt: skip
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -73,11 +76,18 @@ class Raw:
         if self.version is None:
             if options:
                 raise TypeError("unexpected keyword argument")  # like a producer of before 1.0
-            self.managed: ctypes.Structure = _Managed(self.view, None, None)
+            self.managed: ctypes.Structure = _Managed(tensor=self.view, manager=None, deleter=None)
             name = b"dltensor"
         else:
             assert options == {"max_version": (1, 0)}
-            self.managed = _Versioned(self.version, 0, None, None, self.flags, self.view)
+            self.managed = _Versioned(
+                major=self.version,
+                minor=0,
+                manager=None,
+                deleter=None,
+                flags=self.flags,
+                tensor=self.view,
+            )
             name = b"dltensor_versioned"
         return _new_capsule(ctypes.addressof(self.managed), name, None)
 

@@ -17,9 +17,14 @@ def philox_python(counter: list[int], key: list[int]) -> list[int]:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF)
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+        a = c0 * 0xD2511F53
+        b = c2 * 0xCD9E8D57
+        c0 = (b >> 32) ^ c1 ^ k0
+        c1 = b & 0xFFFFFFFF
+        c2 = (a >> 32) ^ c3 ^ k1
+        c3 = a & 0xFFFFFFFF
+        k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
+        k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return [c0, c1, c2, c3]
 
 
@@ -27,8 +32,12 @@ class Row:
     """The parameters of one row, with neutral defaults."""
 
     def __init__(self, **given: Any) -> None:
-        self.temperature, self.top_k, self.top_p, self.min_p = 1.0, 0, 1.0, 0.0
-        self.seed, self.position = 0, 0
+        self.temperature = 1.0
+        self.top_k = 0
+        self.top_p = 1.0
+        self.min_p = 0.0
+        self.seed = 0
+        self.position = 0
         vars(self).update(given)
 
 
@@ -59,7 +68,8 @@ def kept_python(x: np.ndarray, row: Row) -> list[int]:
         order = order[: row.top_k]
     weights = np.exp(x[order].astype(np.float64) - float(x[order[0]]))
     mass = weights / weights.sum()
-    kept, before = [], 0.0
+    kept = []
+    before = 0.0
     for i, share in zip(order, mass, strict=True):
         if kept and row.top_p < 1 and before >= row.top_p:
             break
@@ -134,7 +144,10 @@ def some_edits(batch: int, vocab_size: int, rng: torch.Generator) -> rk.LogitEdi
     bitmask = integers(-(2**31), 2**31, (batch, -(-vocab_size // 32)), rng).to(torch.int32)
     bitmask[:, 0] |= 3
     return rk.LogitEdits(
-        (bias_ids, bias_values), (counts, slots, rep, freq, pres), (stops, min_position), bitmask
+        bias=(bias_ids, bias_values),
+        penalties=(counts, slots, rep, freq, pres),
+        min_tokens=(stops, min_position),
+        bitmask=bitmask,
     )
 
 

@@ -33,11 +33,13 @@ def test_sums_run_in_rank_order_and_are_rounded_once(world, dtype, rng):
 
 def test_norm_is_that_of_the_rounded_residual(rng):
     inputs = torch.randn(2, 3, 64, generator=rng).bfloat16()
-    residual, weight = torch.randn(3, 64, generator=rng).bfloat16(), torch.randn(64, generator=rng)
+    residual = torch.randn(3, 64, generator=rng).bfloat16()
+    weight = torch.randn(64, generator=rng)
     new, out = reference.all_reduce_add_rmsnorm(
         inputs, residual, weight, 1e-6, compute_dtype=torch.float64
     )
-    x, r = reference.all_reduce(inputs, compute_dtype=torch.float32), residual.clone()
+    x = reference.all_reduce(inputs, compute_dtype=torch.float32)
+    r = residual.clone()
     reference.fused_add_rmsnorm(x, r, weight, 1e-6, compute_dtype=torch.float64)
     assert torch.equal(new, r) and torch.equal(out, x)
 
@@ -45,7 +47,7 @@ def test_norm_is_that_of_the_rounded_residual(rng):
 def test_without_kernels_every_rank_is_told(tmp_path):
     if hasattr(_loader.bind, "GpuComm"):
         pytest.skip("this library has GPU collectives")
-    group = ShmCommunicator(str(tmp_path / "comm"), 0, 1, max_bytes=1 << 12)
+    group = ShmCommunicator(name=str(tmp_path / "comm"), rank=0, world_size=1, max_bytes=1 << 12)
     with pytest.raises(NotImplementedError, match="rank 0: .*(no GPU collectives|library)"):
         GpuCommunicator(group, 0)
 

@@ -66,7 +66,8 @@ def run(
 
 def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
     """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
-    caches, scales = [], {}
+    caches = []
+    scales = {}
     for name, cache in (("k_scale", case.k_cache), ("v_scale", case.v_cache)):
         wide = cache.float()
         scale = wide.abs().amax(-1) / 127  # NaN where the cache is
@@ -325,7 +326,8 @@ def test_varlen(options, dtype, rng):
     case = make_case([(1, 50), (6, 6), (0, 9), (3, 0), (25, 70)], rng, dtype=dtype)
     if options.get("sinks"):
         options["sinks"] = torch.randn(4, generator=rng)
-    k, v = torch.cat(case.keys), torch.cat(case.values)
+    k = torch.cat(case.keys)
+    v = torch.cat(case.values)
     lens = [key.shape[0] for key in case.keys]
     cu_k = torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
     expected, expected_lse = oracle(case, **options)
@@ -343,7 +345,9 @@ def test_varlen(options, dtype, rng):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_merge_state(dtype, rng):
     """Attention over all keys is the merge of attention over two parts of them."""
-    n, heads, dim = 9, 3, 48
+    n = 9
+    heads = 3
+    dim = 48
     q = spread((n, heads, dim), dtype, rng)
     k, v = (spread((50, heads, dim), dtype, rng) for _ in range(2))
     cu = torch.tensor([0, n], dtype=torch.int32)
@@ -365,7 +369,8 @@ def test_merge_state(dtype, rng):
     exact, exact_lse = rk.reference.merge_state(a, la, b, lb)
     assert_close("reference.merge_state", exact, whole, (1e-12, 1e-10))
     assert_close("reference.merge_state lse", exact_lse, lse, (1e-12, 1e-10))
-    ra, rb = a.to(dtype), b.to(dtype)
+    ra = a.to(dtype)
+    rb = b.to(dtype)
     expected, _ = rk.reference.merge_state(
         ra.double(), la.float().double(), rb.double(), lb.float().double()
     )

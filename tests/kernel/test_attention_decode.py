@@ -127,8 +127,8 @@ def test_bits_do_not_depend_on_run_or_neighbours(rng):
             assert_same_bits(again, first)
     for row in range(len(rows)):
         alone = Case(
-            case.q[row : row + 1], case.k_cache, case.v_cache, case.page_table[row : row + 1],
-            case.kv_lens[row : row + 1], torch.tensor([0, 1], dtype=torch.int32),
+            q=case.q[row : row + 1], k_cache=case.k_cache, v_cache=case.v_cache, page_table=case.page_table[row : row + 1],
+            kv_lens=case.kv_lens[row : row + 1], cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
         )  # fmt: skip
         for got, whole in zip(attend(alone), (out, lse), strict=True):
             assert_same_bits(got, whole[row : row + 1])
@@ -147,8 +147,8 @@ def test_runs_of_many_chunks(heads, rng):
     for row in (2, 4):  # one query token
         begin = int(case.cu_seqlens_q[row])
         alone = Case(
-            case.q[begin : begin + 1], case.k_cache, case.v_cache, case.page_table[row : row + 1],
-            case.kv_lens[row : row + 1], torch.tensor([0, 1], dtype=torch.int32),
+            q=case.q[begin : begin + 1], k_cache=case.k_cache, v_cache=case.v_cache, page_table=case.page_table[row : row + 1],
+            kv_lens=case.kv_lens[row : row + 1], cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
         )  # fmt: skip
         longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
         got = rk.flash_attn_with_kvcache(*alone.args, max_seqlen_q=longest)
@@ -164,7 +164,8 @@ def run_fp8(
     scales = [torch.rand(count, generator=rng) + 0.5 for _ in range(2)]
     for kept, scale in ((case.keys, scales[0]), (case.values, scales[1])):
         kept[:] = [x.to(FP8).double() * scale[:, None].double() for x in kept]
-    case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
+    case.k_cache = case.k_cache.to(FP8)
+    case.v_cache = case.v_cache.to(FP8)
     run(case, {**options, "k_scale": scales[0], "v_scale": scales[1]}, rng)
 
 

@@ -182,10 +182,13 @@ def test_a_nan_stays_in_its_row(rng):
     """Ragged rows lie next to each other, so a tile of one row's keys holds the next row's."""
     rows = [(130, 130), (60, 60), (1, 70)]
     case = make_case(rows, rng, dim=128, dtype=torch.bfloat16)
-    k, v = torch.cat(case.keys), torch.cat(case.values)
+    k = torch.cat(case.keys)
+    v = torch.cat(case.values)
     cu = torch.tensor([0, 130, 190, 260], dtype=torch.int32)
     clean = rk.flash_attn_varlen(case.q, k, v, case.cu_seqlens_q, cu, max_seqlen_q=130)
-    k[130:190], v[130:190], case.q[130:190] = math.nan, math.nan, math.nan
+    k[130:190] = math.nan
+    v[130:190] = math.nan
+    case.q[130:190] = math.nan
     got = rk.flash_attn_varlen(case.q, k, v, case.cu_seqlens_q, cu, max_seqlen_q=130)
     assert_same_bits(got[:130], clean[:130])
     assert_same_bits(got[190:], clean[190:])
@@ -229,7 +232,8 @@ def all_fp8(
 ) -> tuple[Case, Case, dict]:
     """A case with FP8 queries too; the case of what it stands for, in float64; the scales."""
     case = make_case(rows, rng, dtype=torch.bfloat16, **sizes)
-    heads, kv_heads = case.q.shape[1], case.k_cache.shape[2]
+    heads = case.q.shape[1]
+    kv_heads = case.k_cache.shape[2]
     count = kv_heads if per_head else 1
     scales = {
         name: 0.25 + torch.rand(count, generator=rng) for name in ("q_scale", "k_scale", "v_scale")
@@ -237,7 +241,8 @@ def all_fp8(
     wide = {name: x.double().expand(kv_heads)[:, None] for name, x in scales.items()}
     case.q, case.k_cache, case.v_cache = (x.to(FP8) for x in (case.q, case.k_cache, case.v_cache))
     keys, values = ([x.to(FP8) for x in kept] for kept in (case.keys, case.values))
-    case.keys, case.values = keys, values
+    case.keys = keys
+    case.values = values
     exact = Case(
         case.q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0), case.k_cache, case.v_cache,
         *case.args[3:], [x.double() * wide["k_scale"] for x in keys], [x.double() * wide["v_scale"] for x in values],

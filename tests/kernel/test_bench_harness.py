@@ -27,7 +27,13 @@ pytestmark = pytest.mark.cpu_only
 def case(size: int, **contenders: Contender) -> Case:
     make = lambda: (torch.ones(size // 4),)  # noqa: E731
     return Case(
-        "op", "shape", torch.float32, size, size, make, {"radix": torch.Tensor.sum} | contenders
+        op="op",
+        shape="shape",
+        dtype=torch.float32,
+        bytes=size,
+        flops=size,
+        make_inputs=make,
+        contenders={"radix": torch.Tensor.sum} | contenders,
     )
 
 
@@ -170,7 +176,8 @@ def test_torch_does_what_we_do(op):
     if (
         op == "topk_softmax"
     ):  # of two equal logits either may stand first: the weights say which were taken
-        ours, theirs = ours[:1], theirs[:1]
+        ours = ours[:1]
+        theirs = theirs[:1]
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape
         error = (a.float() - b.float()).norm() / b.float().norm()

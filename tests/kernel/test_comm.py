@@ -19,10 +19,13 @@ from tests.child import IMPORT_PATH
 
 def run_ranks(world, body, path, max_bytes=256, timeout=20.0):
     """body(comm) on every rank; returns the results, raises the first error."""
-    results, errors = [None] * world, []
+    results = [None] * world
+    errors = []
 
     def main(rank):
-        comm = ShmCommunicator(str(path), rank, world, max_bytes=max_bytes, timeout=timeout)
+        comm = ShmCommunicator(
+            name=str(path), rank=rank, world_size=world, max_bytes=max_bytes, timeout=timeout
+        )
         try:
             results[rank] = body(comm)
         except BaseException as error:
@@ -125,16 +128,16 @@ def test_many_exchanges_with_uneven_ranks_never_mix(path):
 
 
 def test_a_missing_rank_times_out_and_is_named(path):
-    comm = ShmCommunicator(str(path), 0, 3, max_bytes=64, timeout=0.2)
+    comm = ShmCommunicator(name=str(path), rank=0, world_size=3, max_bytes=64, timeout=0.2)
     with pytest.raises(RuntimeError, match=r"rank\(s\) \[1, 2\] did not arrive in 0.2 s"):
         comm.all_reduce(torch.ones(3))
-    other = ShmCommunicator(str(path), 1, 3, max_bytes=64, timeout=60)
+    other = ShmCommunicator(name=str(path), rank=1, world_size=3, max_bytes=64, timeout=60)
     with pytest.raises(RuntimeError, match="aborted by rank 0"):
         other.barrier()
 
 
 def test_abort_ends_a_wait_at_once(path):
-    comm = ShmCommunicator(str(path), 0, 2, max_bytes=64, timeout=60)
+    comm = ShmCommunicator(name=str(path), rank=0, world_size=2, max_bytes=64, timeout=60)
     threading.Timer(0.1, comm.abort).start()
     start = time.monotonic()
     with pytest.raises(RuntimeError, match="aborted by rank 0"):
@@ -145,8 +148,8 @@ def test_abort_ends_a_wait_at_once(path):
 def test_bad_arguments(path):
     for rank, world, size in ((2, 2, 64), (-1, 2, 64), (0, 0, 64), (0, 1, 7), (0, 1, 0)):
         with pytest.raises(ValueError, match="rank|max_bytes"):
-            ShmCommunicator(str(path), rank, world, max_bytes=size)
-    comm = ShmCommunicator(str(path), 0, 1, max_bytes=64)
+            ShmCommunicator(name=str(path), rank=rank, world_size=world, max_bytes=size)
+    comm = ShmCommunicator(name=str(path), rank=0, world_size=1, max_bytes=64)
     with pytest.raises(ValueError, match="contiguous"):
         comm.all_reduce(torch.ones(4, 4).t())
     with pytest.raises(ValueError, match="out "):
@@ -158,7 +161,7 @@ def test_bad_arguments(path):
 
 
 def test_an_element_larger_than_a_segment(path):
-    comm = ShmCommunicator(str(path), 0, 1, max_bytes=8)
+    comm = ShmCommunicator(name=str(path), rank=0, world_size=1, max_bytes=8)
     for tensor in (torch.ones(3, dtype=torch.complex128), torch.ones((), dtype=torch.complex128)):
         with pytest.raises(ValueError, match="element has 16 bytes, a segment 8"):
             comm.broadcast(tensor)
@@ -183,7 +186,7 @@ def test_two_processes_over_an_anonymous_file():
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, str(fd)], pass_fds=[fd], env=env, stderr=subprocess.PIPE
     )
-    comm = ShmCommunicator(f"/proc/self/fd/{fd}", 0, 2, max_bytes=1 << 16)
+    comm = ShmCommunicator(name=f"/proc/self/fd/{fd}", rank=0, world_size=2, max_bytes=1 << 16)
     os.close(fd)
     t = 2 * torch.arange(50_000, dtype=torch.float32)
     comm.all_reduce(t)

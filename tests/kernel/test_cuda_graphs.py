@@ -28,7 +28,9 @@ from tests.kernel.attention_cases import Case, make_case, oracle
 from tests.kernel.helpers import ATTENTION, assert_close, spread
 
 BF16 = torch.bfloat16
-PAGES, PAGE_SIZE, WIDTH = 400, 16, 170
+PAGES = 400
+PAGE_SIZE = 16
+WIDTH = 170
 SCALE = 192**-0.5
 
 
@@ -111,7 +113,9 @@ class Attention:
     with the result."""
 
     def __init__(self, batch: int, tokens: int, hint: int, device: str) -> None:
-        heads, kv_heads, dim = 4, 2, 128
+        heads = 4
+        kv_heads = 2
+        dim = 128
         self.q, self.out, self.again = (
             torch.zeros(tokens, heads, dim, dtype=BF16, device=device) for _ in range(3)
         )
@@ -146,7 +150,8 @@ class Attention:
             (self.caches[0], self.k, own.k_cache, prefix.k_cache), (self.caches[1], self.v, own.v_cache, prefix.v_cache)
         ):  # fmt: skip
             pages = torch.full(cache.shape, math.nan, dtype=BF16)
-            pages[:first], pages[first : first + len(shared)] = mine, shared
+            pages[:first] = mine
+            pages[first : first + len(shared)] = shared
             tokens = pages.flatten(0, 1)
             new.copy_(tokens[slots])
             tokens[slots] = math.nan
@@ -164,7 +169,7 @@ class Attention:
 def test_attention(kind, device, rng):
     replays, hint = (DECODE, 1) if kind == "decode" else (PREFILL, 98)
     rows = replays[0][0]
-    state = Attention(len(rows), sum(n for n, _ in rows), hint, device)
+    state = Attention(batch=len(rows), tokens=sum(n for n, _ in rows), hint=hint, device=device)
     sizes = {"heads": (4, 2), "dim": 128, "page_size": PAGE_SIZE, "dtype": BF16}
     run = None
     for rows, shared in [*replays, replays[0]]:
@@ -220,7 +225,8 @@ class Mla:
         table = torch.full((len(lens), max(needed)), 2**30, dtype=torch.int32)
         free = torch.randperm(PAGES, generator=rng)
         for row, count in enumerate(needed):
-            table[row, :count], free = free[:count].int(), free[count:]
+            table[row, :count] = free[:count].int()
+            free = free[count:]
         args = (
             table,
             torch.tensor(lens, dtype=torch.int32),
@@ -249,15 +255,18 @@ def test_mla(heads, fp8, batch_invariant, device, rng):
     if device == "cpu":
         if heads > 16 or batch_invariant:
             pytest.skip("the reference has one way for all of these")
-        heads, replays = 2, replays[::3]
-    state, run = Mla(4, heads, fp8, batch_invariant, device), None
+        heads = 2
+        replays = replays[::3]
+    state = Mla(batch=4, heads=heads, fp8=fp8, batch_invariant=batch_invariant, device=device)
+    run = None
     for lens in replays:
         seen = state.load(lens, rng)
         if run is None:
             run = record(state.step, device)
             seen = state.load(lens, rng)
         run()
-        cache, table = reference.unpack_mla_cache(seen[0], torch.float64), seen[1].long()
+        cache = reference.unpack_mla_cache(seen[0], torch.float64)
+        table = seen[1].long()
         if (
             heads > 16 and not batch_invariant
         ):  # Hopper's way with many rows rounds a widened token to bfloat16
@@ -278,9 +287,10 @@ def test_calls_in_a_row_without_a_wait(device, rng):
     ended."""
     rows, shared = DECODE[1]
     sizes = {"heads": (4, 2), "dim": 128, "page_size": PAGE_SIZE, "dtype": BF16}
-    states, expected = [], []
+    states = []
+    expected = []
     for _ in range(6):
-        states.append(Attention(len(rows), len(rows), 1, device))
+        states.append(Attention(batch=len(rows), tokens=len(rows), hint=1, device=device))
         states[-1].load(
             make_case(rows, rng, **sizes), make_case([(0, n) for n in shared], rng, **sizes)
         )

@@ -135,7 +135,10 @@ class _MlaSizes(ctypes.Structure):
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     """Rows of up to 163,840 tokens. Only `narrow` has a tree for each row, and so needs more for
     longer ones."""
-    slim, wide, narrow_16, narrow_32 = 8_687_616, 34_741_248, 194_641_920, 389_283_840
+    slim = 8_687_616
+    wide = 34_741_248
+    narrow_16 = 194_641_920
+    narrow_32 = 389_283_840
     query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
     for heads, max_seqlen_q, any_split, item_size, expected in (
         (128, 1, 1, 2, wide), (128, 1, 1, 1, wide), (16, 2, 1, 2, wide), (16, 1, 1, 2, slim), (16, 1, 1, 1, narrow_16),

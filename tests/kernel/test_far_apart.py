@@ -47,7 +47,8 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> None:
 def in_order(case: Case, page_size: int) -> None:
     """The one row's pages, one after the other, and no others: the last is used."""
     used = case.page_table[0, : -(-int(case.kv_lens[0]) // page_size)].long()
-    case.k_cache, case.v_cache = case.k_cache[used], case.v_cache[used]
+    case.k_cache = case.k_cache[used]
+    case.v_cache = case.v_cache[used]
     case.page_table[0, : len(used)] = torch.arange(len(used))
 
 
@@ -55,7 +56,8 @@ def narrow(case: Case, fp8: str) -> dict[str, torch.Tensor]:
     """Makes the cache FP8, or with "all" the queries too, and returns the scales."""
     if not fp8:
         return {}
-    case.k_cache, case.v_cache = case.k_cache.to(FP8), case.v_cache.to(FP8)
+    case.k_cache = case.k_cache.to(FP8)
+    case.v_cache = case.v_cache.to(FP8)
     scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])}
     if fp8 == "all":
         case.q = case.q.to(FP8)
@@ -79,7 +81,9 @@ def test_paged_attention(queries, kv_len, page_size, fp8, rng):
         **narrow(case, ("all" if queries > 16 else "cache") if fp8 else ""),
     }
     expected = rk.flash_attn_with_kvcache(*case.args, **options)
-    case.q, case.k_cache, case.v_cache = far(case.q), far(case.k_cache), far(case.v_cache)
+    case.q = far(case.q)
+    case.k_cache = far(case.k_cache)
+    case.v_cache = far(case.v_cache)
     out = distant(expected.shape, expected.dtype)
     same(rk.flash_attn_with_kvcache(*case.args, **options, out=out), expected)
 
@@ -143,9 +147,11 @@ def test_mla_decode(heads, page_size, fp8, batch_invariant, rng):
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_store_mla_kv(fp8, rng):
-    latent, rope = spread((5, 512), BF16, rng), spread((5, 64), BF16, rng)
+    latent = spread((5, 512), BF16, rng)
+    rope = spread((5, 64), BF16, rng)
     cache = torch.zeros(3, 4, 656, dtype=torch.uint8) if fp8 else torch.zeros(3, 4, 576, dtype=BF16)
-    pages, slots = far(cache), torch.tensor([11, 0, 6, -1, 10])
+    pages = far(cache)
+    slots = torch.tensor([11, 0, 6, -1, 10])
     rk.store_mla_kv(latent, rope, cache, slots)
     rk.store_mla_kv(far(latent), far(rope), pages, slots)
     same(pages, cache)
@@ -155,7 +161,8 @@ def test_store_mla_kv(fp8, rng):
 def test_store_kv_cache(rng):
     k, v = (spread((3, 1, 16), BF16, rng) for _ in range(2))
     caches = [torch.zeros(2, 4, 1, 16, dtype=BF16) for _ in range(2)]
-    pages, slots = [far(cache) for cache in caches], torch.tensor([7, -1, 1])
+    pages = [far(cache) for cache in caches]
+    slots = torch.tensor([7, -1, 1])
     rk.store_kv_cache(k, v, *caches, slots)
     rk.store_kv_cache(far(k), far(v), *pages, slots)
     for there, cache in zip(pages, caches, strict=True):
@@ -164,7 +171,8 @@ def test_store_kv_cache(rng):
 
 @pytest.mark.parametrize("rope", [64, 6])
 def test_concat_mla_k(rope, rng):
-    nope, part = spread((3, 2, 128), BF16, rng), spread((3, 1, rope), BF16, rng)
+    nope = spread((3, 2, 128), BF16, rng)
+    part = spread((3, 1, rope), BF16, rng)
     k = distant((3, 2, 128 + rope), BF16)
     rk.concat_mla_k(k, far(nope), far(part))
     same(k, torch.cat((nope, part.expand(-1, 2, -1)), -1))
@@ -176,13 +184,12 @@ def test_concat_mla_k(rope, rng):
 def test_fp8_products(tokens, kind, rng):
     a, b = (torch.randn(n, 256, generator=rng).to(FP8) for n in (tokens, 256))
     if kind == "blocks":
-        op, scales, options = (
-            rk.fp8_blockwise_scaled_mm,
-            (torch.rand(tokens, 2), torch.rand(2, 2).t()),
-            {},
-        )
+        op = rk.fp8_blockwise_scaled_mm
+        scales = (torch.rand(tokens, 2), torch.rand(2, 2).t())
+        options = {}
     else:
-        op, scales = rk.fp8_scaled_mm, (torch.rand(tokens, 1), torch.rand(1, 256))
+        op = rk.fp8_scaled_mm
+        scales = (torch.rand(tokens, 1), torch.rand(1, 256))
         options = {"fast_accum": kind == "fast"}
     expected = op(a, b.t(), *scales, **options)
     same(op(far(a), far(b).t(), *scales, **options, out=distant(expected.shape, BF16)), expected)
@@ -207,7 +214,8 @@ def test_linear_with_a_residual(tokens, rng):
 
 @pytest.mark.parametrize("group", [None, 128])
 def test_quantize(group, rng):
-    x, w = spread((3, 512), BF16, rng), spread((512,), BF16, rng)
+    x = spread((3, 512), BF16, rng)
+    w = spread((512,), BF16, rng)
     ops = [
         (lambda x, **o: rk.per_token_group_quant(x, group, **o))
         if group
@@ -225,15 +233,19 @@ def test_quantize(group, rng):
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("rows", [40, 200])
 def test_grouped_products(fp8, rows, rng):
-    x, weight = torch.randn(2 * 256, 128, generator=rng), torch.randn(2, 136, 128, generator=rng)
+    x = torch.randn(2 * 256, 128, generator=rng)
+    weight = torch.randn(2, 136, 128, generator=rng)
     scales = {}
     if fp8:
-        x, weight = x.to(FP8), weight.to(FP8)
+        x = x.to(FP8)
+        weight = weight.to(FP8)
         scales = {"x_scale": torch.rand(512, 1), "weight_scale": torch.rand(2, 2, 1)}
     else:
-        x, weight = x.to(BF16), weight.to(BF16)
+        x = x.to(BF16)
+        weight = weight.to(BF16)
     groups = torch.full((512,), -1, dtype=torch.int32)
-    groups[:rows], groups[256 : 256 + rows] = 0, 1
+    groups[:rows] = 0
+    groups[256 : 256 + rows] = 1
     expected = rk.m_grouped_gemm_contiguous(x, weight, groups, **scales)
     out = distant(expected.shape, BF16)
     rk.m_grouped_gemm_contiguous(far(x), weight, groups, **scales, out=out)
@@ -273,13 +285,15 @@ def test_experts_whose_weights_are_more_than_2_31_elements(tokens, scales, rng, 
     weights = []
     for w, name in ((case.w1, "w1_scale"), (case.w2, "w2_scale")):
         large = torch.empty((count, *w.shape[1:]), dtype=FP8, device="cuda")
-        large[0], large[-1] = w[0].cuda(), w[1].cuda()
+        large[0] = w[0].cuda()
+        large[-1] = w[1].cuda()
         weights.append(large)
         scale = torch.full((count, *options[name].shape[1:]), math.nan)  # nobody names the others
         scale[0], scale[-1] = options[name]
         options[name] = scale.cuda()
     assert weights[0].numel() > 2**31
-    x, gates = case.x.cuda(), case.weights.cuda()
+    x = case.x.cuda()
+    gates = case.weights.cuda()
     expected = rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids, **case.options)
     got = rk.fused_experts(x, *weights, gates, (case.ids * (count - 1)).cuda(), **options)
     assert_close("fused_experts", got.cpu(), expected.double(), (1.6e-2, 1e-1))

@@ -17,7 +17,8 @@ from tests.kernel.helpers import (
     spread,
 )
 
-PAGES, PAGE_SIZE = 9, 4
+PAGES = 9
+PAGE_SIZE = 4
 
 
 def case(
@@ -32,7 +33,8 @@ def case(
     gap: int = 0,
 ) -> dict[str, Any]:
     """Arguments with q, k, v as views of one buffer and caches full of NaN."""
-    heads, kv_heads = 6, 2
+    heads = 6
+    kv_heads = 2
     qkv = spread((tokens, heads + 2 * kv_heads, dim + gap), dtype, rng)[..., :dim]
     weights = [
         spread((dim,), torch.float32 if wide_weight else dtype, rng) if norm else None
@@ -64,7 +66,8 @@ def oracle(
     """q and k in float64, from the definitions of the single ops."""
     results = []
     for name in "qk":
-        x, weight = args[name].double(), args[f"{name}_weight"]
+        x = args[name].double()
+        weight = args[f"{name}_weight"]
         if weight is not None:
             x = rk.reference.rmsnorm(x, weight, eps)
         else:
@@ -83,7 +86,8 @@ def check(args: dict[str, Any], dtype: torch.dtype, is_neox: bool, **keywords: A
     assert_close("fused_qk_norm_rope_store", args["q"], q, ROUNDED_ONCE[dtype])
     for name in "kv":
         assert_same_bits(args[name], before[name])
-    slots, stored = args["slot_mapping"], torch.zeros(PAGES * PAGE_SIZE, dtype=torch.bool)
+    slots = args["slot_mapping"]
+    stored = torch.zeros(PAGES * PAGE_SIZE, dtype=torch.bool)
     kept = slots >= 0
     stored[slots[kept]] = True
     k_cache, v_cache = (args[name].flatten(0, 1) for name in ("k_cache", "v_cache"))

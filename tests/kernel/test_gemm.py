@@ -38,7 +38,8 @@ def fp8(shape, rng, *, gap: int = 0) -> torch.Tensor:
     values = (torch.randn(tuple(shape), generator=rng) * 4).to(torch.float8_e4m3fn)
     if not gap:
         return values
-    rows, width = math.prod(shape[:-1]), shape[-1]
+    rows = math.prod(shape[:-1])
+    width = shape[-1]
     buffer = torch.full((rows, width + gap), 0x7F, dtype=torch.uint8)
     buffer[:, :width] = values.view(torch.uint8).view(rows, width)
     view = buffer.view(torch.float8_e4m3fn)[:, :width]
@@ -62,7 +63,8 @@ def oracle_linear(x, w, bias=None, residual=None):
 @pytest.mark.parametrize("ends", ["", "bias", "float bias", "residual", "all"])
 def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
     n, k = shape
-    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
+    x = spread((tokens, k), dtype, rng, gap=8)
+    w = spread((n, k), dtype, rng)
     bias = (
         spread((n,), torch.float32 if ends == "float bias" else dtype, rng)
         if ends in ("bias", "float bias", "all")
@@ -84,11 +86,10 @@ def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_linear_with_a_float32_result(dtype, shape, tokens, rng):
     n, k = shape
-    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
-    residual, out = (
-        spread((tokens, n), dtype, rng, gap=3),
-        guarded((tokens, n), torch.float32, gap=8),
-    )
+    x = spread((tokens, k), dtype, rng, gap=8)
+    w = spread((n, k), dtype, rng)
+    residual = spread((tokens, n), dtype, rng, gap=3)
+    out = guarded((tokens, n), torch.float32, gap=8)
     for weight in (rk.pack_weight(w), w):
         rk.linear(x, weight, residual=residual, out=out.view)
         out.check()
@@ -101,7 +102,8 @@ def test_linear_of_large_weights(shape, tokens, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
-    x, w = spread((tokens, k), torch.bfloat16, rng), spread((n, k), torch.bfloat16, rng)
+    x = spread((tokens, k), torch.bfloat16, rng)
+    w = spread((n, k), torch.bfloat16, rng)
     assert_close("linear", rk.linear(x, rk.pack_weight(w)), oracle_linear(x, w), ROUNDED[x.dtype])
 
 
@@ -111,7 +113,8 @@ def test_linear_of_huge_weights(shape, tokens, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU reads every weight alike")
     n, k = shape
-    x, w = spread((tokens, k), torch.bfloat16, rng), spread((n, k), torch.bfloat16, rng)
+    x = spread((tokens, k), torch.bfloat16, rng)
+    w = spread((n, k), torch.bfloat16, rng)
     packed = rk.pack_weight(w)
     got = rk.linear(x, packed)
     assert_close("linear on Hopper", got, oracle_linear(x, w), ROUNDED[torch.bfloat16])
@@ -119,7 +122,8 @@ def test_linear_of_huge_weights(shape, tokens, rng, request):
 
 
 def test_linear_residual_in_place(rng):
-    x, w = spread((5, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
+    x = spread((5, 64), torch.bfloat16, rng)
+    w = spread((48, 64), torch.bfloat16, rng)
     residual = spread((5, 48), torch.bfloat16, rng)
     expected = oracle_linear(x, w, None, residual)
     assert rk.linear(x, rk.pack_weight(w), residual=residual, out=residual) is residual
@@ -134,7 +138,8 @@ def test_linear_residual_in_place(rng):
 @pytest.mark.parametrize("ends", ["residual", "bias and residual"])
 def test_linear_of_many_rows_adds_the_residual_before_it_rounds(dtype, shape, tokens, ends, rng):
     n, k = shape
-    x, w = spread((tokens, k), dtype, rng, gap=8), spread((n, k), dtype, rng)
+    x = spread((tokens, k), dtype, rng, gap=8)
+    w = spread((n, k), dtype, rng)
     bias = spread((n,), dtype, rng) if "bias" in ends else None
     residual = spread((tokens, n), dtype, rng, gap=8)
     expected = oracle_linear(x, w, bias, residual)
@@ -154,7 +159,8 @@ def test_linear_of_many_rows_and_few_tiles(dtype, shape, tokens, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
-    x, w = spread((tokens, k), dtype, rng), spread((n, k), dtype, rng)
+    x = spread((tokens, k), dtype, rng)
+    w = spread((n, k), dtype, rng)
     residual = spread((tokens, n), dtype, rng)
     out = guarded((tokens, n), dtype, gap=8)
     weight = rk.pack_weight(w)
@@ -165,7 +171,8 @@ def test_linear_of_many_rows_and_few_tiles(dtype, shape, tokens, rng, request):
 
 
 def test_linear_of_many_rows_with_a_residual_that_no_copy_engine_reads(rng):
-    x, w = spread((70, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
+    x = spread((70, 64), torch.bfloat16, rng)
+    w = spread((48, 64), torch.bfloat16, rng)
     residual = spread((70, 48), torch.bfloat16, rng, gap=3)
     expected = oracle_linear(x, w, None, residual)
     assert_close(
@@ -183,7 +190,8 @@ def test_a_row_of_many_depends_on_neither_the_others_nor_their_number(shape, rng
     n, k = shape
     w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
     for most, fewer in ((128, (65, 90)), (256, (129, 200)), (1500, (257, 400, 1000))):
-        x, residual = spread((most, k), torch.bfloat16, rng), spread((most, n), torch.bfloat16, rng)
+        x = spread((most, k), torch.bfloat16, rng)
+        residual = spread((most, n), torch.bfloat16, rng)
         whole = rk.linear(x, w, residual=residual)
         for m in fewer:
             assert_same_bits(rk.linear(x[:m], w, residual=residual[:m]), whole[:m])
@@ -203,20 +211,20 @@ def test_a_row_depends_on_neither_the_others_nor_their_number(shape, rng, reques
         (32, (17, 25), False),
         (64, (17, 32, 33, 63), True),
     ):
-        x, residual = (
-            spread((most, k), torch.bfloat16, rng),
-            spread((most, n), torch.bfloat16, rng) if fused else None,
-        )
+        x = spread((most, k), torch.bfloat16, rng)
+        residual = spread((most, n), torch.bfloat16, rng) if fused else None
         whole = rk.linear(x, w, residual=residual)
         for m in fewer:
-            first, last = slice(m), slice(most - m, None)
+            first = slice(m)
+            last = slice(most - m, None)
             for part in (first, last):
                 more = residual[part] if fused else None
                 assert_same_bits(rk.linear(x[part], w, residual=more), whole[part])
 
 
 def test_nan_stays_in_its_token(rng):
-    x, w = spread((20, 128), torch.bfloat16, rng), spread((136, 128), torch.bfloat16, rng)
+    x = spread((20, 128), torch.bfloat16, rng)
+    w = spread((136, 128), torch.bfloat16, rng)
     packed = rk.pack_weight(w)
     clean = rk.linear(x, packed)
     x[3, 5] = math.nan
@@ -232,7 +240,8 @@ def test_nan_stays_in_its_token(rng):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request):
     k = 136
-    x, w = spread((tokens, k), dtype, rng, gap=8), spread((2 * features, k), dtype, rng) * 0.05
+    x = spread((tokens, k), dtype, rng, gap=8)
+    w = spread((2 * features, k), dtype, rng) * 0.05
     both = oracle_linear(x, w)
     gate, up = (both[:, 0::2], both[:, 1::2]) if interleaved else both.chunk(2, dim=-1)
     expected = gate / (1 + torch.exp(-gate)) * up
@@ -249,7 +258,8 @@ def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request)
 
 
 def test_leading_dimensions(rng):
-    x, w = spread((2, 3, 64), torch.bfloat16, rng), spread((32, 64), torch.bfloat16, rng)
+    x = spread((2, 3, 64), torch.bfloat16, rng)
+    w = spread((32, 64), torch.bfloat16, rng)
     packed = rk.pack_weight(w)
     assert_same_bits(rk.linear(x, packed), rk.linear(x.flatten(0, 1), packed).unflatten(0, (2, 3)))
     both = rk.linear_silu_and_mul(x, packed)
@@ -260,7 +270,8 @@ def test_leading_dimensions(rng):
 @pytest.mark.parametrize("rows", [(2, 3), (5, 13)], ids=str)
 def test_other_leading_dimensions_are_refused(rows, rng):
     """Of as many rows, which a kernel that sees rows alone would pair with others than theirs."""
-    x, w = spread((*rows, 64), torch.bfloat16, rng), spread((64, 64), torch.bfloat16, rng)
+    x = spread((*rows, 64), torch.bfloat16, rng)
+    w = spread((64, 64), torch.bfloat16, rng)
     turned = torch.zeros(*rows[::-1], 64, dtype=torch.bfloat16)
     for weight in (rk.pack_weight(w), w):
         with pytest.raises(ValueError, match="residual"):
@@ -275,11 +286,10 @@ def test_other_leading_dimensions_are_refused(rows, rng):
 
 @pytest.mark.parametrize("tokens", [3, 64, 65])
 def test_bias_and_residual_of_any_strides(tokens, rng):
-    x, w = spread((tokens, 64), torch.bfloat16, rng), spread((48, 64), torch.bfloat16, rng)
-    bias, residual = (
-        spread((96,), torch.bfloat16, rng)[::2],
-        spread((48, tokens), torch.bfloat16, rng).t(),
-    )
+    x = spread((tokens, 64), torch.bfloat16, rng)
+    w = spread((48, 64), torch.bfloat16, rng)
+    bias = spread((96,), torch.bfloat16, rng)[::2]
+    residual = spread((48, tokens), torch.bfloat16, rng).t()
     for weight in (rk.pack_weight(w), w):
         for ends in ((bias, None), (None, residual), (bias, residual)):
             got = rk.linear(x, weight, ends[0], residual=ends[1])
@@ -319,8 +329,11 @@ def test_what_the_fused_kernel_is_given(rows, rng, hopper):
     def make(*shape):
         return spread(shape, torch.bfloat16, rng).as_subclass(_OnHopper)
 
-    count, x, w = math.prod(rows), make(*rows, 64), make(64, 64)
-    residual, bias = make(*rows, 64), make(64)
+    count = math.prod(rows)
+    x = make(*rows, 64)
+    w = make(64, 64)
+    residual = make(*rows, 64)
+    bias = make(64)
     expected = oracle_linear(x, w, bias, residual)
     strided = make(64, *rows).permute(1, 2, 0).copy_(residual), make(128)[::2].copy_(bias)
     for other, vector in ((residual, bias), strided):
@@ -357,9 +370,11 @@ def scaled(a, b, sa, sb, bias=None):
 @pytest.mark.parametrize("kind", ["tensor", "row", "row and bias"])
 def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
     n, k = shape
-    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng, gap=32).t()
+    a = fp8((tokens, k), rng, gap=16)
+    b = fp8((n, k), rng, gap=32).t()
     row = kind != "tensor"
-    sa, sb = scales((tokens, 1) if row else (1,), rng), scales((1, n) if row else (1,), rng)
+    sa = scales((tokens, 1) if row else (1,), rng)
+    sb = scales((1, n) if row else (1,), rng)
     bias = spread((n,), dtype, rng) if kind == "row and bias" else None
     out = guarded((tokens, n), dtype, gap=8)
     got = rk.fp8_scaled_mm(a, b, sa, sb, str(dtype).removeprefix("torch."), bias, out=out.view)
@@ -390,7 +405,8 @@ def blockwise(a, b, sa, sb):
 @pytest.mark.parametrize("columns", [False, True])
 def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     n, k = shape
-    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng).t()
+    a = fp8((tokens, k), rng, gap=16)
+    b = fp8((n, k), rng).t()
     sa = scales((k // 128, tokens), rng).t() if columns else scales((tokens, k // 128), rng)
     sb = scales((n // 128, k // 128), rng).t()
     out = guarded((tokens, n), torch.bfloat16, gap=8)
@@ -413,12 +429,15 @@ def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
 def test_fp8_of_every_tile(tokens, n, k, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU has no tiles")
-    a, b = fp8((tokens, k), rng), fp8((n, k), rng).t()
-    sa, sb = scales((tokens, 1), rng), scales((1, n), rng)
+    a = fp8((tokens, k), rng)
+    b = fp8((n, k), rng).t()
+    sa = scales((tokens, 1), rng)
+    sb = scales((1, n), rng)
     got = rk.fp8_scaled_mm(a, b, sa, sb)
     assert_close("fp8_scaled_mm", got, scaled(a, b, sa, sb), FP8[torch.bfloat16])
     assert_same_bits(rk.fp8_scaled_mm(a[:-3], b, sa[:-3], sb), got[:-3])
-    ba, bb = scales((tokens, k // 128), rng), scales((n // 128, k // 128), rng).t()
+    ba = scales((tokens, k // 128), rng)
+    bb = scales((n // 128, k // 128), rng).t()
     got = rk.fp8_blockwise_scaled_mm(a, b, ba, bb)
     assert_close("fp8_blockwise_scaled_mm", got, blockwise(a, b, ba, bb), FP8[torch.bfloat16])
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:-3], b, ba[:-3], bb), got[:-3])
@@ -431,8 +450,10 @@ def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
     every time."""
     if not on_gpu(request):
         pytest.skip("the CPU has no tiles")
-    a, b = fp8((tokens, 128), rng), fp8((33792, 128), rng).t()
-    sa, sb = scales((tokens, 1), rng), scales((1, 33792), rng)
+    a = fp8((tokens, 128), rng)
+    b = fp8((33792, 128), rng).t()
+    sa = scales((tokens, 1), rng)
+    sb = scales((1, 33792), rng)
     first = rk.fp8_scaled_mm(a, b, sa, sb, fast_accum=fast)
     assert_close("fp8_scaled_mm", first, scaled(a, b, sa, sb), FP8[torch.bfloat16])
     for _ in range(20):
@@ -448,8 +469,11 @@ def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
      (140, 14784, 640), (260, 16896, 512), (150, 256, 16384)],
 )  # fmt: skip
 def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
-    a, b = fp8((tokens, k), rng, gap=16), fp8((n, k), rng).t()
-    sa, sb, bias = scales((tokens, 1), rng), scales((1, n), rng), spread((n,), dtype, rng)
+    a = fp8((tokens, k), rng, gap=16)
+    b = fp8((n, k), rng).t()
+    sa = scales((tokens, 1), rng)
+    sb = scales((1, n), rng)
+    bias = spread((n,), dtype, rng)
     out = guarded((tokens, n), dtype, gap=8)
     assert rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, out=out.view) is out.view
     out.check()
@@ -466,9 +490,12 @@ def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
 @pytest.mark.parametrize("tokens", [0, 1, 16, 40, 70, 257])
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_bmm_fp8(tokens, batch, rng):
-    n, k = 144, 272
-    a, b = fp8((batch, tokens, k), rng, gap=16), fp8((batch, n, k), rng).transpose(1, 2)
-    sa, sb = scales((1,), rng), scales((), rng)
+    n = 144
+    k = 272
+    a = fp8((batch, tokens, k), rng, gap=16)
+    b = fp8((batch, n, k), rng).transpose(1, 2)
+    sa = scales((1,), rng)
+    sb = scales((), rng)
     expected = a.double() @ b.double() * (sa.double() * sb.double())
     assert_close("bmm_fp8", rk.bmm_fp8(a, b, sa, sb), expected, FP8[torch.bfloat16])
     assert_close(
@@ -482,7 +509,9 @@ def test_fp8_rows_do_not_depend_on_the_others(bounds, rng, request):
     if not on_gpu(request):
         pytest.skip("torch's product on the CPU promises no such thing")
     low, high = bounds
-    a, b = fp8((high, 512), rng), fp8((256, 512), rng).t()
-    sa, sb = scales((high, 4), rng), scales((2, 4), rng).t()
+    a = fp8((high, 512), rng)
+    b = fp8((256, 512), rng).t()
+    sa = scales((high, 4), rng)
+    sb = scales((2, 4), rng).t()
     whole = rk.fp8_blockwise_scaled_mm(a, b, sa, sb)
     assert_same_bits(rk.fp8_blockwise_scaled_mm(a[:low], b, sa[:low], sb), whole[:low])

@@ -48,7 +48,9 @@ def scales(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scales_of_rows(shape, bias, dtype, rng, request):
     m, n, k = sized(shape, request)
-    (a, b), sa, sb = operands(m, n, k, rng), scales((m, 1), rng), scales((1, n), rng)
+    (a, b) = operands(m, n, k, rng)
+    sa = scales((m, 1), rng)
+    sb = scales((1, n), rng)
     more = spread((n,), torch.float32 if "float32" in bias else dtype, rng) if bias else None
     expected = (a.double() @ b.double()) * (sa.double() * sb.double())
     expected = expected if more is None else expected + more.double()
@@ -69,11 +71,9 @@ def test_scales_of_rows(shape, bias, dtype, rng, request):
 @pytest.mark.parametrize("shape", BLOCKS, ids=str)
 def test_scales_of_blocks(shape, dtype, rng, request):
     m, n, k = sized(shape, request)
-    (a, b), sa, sb = (
-        operands(m, n, k, rng),
-        scales((m, k // 128), rng),
-        scales((n // 128, k // 128), rng),
-    )
+    (a, b) = operands(m, n, k, rng)
+    sa = scales((m, k // 128), rng)
+    sb = scales((n // 128, k // 128), rng)
     wide = a.double() * sa.double().repeat_interleave(128, 1)
     expected = wide @ (
         b.double() * sb.double().repeat_interleave(128, 0).repeat_interleave(128, 1).t()
@@ -98,7 +98,8 @@ def test_batches(shape, dtype, rng, request):
     """A batch's last tile of tokens is followed by the next one's first."""
     batch, m, n, k = sized(shape, request)
     a, b = ((torch.randn(batch, rows, k, generator=rng) * 4).to(FP8) for rows in (m, n))
-    sa, sb = scales((1,), rng), scales((), rng)
+    sa = scales((1,), rng)
+    sb = scales((), rng)
     got = rk.bmm_fp8(a, b.mT, sa, sb, dtype)
     assert_close(
         "bmm_fp8", got, a.double() @ b.double().mT * (sa.double() * sb.double()), TOLERANCE[dtype]

@@ -13,7 +13,8 @@ import torch
 import radix_kernels as rk
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
 
-FP8, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+FP8 = torch.float8_e4m3fn
+FNUZ = torch.float8_e4m3fnuz
 CODES = (FP8, FNUZ)
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (5e-4, 1e-3), torch.bfloat16: (4e-3, 8e-3)}
 TRITON = importlib.util.find_spec("triton") is not None
@@ -60,7 +61,8 @@ def operands(
     weight = torch.randn((experts, n, k), generator=rng) / k**0.5
     if dtype not in CODES:
         return x.to(dtype), weight.to(dtype), None, None
-    (x, x_scale), (weight, w_scale) = quantized(x, dtype, rng, 1), quantized(weight, dtype, rng, 2)
+    (x, x_scale) = quantized(x, dtype, rng, 1)
+    (weight, w_scale) = quantized(weight, dtype, rng, 2)
     return x, weight, x_scale, w_scale
 
 
@@ -202,7 +204,8 @@ MASKED = [(1, 1, 1, 16, 32), (3, 20, 9, 72, 128), (4, 70, 64, 136, 200), (2, 150
 def test_masked(shape, run, dtype, rng):
     experts, most, expected, n, k = shape
     counts = integers(0, most + 1, (experts,), rng).int()
-    counts[0], counts[-1] = 0, most
+    counts[0] = 0
+    counts[-1] = most
     x, weight, x_scale, w_scale = operands((experts, most), experts, n, k, dtype, rng)
     behind = torch.arange(most) >= counts[:, None]
     poison(x, x_scale, behind)

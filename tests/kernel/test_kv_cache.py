@@ -29,10 +29,13 @@ def layouts(pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64])
 @pytest.mark.parametrize("tokens", [0, 1, 23])
 def test_store(dtype, page_size, tokens, rng):
-    pages, heads, dim = 40, 3, 48
+    pages = 40
+    heads = 3
+    dim = 48
     for k_cache, v_cache in layouts(pages, page_size, heads, dim, dtype):
         qkv = spread((tokens, 2 * heads + 4, dim), dtype, rng)
-        k, v = qkv[:, 1 : 1 + heads], qkv[:, heads + 2 : 2 * heads + 2]
+        k = qkv[:, 1 : 1 + heads]
+        v = qkv[:, heads + 2 : 2 * heads + 2]
         slots = torch.randperm(pages * page_size, generator=rng)[:tokens]
         if tokens > 3:
             slots[[0, 3]] = -1
@@ -62,7 +65,10 @@ def test_bits_are_copied():
 @pytest.mark.parametrize("hnd", [False, True])
 def test_int8(dtype, dim, hnd, rng):
     """Values and scales are those of the definition, bit by bit; what no slot names stays."""
-    pages, page_size, heads, tokens = 6, 5, 3, 17
+    pages = 6
+    page_size = 5
+    heads = 3
+    tokens = 17
     shape = (pages, heads, page_size) if hnd else (pages, page_size, heads)
     caches = [torch.full((*shape, dim), 77, dtype=torch.int8) for _ in range(2)]
     scales = [torch.full(shape, -1.0) for _ in range(2)]
@@ -78,10 +84,8 @@ def test_int8(dtype, dim, hnd, rng):
     for source, cache, scale in zip(
         (rows[:, :heads], rows[:, heads:]), caches, scales, strict=True
     ):
-        values, factors = (
-            torch.full((pages * page_size, heads, dim), 77),
-            torch.full((pages * page_size, heads), -1.0),
-        )
+        values = torch.full((pages * page_size, heads, dim), 77)
+        factors = torch.full((pages * page_size, heads), -1.0)
         for token, slot in enumerate(slots.tolist()):
             if slot >= 0:
                 wide = source[token].float()
@@ -95,7 +99,8 @@ def test_int8(dtype, dim, hnd, rng):
 def test_int8_errors():
     k = torch.ones(2, 1, 16)
     caches = [torch.zeros(2, 4, 1, 16, dtype=torch.int8) for _ in range(2)]
-    scale, slots = torch.zeros(2, 4, 1), torch.tensor([0, 1])
+    scale = torch.zeros(2, 4, 1)
+    slots = torch.tensor([0, 1])
     for wrong in ({}, {"k_scale": scale}, {"k_scale": scale, "v_scale": torch.zeros(2, 4)}):
         with pytest.raises(ValueError):
             rk.store_kv_cache(k, k, *caches, slots, **wrong)
@@ -123,7 +128,8 @@ def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
     values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     size = x.double().abs().clamp(max=448).nan_to_num(0)
     above = torch.searchsorted(values, size).clamp(1, 0x7E)
-    low, high = size - values[above - 1], values[above] - size
+    low = size - values[above - 1]
+    high = values[above] - size
     code = torch.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
     return torch.where(x.isnan(), math.nan, values[code] * x.sign())
 
@@ -134,7 +140,10 @@ def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("hnd", [False, True])
 def test_fp8(dtype, dim, per_head, hnd, rng):
-    pages, page_size, heads, tokens = 6, 5, 3, 17
+    pages = 6
+    page_size = 5
+    heads = 3
+    tokens = 17
     shape = (pages, heads, page_size, dim) if hnd else (pages, page_size, heads, dim)
     caches = [
         torch.full(shape, 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)
@@ -142,11 +151,9 @@ def test_fp8(dtype, dim, per_head, hnd, rng):
     caches = [x.transpose(1, 2) for x in caches] if hnd else caches
     sizes = torch.randint(-14, 12, (tokens, 2 * heads, 1), generator=rng)
     rows = (torch.randn(tokens, 2 * heads, dim, generator=rng) * 2.0**sizes).to(dtype)
-    rows[2, 1], rows[3, :, 0], rows[4, :, :3] = (
-        0,
-        math.nan,
-        torch.tensor([math.inf, -math.inf, 2**-10]),
-    )
+    rows[2, 1] = 0
+    rows[3, :, 0] = math.nan
+    rows[4, :, :3] = torch.tensor([math.inf, -math.inf, 2**-10])
     rows[5] = (
         torch.tensor([8.5, 9.5, -17, 2**-10 * 3]).repeat(heads * dim // 2).view(2 * heads, dim)
     )  # in the middle
@@ -177,7 +184,8 @@ def test_fp8_is_what_attention_reads(rng):
     k, v, q = (torch.randn(50, heads, 64, generator=rng).bfloat16() for heads in (2, 2, 4))
     scales = {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.01, 0.04])}
     rk.store_kv_cache(k, v, *caches, torch.arange(50), **scales)
-    table, lens = torch.arange(4, dtype=torch.int32)[None], torch.tensor([50], dtype=torch.int32)
+    table = torch.arange(4, dtype=torch.int32)[None]
+    lens = torch.tensor([50], dtype=torch.int32)
     ends = torch.tensor([0, 50], dtype=torch.int32)
     got = rk.flash_attn_with_kvcache(q, *caches, table, lens, ends, **scales)
     exact = rk.flash_attn_varlen(q, k, v, ends, ends)
@@ -188,7 +196,8 @@ def test_fp8_is_what_attention_reads(rng):
 def test_fp8_errors():
     k = torch.ones(2, 3, 16)
     caches = [torch.zeros(2, 4, 3, 16).to(torch.float8_e4m3fn) for _ in range(2)]
-    one, slots = torch.ones(1), torch.tensor([0, 1])
+    one = torch.ones(1)
+    slots = torch.tensor([0, 1])
     for wrong in (
         {},
         {"k_scale": one},

@@ -65,7 +65,8 @@ def test_grouped_products(fp8, rng):
         if fp8
         else {}
     )
-    x, weight = x.cuda(), weight.cuda()
+    x = x.cuda()
+    weight = weight.cuda()
     groups = torch.arange(2, dtype=torch.int32).repeat_interleave(256).cuda()
     wide = ["contiguous_kernel", "wide_grouped_kernel"]
     found = launched(lambda: m_grouped_gemm_contiguous(x, weight, groups, **scales))

@@ -82,11 +82,9 @@ def test_linear(dtype, n, k, tokens, bias, tolerance, rng):
 @pytest.mark.parametrize("tokens", [0, 1, 33, 65])
 @pytest.mark.parametrize("n", [17, 48])
 def test_float32_results_are_not_rounded(dtype, tokens, n, rng):
-    x, w, bias = (
-        spread((tokens, 40), dtype, rng),
-        spread((n, 40), dtype, rng),
-        spread((n,), dtype, rng),
-    )
+    x = spread((tokens, 40), dtype, rng)
+    w = spread((n, 40), dtype, rng)
+    bias = spread((n,), dtype, rng)
     residual = spread((tokens, n), dtype, rng)
     for weight in (poisoned_pack(w), w):
         for ends in ((None, None), (bias, residual)):
@@ -101,7 +99,8 @@ def test_float32_results_are_not_rounded(dtype, tokens, n, rng):
 
 
 def test_leading_dimensions(rng):
-    x, w = spread((2, 3, 40), torch.float32, rng), spread((24, 40), torch.float32, rng)
+    x = spread((2, 3, 40), torch.float32, rng)
+    w = spread((24, 40), torch.float32, rng)
     out = rk.linear(x, rk.pack_weight(w))
     assert out.shape == (2, 3, 24)
     assert_same_bits(out.view(6, 24), rk.linear(x.view(6, 40), rk.pack_weight(w)))
@@ -109,7 +108,8 @@ def test_leading_dimensions(rng):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rows_and_threads_do_not_change_bits(dtype, rng):
-    x, w = spread((70, 200), dtype, rng), spread((90, 200), dtype, rng)
+    x = spread((70, 200), dtype, rng)
+    w = spread((90, 200), dtype, rng)
     packed = rk.pack_weight(w)
     if packed.layout == "reference":
         pytest.skip("torch's GEMM computes the reference layout and promises nothing about bits")
@@ -129,9 +129,11 @@ def test_rows_and_threads_do_not_change_bits(dtype, rng):
 def test_large_batch(dtype, tolerance, rng):
     """More rows than a task takes, and more K than stays in a cache: still a row's bits, with a
     gate too."""
-    x, w = spread((700, 2500), dtype, rng), spread((96, 2500), dtype, rng) * 0.1
+    x = spread((700, 2500), dtype, rng)
+    w = spread((96, 2500), dtype, rng) * 0.1
     packed = rk.pack_weight(w)
-    out, gated = rk.linear(x, packed), rk.linear_silu_and_mul(x, packed)
+    out = rk.linear(x, packed)
+    gated = rk.linear_silu_and_mul(x, packed)
     assert_close("linear", out, oracle(x, w, None), tolerance[dtype])
     gate, up = oracle(x, w, None).chunk(2, dim=1)
     allowed = TOLERANCE if _loader.backend == "cpu" else TWO_OPS
@@ -149,12 +151,14 @@ def test_outputs_larger_than_caches(dtype, kind, rng):
     """Megabytes of them, of plain, gated and added products: the bits of the same rows alone."""
     if kind and _loader.backend != "cpu":
         pytest.skip("quantized weights belong to the CPU library")
-    x, w = spread((700, 96), dtype, rng), spread((2048, 96), dtype, rng) / 8
+    x = spread((700, 96), dtype, rng)
+    w = spread((2048, 96), dtype, rng) / 8
     packed = rk.pack_weight(w, kind=kind)
     bias = spread((2048,), torch.float32, rng)
     exact = rk.linear(x, packed, out_dtype=torch.float32).double()
     assert_close("linear", rk.linear(x, packed), exact, TOLERANCE[dtype])
-    biased, gated = rk.linear(x, packed, bias), rk.linear_silu_and_mul(x, packed)
+    biased = rk.linear(x, packed, bias)
+    gated = rk.linear_silu_and_mul(x, packed)
     assert_close("linear", biased, exact + bias.double(), TOLERANCE[dtype])
     gate, up = exact.chunk(2, dim=1)
     allowed = TOLERANCE if _loader.backend == "cpu" else TWO_OPS
@@ -176,13 +180,15 @@ def test_outputs_larger_than_caches(dtype, kind, rng):
 
 def test_nan_rows_and_padding(rng):
     """A NaN in x reaches its row, one in w its column; padding is never an output."""
-    x, w = spread((5, 33), torch.bfloat16, rng), spread((17, 33), torch.bfloat16, rng)
+    x = spread((5, 33), torch.bfloat16, rng)
+    w = spread((17, 33), torch.bfloat16, rng)
     clean = rk.linear(x, rk.pack_weight(w))
     x[2, 32] = math.nan
     out = rk.linear(x, rk.pack_weight(w))
     assert torch.isnan(out[2]).all()
     assert_same_bits(out[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
-    x[2, 32], w[16, 32] = 1.0, math.inf
+    x[2, 32] = 1.0
+    w[16, 32] = math.inf
     out = rk.linear(x, rk.pack_weight(w))
     assert not torch.isfinite(out[:, 16]).any()
     assert torch.isfinite(out[:, :16]).all()
@@ -193,7 +199,8 @@ def test_nan_rows_and_padding(rng):
 @pytest.mark.parametrize("tokens", [0, 1, 19])
 def test_embedding(dtype, index, tokens, rng):
     w = spread((37, 45), dtype, rng)
-    w[5, 3], w[5, 4] = math.inf, -0.0
+    w[5, 3] = math.inf
+    w[5, 4] = -0.0
     ids = torch.randint(0, 37, (tokens,), generator=rng).to(index)
     if tokens > 2:
         ids[:2] = torch.tensor([0, 36])
@@ -223,7 +230,8 @@ def test_tied_head_and_embedding_share_a_weight(tolerance, rng):
 
 
 def test_errors():
-    w, x = torch.ones(6, 8), torch.ones(2, 8)
+    w = torch.ones(6, 8)
+    x = torch.ones(2, 8)
     packed = rk.pack_weight(w)
     with pytest.raises(NotImplementedError, match="kind"):
         rk.pack_weight(w, kind="int3")
@@ -256,7 +264,8 @@ def test_errors():
 
 @pytest.mark.cpu_only
 def test_numpy_arrays(rng):
-    x, w = spread((3, 20), torch.float32, rng), spread((9, 20), torch.float32, rng)
+    x = spread((3, 20), torch.float32, rng)
+    w = spread((9, 20), torch.float32, rng)
     out = rk.linear(x.numpy(), rk.pack_weight(w.numpy()))
     assert isinstance(out, np.ndarray)
     assert_close("linear", torch.from_numpy(out), oracle(x, w, None), TOLERANCE[torch.float32])
@@ -278,10 +287,12 @@ def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
     """Bias, residual (which may be out) and the gate happen in float32, before the one rounding."""
     if kind and _loader.backend != "cpu":
         pytest.skip("quantized weights belong to the CPU library")
-    x, w = spread((tokens, 96), dtype, rng), spread((64, 96), dtype, rng) / 8
+    x = spread((tokens, 96), dtype, rng)
+    w = spread((64, 96), dtype, rng) / 8
     packed = rk.pack_weight(w, kind=kind)
     exact = rk.linear(x, packed, out_dtype=torch.float32).double()
-    bias, residual = spread((64,), torch.float32, rng), guarded((tokens, 64), dtype, gap=3)
+    bias = spread((64,), torch.float32, rng)
+    residual = guarded((tokens, 64), dtype, gap=3)
     residual.view.copy_(spread((tokens, 64), dtype, rng))
     expected = exact + bias.double() + residual.view.double()
     assert_close(

@@ -26,7 +26,8 @@ ROWS = [0, 1, 2, 5, 8, 9, 33, 70]
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     """What the sampler draws at temperature 0."""
     rows = logits.shape[0]
-    zeros, ones = torch.zeros(rows), torch.ones(rows)
+    zeros = torch.zeros(rows)
+    ones = torch.ones(rows)
     return rk.top_k_top_p_sampling(
         logits, zeros, zeros.int() - 1, ones, zeros, zeros.to(torch.int64), zeros.to(torch.int64)
     )
@@ -121,7 +122,8 @@ def test_rows_without_a_draw(dtype, n, rng):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS)
 def test_rows_and_threads_change_nothing(kind, group, rng):
-    x, w = spread((70, 200), torch.bfloat16, rng), spread((3000, 200), torch.bfloat16, rng)
+    x = spread((70, 200), torch.bfloat16, rng)
+    w = spread((3000, 200), torch.bfloat16, rng)
     weight = packed(w, kind, group)
     ids, maxima = rk.linear_argmax(x, weight)
     before = rk.get_num_threads()
@@ -137,12 +139,14 @@ def test_rows_and_threads_change_nothing(kind, group, rng):
 
 
 def test_more_rows_than_a_task_takes(rng):
-    x, w = spread((700, 2500), torch.bfloat16, rng), spread((96, 2500), torch.bfloat16, rng)
+    x = spread((700, 2500), torch.bfloat16, rng)
+    w = spread((96, 2500), torch.bfloat16, rng)
     assert_greedy(x, rk.pack_weight(w))
 
 
 def test_errors():
-    x, w = torch.zeros((2, 8)), torch.zeros((16, 8))
+    x = torch.zeros((2, 8))
+    w = torch.zeros((16, 8))
     weight = rk.pack_weight(w)
     with pytest.raises(ValueError, match=r"linear_argmax: x has 3 dimensions, expected 2"):
         rk.linear_argmax(x[None], weight)

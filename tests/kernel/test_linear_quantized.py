@@ -48,7 +48,8 @@ class Weight:
 
     @classmethod
     def random(cls, kind, group, zeros, n, k, rng, scale_dtype=torch.float32):
-        small, groups = kind in ("int4", "w4a8"), -(-k // group) if group else 1
+        small = kind in ("int4", "w4a8")
+        groups = -(-k // group) if group else 1
         codes = integers(0, 16, (n, k), rng) if small else integers(-128, 128, (n, k), rng)
         scales = (torch.rand((n, groups), generator=rng) / 64 + 2**-9).to(scale_dtype)
         points = integers(0, 17, (n, groups), rng).to(torch.uint8) if zeros else None
@@ -58,7 +59,8 @@ class Weight:
     def stored(self) -> torch.Tensor:
         if self.kind not in ("int4", "w4a8"):
             return self.codes.to(torch.int8)
-        even, odd = self.codes[:, ::2], self.codes[:, 1::2]
+        even = self.codes[:, ::2]
+        odd = self.codes[:, 1::2]
         return (even | odd << 4).to(torch.uint8)
 
     def pack(self, dtype=torch.bfloat16) -> rk.PackedWeight:
@@ -101,7 +103,8 @@ def test_linear(kind, group, zeros, tokens, dtype, rng):
     for n, k in SIZES:
         weight = Weight.random(kind, group, zeros, n, k, rng, SCALES[k % 3])
         packed = weight.pack(dtype)
-        x, bias = spread((tokens, k), dtype, rng, gap=5), spread((n,), torch.float32, rng)
+        x = spread((tokens, k), dtype, rng, gap=5)
+        bias = spread((n,), torch.float32, rng)
         expected = weight.x(x) @ weight.value().T
         out = guarded((tokens, n), dtype, gap=3)
         assert rk.linear(x, packed, out=out.view) is out.view
@@ -166,7 +169,9 @@ def test_integer_sums_do_not_saturate(kind, tokens):
     k = 4096
     for code, x_value in itertools.product((-128, 127) if kind == "w8a8" else (0, 15), (-1.0, 1.0)):
         codes = torch.full((16, k), code)
-        weight = Weight(kind, 128, codes, torch.ones(16, k // 128), None)
+        weight = Weight(
+            kind=kind, group=128, codes=codes, scales=torch.ones(16, k // 128), zeros=None
+        )
         x = torch.full((tokens, k), x_value)
         value = code if kind == "w8a8" else code - 8
         exact = torch.full((tokens, 16), float(value * k), dtype=torch.float64) * x_value
@@ -241,7 +246,8 @@ def test_embedding(kind, group, zeros, rng):
 
 
 def test_errors(rng):
-    codes, scales = torch.zeros(6, 64, dtype=torch.int8), torch.ones(6)
+    codes = torch.zeros(6, 64, dtype=torch.int8)
+    scales = torch.ones(6)
     small = codes.view(torch.uint8)
     with pytest.raises(TypeError, match="w"):
         rk.pack_weight(small, scales, "int8")

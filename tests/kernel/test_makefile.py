@@ -20,7 +20,9 @@ pytestmark = pytest.mark.cpu_only
 @pytest.fixture
 def make(tmp_path):
     """make(target, VAR=value) -> the commands given to .venv's Python."""
-    log, python, venv = tmp_path / "log", tmp_path / "python", tmp_path / "venv"
+    log = tmp_path / "log"
+    python = tmp_path / "python"
+    venv = tmp_path / "venv"
     python.write_text(f'#!/bin/sh\necho "$*" >>{log}\n')
     python.chmod(0o755)
     venv.mkdir()

@@ -348,10 +348,8 @@ def test_store(pages, page_size, fp8, rng):
     tokens = spread((20, LATENT + ROPE), torch.bfloat16, rng)
     tokens[3, :128] = 0
     tokens[4, 128:256] = 1e-30
-    latent, rope = (
-        spread((20, LATENT), torch.bfloat16, rng, gap=8),
-        spread((20, ROPE), torch.bfloat16, rng, gap=8),
-    )
+    latent = spread((20, LATENT), torch.bfloat16, rng, gap=8)
+    rope = spread((20, ROPE), torch.bfloat16, rng, gap=8)
     latent.copy_(tokens[:, :LATENT])
     rope.copy_(tokens[:, LATENT:])
     width, dtype = (656, torch.uint8) if fp8 else (LATENT + ROPE, torch.bfloat16)
@@ -368,7 +366,8 @@ def test_store(pages, page_size, fp8, rng):
 
 
 def test_store_of_other_sizes(rng):
-    latent, rope = spread((3, 24), torch.float16, rng), spread((3, 10), torch.float16, rng)
+    latent = spread((3, 24), torch.float16, rng)
+    rope = spread((3, 10), torch.float16, rng)
     cache = torch.zeros(2, 2, 34, dtype=torch.float16)
     rk.store_mla_kv(latent, rope, cache, torch.tensor([3, 0, 1]))
     expected = torch.cat((latent, rope), -1)
@@ -427,7 +426,8 @@ def test_store_errors(index, change, error, rng):
 def test_store_refuses_slots_that_are_not_there(rng, request):
     if request.config.getoption("--device") != "cpu":
         pytest.skip("on a GPU such a token is left out")
-    latent, rope = spread((2, LATENT), torch.bfloat16, rng), spread((2, ROPE), torch.bfloat16, rng)
+    latent = spread((2, LATENT), torch.bfloat16, rng)
+    rope = spread((2, ROPE), torch.bfloat16, rng)
     cache = torch.zeros(2, 2, LATENT + ROPE, dtype=torch.bfloat16)
     for slot in (-2, 4):
         with pytest.raises(ValueError, match=r"slot_mapping.* -?\d, expected -1"):
@@ -449,7 +449,8 @@ def test_concat(heads, nope, rope, dtype, rng):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_prefill_of_the_full_form(dtype, rng):
     """A prompt before absorption, through `flash_attn_varlen`: keys of 128 + 64, values of 128."""
-    heads, lengths = 3, (5, 70, 1)
+    heads = 3
+    lengths = (5, 70, 1)
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     total = int(starts[-1])
     q, k_nope, v = (spread((total, heads, n), dtype, rng) for n in (192, 128, 128))

@@ -134,7 +134,8 @@ def test_moe_fused_gate(shape, dtype, rng):
 )
 def test_shared_experts_stand_behind_the_routed(shape, shared, rng):
     tokens, experts, groups, kept, topk = shape
-    x, bias = spread((tokens, experts), torch.float32, rng), torch.randn(experts, generator=rng)
+    x = spread((tokens, experts), torch.float32, rng)
+    bias = torch.randn(experts, generator=rng)
     x[0, 2] = math.nan
     plain = rk.moe_fused_gate(x, bias, groups, kept, topk, routed_scaling_factor=2.5)
     options = {"num_fused_shared_experts": shared, "routed_scaling_factor": 2.5}
@@ -177,7 +178,8 @@ def test_nan_and_infinity_stay_in_their_row(experts, rng):
     for op in ops:
         clean = op(x)
         y = x.clone()
-        y[1, experts - 1], y[3, :] = math.nan, math.nan
+        y[1, experts - 1] = math.nan
+        y[3, :] = math.nan
         y[4, : experts - 1] = -math.inf
         weights, ids = op(y)
         assert torch.isnan(weights[[1, 3]]).all()
@@ -215,7 +217,8 @@ def check_aligned(
         ids, experts, block, expert_map=expert_map
     )
     flat = ids.flatten().tolist()
-    expected, owners = [], []
+    expected = []
+    owners = []
     for e in range(experts):
         local = e if expert_map is None else int(expert_map[e])
         mine = [i for i, named in enumerate(flat) if named == e]

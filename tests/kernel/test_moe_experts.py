@@ -121,7 +121,8 @@ def test_tiles(swap, few, rng):
 @pytest.mark.parametrize("tokens", [3, 60])
 def test_repeats_bit_by_bit(tokens, rng):
     case = make(tokens, 4, 2, 64, 32, torch.bfloat16, rng)
-    first, second = torch.empty_like(case.x), torch.empty_like(case.x)
+    first = torch.empty_like(case.x)
+    second = torch.empty_like(case.x)
     run(case, first)
     run(case, second)
     assert_same_bits(first, second)
@@ -129,7 +130,8 @@ def test_repeats_bit_by_bit(tokens, rng):
 
 def test_nan_stays_in_its_token(rng):
     case = make(40, 4, 2, 64, 32, torch.float16, rng)
-    clean, out = torch.empty_like(case.x), torch.empty_like(case.x)
+    clean = torch.empty_like(case.x)
+    out = torch.empty_like(case.x)
     run(case, clean)
     case.x[7, 3] = float("nan")
     run(case, out)
@@ -140,11 +142,14 @@ def test_nan_stays_in_its_token(rng):
 
 def test_nothing_to_do(rng):
     case = make(1, 4, 2, 64, 32, torch.float16, rng)
-    case.x, case.weights, case.ids = case.x[:0], case.weights[:0], case.ids[:0]
+    case.x = case.x[:0]
+    case.weights = case.weights[:0]
+    case.ids = case.ids[:0]
     out = torch.empty_like(case.x)
     run(case, out)
     case = make(2, 4, 2, 64, 32, torch.float16, rng)
-    case.weights, case.ids = case.weights[:, :0].contiguous(), case.ids[:, :0].contiguous()
+    case.weights = case.weights[:, :0].contiguous()
+    case.ids = case.ids[:, :0].contiguous()
     assert (check(case) == 0).all()
 
 
@@ -158,7 +163,11 @@ def test_tiles_fit_every_batch():
 
 def test_errors(rng):
     case = make(2, 4, 2, 64, 32, torch.float32, rng)
-    x, w1, w2, weights, ids = case.x, case.w1, case.w2, case.weights, case.ids
+    x = case.x
+    w1 = case.w1
+    w2 = case.w2
+    weights = case.weights
+    ids = case.ids
     with pytest.raises(ValueError, match="w1"):
         rk.fused_experts(x, w1[:, 1:], w2, weights, ids)
     with pytest.raises(ValueError, match="w2"):

@@ -60,7 +60,8 @@ def test_fused_add_rmsnorm(shape, dtype, gap, rng):
     w = spread(shape[-1:], dtype, rng)
     total = (x.double() + r.double()).to(dtype)
     expected = numpy_rmsnorm(total, w, 1e-6)
-    exact, sums = x.double(), r.double()
+    exact = x.double()
+    sums = r.double()
     unrounded = exact + sums
     rk.reference.fused_add_rmsnorm(exact, sums, w.double())
     assert torch.equal(sums, unrounded)
@@ -85,7 +86,8 @@ def test_fused_equals_add_then_norm(rng):
 def test_nan_and_inf_stay_in_their_row(dtype, rng):
     x = spread((5, 64), dtype, rng)
     clean = rk.rmsnorm(x, torch.ones(64, dtype=dtype))
-    x[1, 7], x[3, 9] = math.nan, math.inf
+    x[1, 7] = math.nan
+    x[3, 9] = math.inf
     out = rk.rmsnorm(x, torch.ones(64, dtype=dtype))
     assert torch.isnan(out[1]).all()
     assert torch.isnan(out[3, 9])
@@ -114,7 +116,8 @@ def test_rows_more_than_2_31_elements_apart(rng):
     x.copy_(spread((2, 64), torch.bfloat16, rng))
     r.copy_(spread((2, 64), torch.bfloat16, rng))
     assert_same_bits(rk.rmsnorm(x, w, out=out), rk.rmsnorm(x.contiguous(), w))
-    near_x, near_r = x.contiguous(), r.contiguous()
+    near_x = x.contiguous()
+    near_r = r.contiguous()
     rk.fused_add_rmsnorm(x, r, w)
     rk.fused_add_rmsnorm(near_x, near_r, w)
     assert_same_bits(x, near_x)

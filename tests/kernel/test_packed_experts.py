@@ -111,7 +111,9 @@ def test_quantized_activations(kind, group, tokens, rng):
 def test_experts_elsewhere(rng):
     """Ids outside of the experts and experts of other ranks add nothing."""
     x, w1, w2, weights, ids = make(12, 4, 2, 64, 32, torch.float32, rng)
-    ids[3, 0], ids[4, 1], ids[5] = -1, 99, 77
+    ids[3, 0] = -1
+    ids[4, 1] = 99
+    ids[5] = 77
     expert_map = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
     ids[6] = 4
     packed = rk.pack_experts(w1[:3], w2[:3])

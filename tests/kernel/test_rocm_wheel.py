@@ -81,7 +81,8 @@ def test_instructions(kernels, target):
         seen = kernel.instructions
         assert sum(seen.values()) > (4 if name == "zero_kernel" else 40), f"{name} is empty"
         assert name in FINISHERS or not [op for op in seen if UNWANTED.match(op)], (name, seen)
-        loads, stores = seen["global_load_dwordx4"], seen["global_store_dwordx4"]
+        loads = seen["global_load_dwordx4"]
+        stores = seen["global_store_dwordx4"]
         assert name not in wide or (loads >= 1 and stores >= 1), name
 
 

@@ -50,7 +50,8 @@ def transformers_tables(scaling, base: float, dim: int, positions: torch.Tensor)
         max_position_embeddings=131072,
     )  # fmt: skip
     if kind == "default":
-        frequencies, factor = 1.0 / base ** (torch.arange(0, dim, 2).float() / dim), 1.0
+        frequencies = 1.0 / base ** (torch.arange(0, dim, 2).float() / dim)
+        factor = 1.0
     else:
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, None)
     angles = positions[:, None].double() * frequencies.double()
@@ -143,14 +144,17 @@ def test_interleaved(dtype, head_size, rotary, rng):
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_strided_heads_and_guards(is_neox, rng):
     """q and k as views of one qkv buffer; what lies between keeps its bits."""
-    tokens, dim = 7, 32
+    tokens = 7
+    dim = 32
     buffer = guarded((tokens, 10, dim), torch.bfloat16, gap=16)
     buffer.view.copy_(spread((tokens, 10, dim), torch.bfloat16, rng))
     before = buffer.view.clone()
-    q, k = buffer.view[:, 0:6:2], buffer.view[:, 7:9]
+    q = buffer.view[:, 0:6:2]
+    k = buffer.view[:, 7:9]
     cache = rk.rope_cos_sin_cache(dim, 64, 1e4)
     positions = torch.randint(0, 64, (tokens,), generator=rng)
-    apart_q, apart_k = q.contiguous(), k.contiguous()
+    apart_q = q.contiguous()
+    apart_k = k.contiguous()
     rk.apply_rope_inplace(positions, q, k, dim, cache, is_neox=is_neox)
     rk.apply_rope_inplace(positions, apart_q, apart_k, dim, cache, is_neox=is_neox)
     assert_same_bits(q, apart_q)

@@ -102,7 +102,8 @@ def test_seed_position_and_stream_change_the_draw(rng):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_distribution_chi_square(temperature, rng):
     """20,000 draws of one row follow the softmax."""
-    draws, vocab_size = 20_000, 11
+    draws = 20_000
+    vocab_size = 11
     logits = torch.randn(vocab_size, generator=rng)
     first = int(integers(0, 2**40, (), rng))
     half = draws // 2
@@ -297,7 +298,8 @@ def test_large_vocabulary(rng):
 
 def test_uniform_words_and_range():
     """Word id % 4 of block id // 4, and never 0 or 1."""
-    seed, position = 0x89ABCDEF01234567 - 2**64, 2**32 + 77
+    seed = 0x89ABCDEF01234567 - 2**64
+    position = 2**32 + 77
     u = rk.reference.uniform(torch.tensor([seed]), torch.tensor([position]), 4001, 1)[0]
     for i in (0, 1, 2, 3, 4, 4000):
         word = philox_python([i // 4, 77, 1, 0], [0x01234567, 0x89ABCDEF])[i % 4]
@@ -386,7 +388,8 @@ def test_distribution_of_each_filter(filters, request, rng):
 
 
 def test_errors():
-    logits, row = torch.zeros(2, 8), torch.ones(2)
+    logits = torch.zeros(2, 8)
+    row = torch.ones(2)
     good = [row, row.int(), row, row, row.long(), row.long()]
     for index, value in ((0, row.double()), (1, row.long()), (4, row.int()), (5, row[:1].long())):
         args = list(good)

@@ -20,7 +20,9 @@ from tests.kernel.sampling_cases import (
 
 
 def test_penalties(rng):
-    batch, vocab_size, slots_total = 6, 90, 9
+    batch = 6
+    vocab_size = 90
+    slots_total = 9
     counts = integers(0, 3, (slots_total, vocab_size), rng).to(torch.int32)
     counts[integers(0, 2, counts.shape, rng).bool()] |= IN_PROMPT
     slots = torch.tensor([3, -1, 0, 8, 3, -1], dtype=torch.int32)
@@ -32,7 +34,8 @@ def test_penalties(rng):
     expected = before.double()
     for b, slot in enumerate(slots.tolist()):
         for t in range(vocab_size if slot >= 0 else 0):
-            word, x = int(counts[slot, t]), float(before[b, t])
+            word = int(counts[slot, t])
+            x = float(before[b, t])
             n = word & (IN_PROMPT - 1)
             if word:
                 x = x / float(rep[b]) if x > 0 else x * float(rep[b])
@@ -50,7 +53,8 @@ def test_neutral_penalties_and_masked_logits_keep_their_bits(rng):
     logits[:, 3] = -math.inf
     counts = torch.full((2, 40), IN_PROMPT + 5, dtype=torch.int32)
     before = logits.clone()
-    ones, zeros = torch.ones(2), torch.zeros(2)
+    ones = torch.ones(2)
+    zeros = torch.zeros(2)
     rk.apply_penalties_inplace(
         logits, counts, torch.tensor([0, 1], dtype=torch.int32), ones, zeros, zeros
     )
@@ -64,7 +68,8 @@ def test_count_tokens(rng):
     ids = torch.tensor([2, 2, 5, 9, -1], dtype=torch.int32)
     rk.count_tokens_inplace(counts, slots, ids)
     expected = torch.zeros(4, 10, dtype=torch.int32)
-    expected[1, 2], expected[3, 9] = IN_PROMPT + 2, 1
+    expected[1, 2] = IN_PROMPT + 2
+    expected[3, 9] = 1
     assert torch.equal(counts, expected)
     rk.count_tokens_inplace(counts, slots[:0], ids[:0])
     assert torch.equal(counts, expected)
@@ -117,9 +122,11 @@ def test_a_bias_behind_the_vocabulary_is_skipped(value, rng):
 
 
 def test_errors_of_edits():
-    logits, row = torch.zeros(2, 40), torch.ones(2)
+    logits = torch.zeros(2, 40)
+    row = torch.ones(2)
     good = [row, row.int(), row, row, row.long(), row.long()]
-    lists, values = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3)
+    lists = torch.zeros(2, 3, dtype=torch.int32)
+    values = torch.zeros(2, 3)
     counts = torch.zeros(2, 40, dtype=torch.int32)
     bad = [
         (rk.LogitEdits(bias=(lists, values[:, :2])), ValueError),

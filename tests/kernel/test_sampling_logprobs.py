@@ -15,7 +15,8 @@ from tests.kernel.sampling_cases import random_row, sample, some_edits
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 1000, 32_003])
 def test_token_logprobs(vocab_size, rng):
-    rows, top_n = 5, min(vocab_size, 6)
+    rows = 5
+    top_n = min(vocab_size, 6)
     holder = guarded((rows, vocab_size), torch.float32, gap=5)
     holder.view.copy_(torch.randn(rows, vocab_size, generator=rng) * 6)
     ids = integers(0, vocab_size, (rows,), rng).to(torch.int32)

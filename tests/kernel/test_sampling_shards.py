@@ -42,7 +42,10 @@ def shard_of(edits: rk.LogitEdits | None, begin: int, end: int) -> rk.LogitEdits
     words = (mine.view(len(mine), -1, 32).long() << torch.arange(32)).sum(-1)
     words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
     return rk.LogitEdits(
-        edits.bias, (counts[:, begin:end].contiguous(), *rest), edits.min_tokens, words
+        bias=edits.bias,
+        penalties=(counts[:, begin:end].contiguous(), *rest),
+        min_tokens=edits.min_tokens,
+        bitmask=words,
     )
 
 
@@ -119,10 +122,12 @@ def test_shards_whose_quotients_overflow(rng):
 def test_few_candidates_are_enough_or_said_to_be_too_few(spread, rng):
     """-2 only where the filters may keep more than the shards listed, and else the id of the
     whole."""
-    vocab_size, candidates = 32_000, 64
+    vocab_size = 32_000
+    candidates = 64
     rows = [Row(seed=i, position=i, **f) for i, f in enumerate(FILTERS)]
     logits = torch.randn(len(rows), vocab_size, generator=rng) * spread
-    got, expected = draw(logits, rows, 4, candidates), sample(logits, rows)
+    got = draw(logits, rows, 4, candidates)
+    expected = sample(logits, rows)
     for i, row in enumerate(rows):
         if got[i] == -2:
             few = rk.reference.kept_ids(

@@ -159,7 +159,8 @@ def test_nan_reaches_out_and_lse(rows, where, rng, short_splits):
     if where == "key":
         case.q.nan_to_num_(0.5)
         case.k_cache[case.page_table[0, last // 16], last % 16, :, 5] = math.nan
-    out, lse = torch.zeros_like(case.q), torch.zeros(case.q.shape[:2])
+    out = torch.zeros_like(case.q)
+    lse = torch.zeros(case.q.shape[:2])
     launch(case, out, lse=lse)
     first = 0 if where == "query" else rows[0][0] - 1  # only the last query sees the last key
     assert out[first:].isnan().all() and lse[first:].isnan().all()
@@ -173,7 +174,9 @@ def test_rows_do_not_depend_on_the_batch(rng, short_splits):
     launch(case, whole)
     for row in range(len(rows)):
         alone = make_case([], rng, dim=16)
-        alone.q, alone.k_cache, alone.v_cache = case.q[row : row + 1], case.k_cache, case.v_cache
+        alone.q = case.q[row : row + 1]
+        alone.k_cache = case.k_cache
+        alone.v_cache = case.v_cache
         alone.page_table = case.page_table[row : row + 1]
         alone.kv_lens = case.kv_lens[row : row + 1]
         alone.cu_seqlens_q = torch.tensor([0, 1], dtype=torch.int32)
@@ -212,7 +215,8 @@ def test_heads_of_192_and_128(dtype, rng):
 
 def test_contiguous_keys_of_other_rows_are_not_used(rng):
     case = make_case([(3, 20), (2, 9), (4, 33)], rng, dim=16)
-    clean, dirty = torch.empty_like(case.q), torch.empty_like(case.q)
+    clean = torch.empty_like(case.q)
+    dirty = torch.empty_like(case.q)
     launch(case, clean, varlen=True)
     case.keys[1].fill_(math.nan)
     case.values[1].fill_(math.nan)
@@ -226,7 +230,8 @@ def narrowed(case, rng, *, queries, per_head, fp8):
     """The case with FP8 keys and values, and queries, and its scales; the case of what the numbers
     stand for."""
     names = SCALES if queries else SCALES[:2]
-    heads, kv_heads = case.q.shape[1], case.k_cache.shape[2]
+    heads = case.q.shape[1]
+    kv_heads = case.k_cache.shape[2]
     scales = {name: 0.25 + torch.rand(kv_heads if per_head else 1, generator=rng) for name in names}
     wide = {name: x.double().expand(kv_heads)[:, None] for name, x in scales.items()}
     k, v = (x.to(fp8) for x in (case.k_cache, case.v_cache))
@@ -273,8 +278,10 @@ def test_every_fp8_number(fp8, rng):
     numbers = torch.arange(256, dtype=torch.uint8).view(fp8)
     v = numbers.view(16, 1, 16)
     k = torch.zeros(16, 1, 16).to(fp8)
-    q, starts = torch.randn(16, 1, 16, generator=rng), torch.arange(17, dtype=torch.int32)
-    out, one = torch.empty(16, 1, 16), torch.ones(1)
+    q = torch.randn(16, 1, 16, generator=rng)
+    starts = torch.arange(17, dtype=torch.int32)
+    out = torch.empty(16, 1, 16)
+    one = torch.ones(1)
     args = (x.to(DEVICE) for x in (q, k, v, starts, starts))
     device_out = out.to(DEVICE)
     one = one.to(DEVICE)
@@ -365,9 +372,11 @@ def test_far_strides(dim, rows, rng, short_splits):
     near = torch.empty_like(case.q)
     launch(case, near)
     out = torch.zeros_like(near)
-    case.k_cache, case.v_cache = far(case.k_cache, dim), far(case.v_cache, dim)
+    case.k_cache = far(case.k_cache, dim)
+    case.v_cache = far(case.v_cache, dim)
     if dim < 2:
-        case.q, out = far(case.q, dim), far(out, dim)
+        case.q = far(case.q, dim)
+        out = far(out, dim)
     if dim == 0 and len(rows) > 1:
         case.page_table = far(case.page_table, 0)
     launch(case, out)
@@ -380,7 +389,8 @@ def test_far_strides_of_contiguous_keys(dim, rng):
     q, k, v, *starts = varlen_args(
         make_case([(2, 3), (3, 9)], rng, dim=16, heads=(3, 3), dtype=torch.float16)
     )
-    near, out = torch.empty_like(q), torch.zeros_like(q)
+    near = torch.empty_like(q)
+    out = torch.zeros_like(q)
     for keys, values, to in ((k, v, near), (far(k, dim), far(v, dim), out)):
         rt.flash_attn_varlen(q, keys, values, *starts, 0.25, True, -1, -1, 0.0, None, to, None)
     assert_same_bits(out, near)
@@ -435,10 +445,8 @@ def test_errors(rng):
     for softcap in (-1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="softcap"):
             launch(case, torch.empty_like(case.q), softcap=softcap)
-    case.page_table, case.kv_lens, case.cu_seqlens_q = (
-        case.page_table[:0],
-        case.kv_lens[:0],
-        case.cu_seqlens_q[:1],
-    )
+    case.page_table = case.page_table[:0]
+    case.kv_lens = case.kv_lens[:0]
+    case.cu_seqlens_q = case.cu_seqlens_q[:1]
     with pytest.raises(ValueError, match="no rows"):
         launch(case, torch.empty_like(case.q))

@@ -14,7 +14,8 @@ from tests.kernel.triton_device import DEVICE, need_triton
 
 need_triton()
 
-FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+FN = torch.float8_e4m3fn
+FNUZ = torch.float8_e4m3fnuz
 NAN = {FN: 0x7F, FNUZ: 0x80}
 TOLERANCE = {
     torch.float16: (1.2e-3, 6e-3),
@@ -92,9 +93,11 @@ def test_every_number_is_widened_exactly(dtype):
 def test_scaled(dtype, shape, kind, rng):
     rows, n, k = shape
     to = torch.bfloat16 if kind == "row" else torch.float16
-    a, b = fp8((rows, k), dtype, rng, 16), fp8((n, k), dtype, rng, 32).t()
+    a = fp8((rows, k), dtype, rng, 16)
+    b = fp8((n, k), dtype, rng, 32).t()
     row = kind != "tensor"
-    sa, sb = scales((rows, 1) if row else (1,), rng), scales((1, n) if row else (), rng)
+    sa = scales((rows, 1) if row else (1,), rng)
+    sb = scales((1, n) if row else (), rng)
     bias = (
         spread((n,), torch.float32 if "float" in kind else to, rng).to(DEVICE)
         if "bias" in kind
@@ -111,7 +114,9 @@ def test_scaled(dtype, shape, kind, rng):
 def test_a_format_that_the_chip_knows_gives_what_its_float16_gives(widen, rng):
     from radix_kernels.triton import fp8_gemm
 
-    a, b, one = fp8((20, 160), FN, rng), fp8((48, 160), FN, rng).t(), torch.ones(1, device=DEVICE)
+    a = fp8((20, 160), FN, rng)
+    b = fp8((48, 160), FN, rng).t()
+    one = torch.ones(1, device=DEVICE)
     if not widen and DEVICE == "cuda" and not fp8_gemm.multiplies(a.device, FN):
         pytest.skip("this GPU multiplies no e4m3fn")
     out = torch.empty(20, 48, dtype=torch.float16, device=DEVICE)
@@ -128,7 +133,8 @@ def test_a_format_that_the_chip_knows_gives_what_its_float16_gives(widen, rng):
 @pytest.mark.parametrize("columns", [False, True])
 def test_block_scales(dtype, shape, columns, rng):
     rows, n, k = shape
-    a, b = fp8((rows, k), dtype, rng, 16), fp8((n, k), dtype, rng).t()
+    a = fp8((rows, k), dtype, rng, 16)
+    b = fp8((n, k), dtype, rng).t()
     sa = scales((k // 128, rows), rng).t() if columns else scales((rows, k // 128), rng)
     sb = scales((n // 128, k // 128), rng).t()
     out, back = result((rows, n), torch.float16)
@@ -144,8 +150,10 @@ def test_block_scales(dtype, shape, columns, rng):
 )
 def test_batched(dtype, shape, rng):
     batch, rows, n, k = shape
-    a, b = fp8((batch, rows, k), dtype, rng, 16), fp8((batch, n, k), dtype, rng).mT
-    sa, sb = scales((1,), rng), scales((), rng)
+    a = fp8((batch, rows, k), dtype, rng, 16)
+    b = fp8((batch, n, k), dtype, rng).mT
+    sa = scales((1,), rng)
+    sb = scales((), rng)
     got = rk.bmm_fp8(a, b, sa, sb, torch.float16)
     exact = a.double() @ b.double() * (sa.double() * sb.double())
     assert_close("bmm_fp8", got, exact.cpu(), TOLERANCE[torch.float16])
@@ -157,7 +165,8 @@ def test_matrices_further_apart_than_32_bits_count(rng):
     buffer = torch.empty(far + 512, dtype=torch.uint8, device=DEVICE)
     a = buffer.view(FN).as_strided((2, 32), (far, 1))
     a.view(torch.uint8).copy_(fp8((2, 32), FN, rng).view(torch.uint8))
-    b, one = fp8((16, 32), FN, rng).t(), torch.ones(1, device=DEVICE)
+    b = fp8((16, 32), FN, rng).t()
+    one = torch.ones(1, device=DEVICE)
     exact = (a.double() @ b.double()).cpu()
     assert_close(
         "fp8_scaled_mm",
@@ -170,7 +179,9 @@ def test_matrices_further_apart_than_32_bits_count(rng):
 
 
 def test_formats_are_not_mixed(rng):
-    a, b, one = fp8((4, 16), FN, rng), fp8((16, 16), FNUZ, rng).t(), torch.ones(1, device=DEVICE)
+    a = fp8((4, 16), FN, rng)
+    b = fp8((16, 16), FNUZ, rng).t()
+    one = torch.ones(1, device=DEVICE)
     with pytest.raises(TypeError, match="mat_b"):
         rk.fp8_scaled_mm(a, b, one, one)
 

@@ -43,11 +43,9 @@ def launch(
     case: Case, out: torch.Tensor, lse: torch.Tensor | None = None, causal=True, any_split=True
 ) -> None:
     """The kernel on DEVICE over the storages of the arguments, as they are."""
-    there, there_out, there_lse = (
-        [_moved(x) for x in case.args],
-        _moved(out),
-        None if lse is None else _moved(lse),
-    )
+    there = [_moved(x) for x in case.args]
+    there_out = _moved(out)
+    there_lse = None if lse is None else _moved(lse)
     rt.mla_decode(*there, SCALE, causal, there_out, there_lse, any_split=any_split)
     if GPU:
         out.copy_(there_out)
@@ -77,7 +75,8 @@ def widened(case: Case) -> Case:
 
 
 def run(case: Case, causal: bool = True, any_split: bool = True) -> None:
-    nope, dtype = case.args[0], case.args[0].dtype
+    nope = case.args[0]
+    dtype = case.args[0].dtype
     expected, expected_lse = oracle(widened(case), causal)
     out = guarded(tuple(nope.shape), dtype, gap=8)
     lse = torch.full(nope.shape[:2], math.nan)
@@ -167,8 +166,10 @@ def test_pools_of_any_stride(fp8, more, rng):
 def test_far_strides(far, rng):
     """Offsets beyond 2**31 elements, by strides and numbers that are below it."""
     case = make_case([(1, 6)], rng, page_size=1 if far == "page" else 6)
-    cache, table = case.args[2], case.args[3]
-    step, width = 2**29 + 1, LATENT + ROPE
+    cache = case.args[2]
+    table = case.args[3]
+    step = 2**29 + 1
+    width = LATENT + ROPE
     buffer = torch.empty(5 * step + width, dtype=cache.dtype, device=DEVICE)
     shape, strides = (
         ((6, 1, width), (step, width, 1)) if far == "page" else ((1, 6, width), (8, step, 1))
@@ -201,20 +202,23 @@ def test_fp8_tokens_at_odd_bytes_are_refused(rng):
 def test_nan_reaches_out_and_lse(kv_len, fp8, where, rng):
     """In one piece and in two."""
     case = make_case([(1, kv_len)], rng, fp8=fp8)
-    cache, table = case.args[2], case.args[3]
+    cache = case.args[2]
+    table = case.args[3]
     if where == "query":
         case.args[0][:, :, 3] = math.nan
     else:
         last = kv_len - 1
         cache[table[0, last // 16], last % 16, 5] = 127 if fp8 else math.nan
-    out, lse = torch.zeros_like(case.args[0]), torch.zeros(case.args[0].shape[:2])
+    out = torch.zeros_like(case.args[0])
+    lse = torch.zeros(case.args[0].shape[:2])
     launch(case, out, lse)
     assert lse.isnan().all() and out.isnan().all()
 
 
 def test_rows_without_tokens_or_pages(rng):
     nope, rope, cache, table, lens, starts = make_case([(1, 0), (2, 0)], rng).args
-    out, lse = torch.full_like(nope, 7), torch.zeros(nope.shape[:2])
+    out = torch.full_like(nope, 7)
+    lse = torch.zeros(nope.shape[:2])
     launch(Case((nope, rope, cache[:0], table[:, :0], lens, starts), []), out, lse)
     assert not out.any() and bool((lse == -math.inf).all())
 
@@ -275,10 +279,8 @@ def test_choices_are_of_shapes_alone():
 
 
 def test_the_tensors_alignment_is_what_the_kernel_is_told():
-    half, bytes_ = (
-        torch.zeros(4, 16, 576, dtype=torch.float16),
-        torch.zeros(4, 16, 656, dtype=torch.uint8),
-    )
+    half = torch.zeros(4, 16, 576, dtype=torch.float16)
+    bytes_ = torch.zeros(4, 16, 656, dtype=torch.uint8)
     assert rt._piece(half) == 8 and rt._piece(bytes_) == 16
     assert rt._piece(half, half[:, :, 4:]) == 4 and rt._piece(bytes_[:, :, 1:]) == 1
     assert rt._piece(half.as_strided((4, 16, 570), (16 * 576, 574, 1))) == 2

@@ -42,8 +42,8 @@ FORMS = [
 
 def target_of(name: str) -> GPUTarget:
     if name.startswith("gfx"):
-        return GPUTarget("hip", name, 64)
-    return GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
+        return GPUTarget(backend="hip", arch=name, warp_size=64)
+    return GPUTarget(backend="cuda", arch=int(name.removeprefix("sm_")), warp_size=32)
 
 
 def compile_one(
@@ -59,7 +59,8 @@ def compile_one(
     ones: every other integer is 1, of which a launch makes a constant unless the kernel says not
     to.
     """
-    signature, attributes = {}, {}
+    signature = {}
+    attributes = {}
     types = {"T": dtype, "Q": "u8" if constants.get("Q_BYTES") else dtype}
     types["KV"] = "u8" if constants.get("KV_BYTES") else dtype
     if ones:
@@ -81,7 +82,7 @@ def compile_one(
             signature[name] = "i32"
             if name not in ("rows", "window_left"):
                 attributes[index,] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=target, options=options)
 
 

@@ -45,7 +45,8 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
             "bias": "bf16",
             "out": "bf16",
         }
-        signature, attributes = {}, {}
+        signature = {}
+        attributes = {}
         for index, name in enumerate(scaled_product.arg_names):
             batch = "i64" if name.endswith("_batch") else "i32"
             signature[name] = (
@@ -53,7 +54,9 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
             )
             if name not in constants and name not in FREE:
                 attributes[index,] = [["tt.divisibility", 16]]
-        source = ASTSource(scaled_product, signature, constants, attributes)
+        source = ASTSource(
+            fn=scaled_product, signature=signature, constexprs=constants, attrs=attributes
+        )
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         yield (
             f"scaled_product {rows} rows, {fp8}",

@@ -28,7 +28,9 @@ def compile_one(
     kernel: Any, constants: dict[str, Any], target: Any, **options: Any
 ) -> dict[str, Any]:
     """Pointers are 16-byte aligned; of the numbers the compiler is told nothing, as at run time."""
-    signature, attributes, special = {}, {}, []
+    signature = {}
+    attributes = {}
+    special = []
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
@@ -40,7 +42,7 @@ def compile_one(
             signature[name] = "fp32" if name == "scale" else "i32"
             if name != "scale" and not kernel.params[index].do_not_specialize:
                 special.append(name)
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return {**facts(triton.compile(source, target=target, options=options)), "specialised": special}
 
 

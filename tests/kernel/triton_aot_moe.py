@@ -34,7 +34,8 @@ def compile_one(
     kernel: Any, constants: dict[str, Any], types: dict[str, str], target: GPUTarget, **options: Any
 ) -> Any:
     """Pointers and row strides are 16-byte aligned, as torch's are."""
-    signature, attributes = {}, {}
+    signature = {}
+    attributes = {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
@@ -44,7 +45,9 @@ def compile_one(
         if name not in ("pairs", "rows"):
             attributes[index,] = [["tt.divisibility", 16]]
     return triton.compile(
-        ASTSource(kernel, signature, constants, attributes), target=target, options=options
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
+        target=target,
+        options=options,
     )
 
 
@@ -94,7 +97,8 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
         *([("fp8e4nv", 1)] * (target.backend == "cuda")),
     ):
         for masked, rows in ((False, 128), (True, 16)):
-            tile, scaled = grouped_tiles(rows, itemsize, shared), itemsize == 1
+            tile = grouped_tiles(rows, itemsize, shared)
+            scaled = itemsize == 1
             constants = {
                 "EXPERTS": 128, "K": 2048, "N": 768, "MASKED": masked, "SCALED": scaled, "WIDEN": False,
                 "FNUZ": False, "BLOCK_M": tile.block_m,

@@ -20,12 +20,15 @@ TYPES = {
 if __name__ == "__main__":
     for target in sys.argv[1:]:
         constants = {"BLOCK": BLOCK}
-        signature, attributes = {}, {}
+        signature = {}
+        attributes = {}
         for index, name in enumerate(draw_rows.arg_names):
             signature[name] = "constexpr" if name in constants else TYPES.get(name, "i32")
             if name in ("logits", "stride", "vocab"):  # a vocabulary that is a multiple of 16
                 attributes[index,] = [["tt.divisibility", 16]]
-        source = ASTSource(draw_rows, signature, constants, attributes)
+        source = ASTSource(
+            fn=draw_rows, signature=signature, constexprs=constants, attrs=attributes
+        )
         compiled = triton.compile(
             source, target=target_of(target), options={"num_warps": NUM_WARPS}
         )

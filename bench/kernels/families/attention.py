@@ -19,7 +19,9 @@ def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield from decode(device, dtype)
         yield from prefill(device, dtype)
         return
-    hq, hkv, d = 16, 8, 128
+    hq = 16
+    hkv = 8
+    d = 128
     for batch, length in ((1, 1024), (1, 16384), (32, 1024)):
         yield _attention_case(device, dtype, hq, hkv, d, batch, 1, length)
     for length in (128, 1024, 4096):
@@ -52,8 +54,8 @@ def _attention_case(
     pairs = new * (length - new) + new * (new + 1) / 2
     kv_bytes = 2 * batch * length * hkv * d
     return Case(
-        "flash_attn_with_kvcache", f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype,
-        (kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, 4 * batch * hq * d * pairs,
-        make, {"radix": ours, "torch sdpa": sdpa}, "read" if new == 1 else "copy",
-        DECODE_BYTES if new == 1 else ROTATED_BYTES,
+        op="flash_attn_with_kvcache", shape=f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype=dtype,
+        bytes=(kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, flops=4 * batch * hq * d * pairs,
+        make_inputs=make, contenders={"radix": ours, "torch sdpa": sdpa}, limit="read" if new == 1 else "copy",
+        rotated=DECODE_BYTES if new == 1 else ROTATED_BYTES,
     )  # fmt: skip

@@ -104,6 +104,6 @@ def _rows(
     tokens = sum(lengths)
     size = 2 * tokens * hkv * _D * kv_dtype.itemsize + 2 * batch * hq * _D * dtype.itemsize
     return Case(
-        "flash_attn_with_kvcache", f"{name} page {page} {hq}/{hkv}x{_D}{' FP8' if fp8 else ''}", dtype, size,
-        4 * tokens * hq * _D, make, contenders, "read",
+        op="flash_attn_with_kvcache", shape=f"{name} page {page} {hq}/{hkv}x{_D}{' FP8' if fp8 else ''}", dtype=dtype, bytes=size,
+        flops=4 * tokens * hq * _D, make_inputs=make, contenders=contenders, limit="read",
     )  # fmt: skip

@@ -15,7 +15,9 @@ import radix_kernels as rk
 from .. import peers
 from ..harness import Case, Contender
 
-_HQ, _HKV, _D = 32, 8, 128
+_HQ = 32
+_HKV = 8
+_D = 128
 _FP8 = torch.float8_e4m3fn
 _WORKSPACE = 256 << 20  # bytes, of FlashInfer
 
@@ -46,7 +48,9 @@ def _prompts(
     hkv: int = _HKV, d: int = _D,
 ) -> Case:  # fmt: skip
     """kv_dtype: of q, k and v; dtype: of the result. d: of q and k; values have 128."""
-    tokens, cu, fp8 = batch * length, _offsets(device, batch, length), kv_dtype == _FP8
+    tokens = batch * length
+    cu = _offsets(device, batch, length)
+    fp8 = kv_dtype == _FP8
     scale = torch.ones(1, device=device) if fp8 else None
 
     def make() -> tuple[torch.Tensor, ...]:
@@ -93,8 +97,8 @@ def _prompts(
         tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
     )
     return Case(
-        "flash_attn_varlen", f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
-        dtype, size, 2 * hq * (d + _D) * _pairs(batch, length, 0), make, contenders,
+        op="flash_attn_varlen", shape=f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
+        dtype=dtype, bytes=size, flops=2 * hq * (d + _D) * _pairs(batch, length, 0), make_inputs=make, contenders=contenders,
     )  # fmt: skip
 
 
@@ -139,6 +143,6 @@ def _extend(
         contenders["flashinfer fa3"] = peers.planned(plan)
     size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
     return Case(
-        "flash_attn_with_kvcache", f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype, size,
-        4 * _HQ * _D * _pairs(batch, new, cached), make, contenders,
+        op="flash_attn_with_kvcache", shape=f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype=dtype, bytes=size,
+        flops=4 * _HQ * _D * _pairs(batch, new, cached), make_inputs=make, contenders=contenders,
     )  # fmt: skip

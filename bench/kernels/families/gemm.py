@@ -55,17 +55,17 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 def _linear(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
     return Case(
-        "linear", f"{m}x{n}x{k}", dtype, (n * k + m * (n + k)) * dtype.itemsize, 2 * m * n * k,
-        _dense(device, dtype, m, n, k),
-        {"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, raw(w, dtype))}, limit="read",
+        op="linear", shape=f"{m}x{n}x{k}", dtype=dtype, bytes=(n * k + m * (n + k)) * dtype.itemsize, flops=2 * m * n * k,
+        make_inputs=_dense(device, dtype, m, n, k),
+        contenders={"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, raw(w, dtype))}, limit="read",
     )  # fmt: skip
 
 
 def _gated(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
     return Case(
-        "linear_silu_and_mul", f"{m}x{n}x{k}", dtype, (n * k + m * (n // 2 + k)) * dtype.itemsize, 2 * m * n * k,
-        _dense(device, dtype, m, n, k),
-        {
+        op="linear_silu_and_mul", shape=f"{m}x{n}x{k}", dtype=dtype, bytes=(n * k + m * (n // 2 + k)) * dtype.itemsize, flops=2 * m * n * k,
+        make_inputs=_dense(device, dtype, m, n, k),
+        contenders={
             "radix": lambda x, w: rk.linear_silu_and_mul(x, w),
             "torch + silu_and_mul": lambda x, w: rk.silu_and_mul(F.linear(x, raw(w, dtype))),
         }, limit="read",
@@ -121,18 +121,26 @@ def _scaled(device: torch.device, m: int, n: int, k: int, fast: bool) -> Case:
         contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(
             a, b, sa, sb, torch.bfloat16
         )
-    size, op = n * k + m * k + 2 * m * n, "fp8_scaled_mm" + (" fast_accum" if fast else "")
-    return Case(op, f"{m}x{n}x{k}", FP8, size, 2 * m * n * k, make, contenders, limit="read")
+    size = n * k + m * k + 2 * m * n
+    op = "fp8_scaled_mm" + (" fast_accum" if fast else "")
+    return Case(
+        op=op,
+        shape=f"{m}x{n}x{k}",
+        dtype=FP8,
+        bytes=size,
+        flops=2 * m * n * k,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
+    )
 
 
 def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
         # Scales of a group of k beside each other, as the tensor copy engine of the peer wants
         # them.
-        sa, sb = (
-            torch.rand(k // 128, m, device=device) + 0.5,
-            torch.rand(n // 128, k // 128, device=device) + 0.5,
-        )
+        sa = torch.rand(k // 128, m, device=device) + 0.5
+        sb = torch.rand(n // 128, k // 128, device=device) + 0.5
         return _fp8(device, m, k), _fp8(device, n, k).t(), sa.t(), sb.t()
 
     def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
@@ -151,12 +159,12 @@ def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
         )
     size = n * k + m * k + 2 * m * n
     return Case(
-        "fp8_blockwise_scaled_mm",
-        f"{m}x{n}x{k}",
-        FP8,
-        size,
-        2 * m * n * k,
-        make,
-        contenders,
+        op="fp8_blockwise_scaled_mm",
+        shape=f"{m}x{n}x{k}",
+        dtype=FP8,
+        bytes=size,
+        flops=2 * m * n * k,
+        make_inputs=make,
+        contenders=contenders,
         limit="read",
     )

@@ -70,9 +70,17 @@ def _contiguous(
     if fp8 and (deep := deep_gemm("m_grouped_fp8_gemm_nt_contiguous")):
         contenders["DeepGEMM"] = lambda x, scale, out: deep((x, scale), (w, w_scale), out, owner)
     shape = f"{groups}x{rows}x{n}x{k}{' fp8' if fp8 else ''}"
-    size, flops = _size(dtype, groups, rows, n, k), 2 * groups * rows * n * k
+    size = _size(dtype, groups, rows, n, k)
+    flops = 2 * groups * rows * n * k
     return Case(
-        "m_grouped_gemm_contiguous", shape, dtype, size, flops, make, contenders, limit="read"
+        op="m_grouped_gemm_contiguous",
+        shape=shape,
+        dtype=dtype,
+        bytes=size,
+        flops=flops,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
     )
 
 
@@ -98,5 +106,15 @@ def _masked(
             (x, scale), (w, w_scale), out, counts, rows
         )
     shape = f"{groups}x{rows} of {room}x{n}x{k}{' fp8' if fp8 else ''}"
-    size, flops = _size(dtype, groups, rows, n, k), 2 * groups * rows * n * k
-    return Case("m_grouped_gemm_masked", shape, dtype, size, flops, make, contenders, limit="read")
+    size = _size(dtype, groups, rows, n, k)
+    flops = 2 * groups * rows * n * k
+    return Case(
+        op="m_grouped_gemm_masked",
+        shape=shape,
+        dtype=dtype,
+        bytes=size,
+        flops=flops,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
+    )

@@ -33,7 +33,10 @@ class Model:
     intermediate: int
 
 
-MODELS = (Model("qwen3-0.6b", 1024, 2048, 4096, 3072), Model("llama3-8b", 4096, 4096, 6144, 14336))
+MODELS = (
+    Model(name="qwen3-0.6b", hidden=1024, attention=2048, qkv=4096, intermediate=3072),
+    Model(name="llama3-8b", hidden=4096, attention=4096, qkv=6144, intermediate=14336),
+)
 
 
 def layer(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -59,8 +62,8 @@ def _steps(
         ours, separate = getattr(steps, name)
         size = n * k * steps.weight_type.itemsize + m * (n + k) * dtype.itemsize
         yield Case(
-            f"layer {name}", f"{m} tokens of {model.name}", steps.weight_type, size, 2 * m * n * k,
-            _inputs(steps, name, m, n, k), {"radix": ours, "cuBLAS + separate": separate},
+            op=f"layer {name}", shape=f"{m} tokens of {model.name}", dtype=steps.weight_type, bytes=size, flops=2 * m * n * k,
+            make_inputs=_inputs(steps, name, m, n, k), contenders={"radix": ours, "cuBLAS + separate": separate},
             limit="read",
         )  # fmt: skip
 
@@ -86,7 +89,9 @@ Pair = tuple[Callable[..., Any], Callable[..., Any]]
 
 class _Dense:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.weight_type = device, dtype, dtype
+        self.device = device
+        self.dtype = dtype
+        self.weight_type = dtype
 
     def x(self, step: str, m: int, k: int) -> torch.Tensor:
         return torch.randn(m, k, device=self.device, dtype=self.dtype)
@@ -144,7 +149,8 @@ class _Fp8:
     weight_type = FP8
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.dtype = dtype
 
     def x(self, step: str, m: int, k: int) -> Any:
         x = torch.randn(m, k, device=self.device, dtype=self.dtype)

@@ -18,7 +18,8 @@ TOKENS = {"cpu": (1, 8, 32, 512), "cuda": (1, 64, 4096)}
 # qkv, down, gate and up, o of Qwen3-0.6B.
 SHAPES = ((4096, 1024), (1024, 3072), (6144, 1024), (1024, 2048))
 # The vocabulary matrix of Qwen3-0.6B, and the rows that draw from it.
-VOCABULARY, DRAWS = (151_936, 1024), (1, 32)
+VOCABULARY = (151_936, 1024)
+DRAWS = (1, 32)
 # Bytes an element with its share of scales.
 QUANTIZED = {
     "w8a8": (0, 1.0), "int8": (0, 1.0), "w4a8": (64, 0.5 + 2 / 64), "int4": (64, 0.5 + 2 / 64),
@@ -30,7 +31,7 @@ T = TypeVar("T")
 def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     kinds = (None, *QUANTIZED) if device.type == "cpu" else (None,)
     for n, k in SHAPES:
-        weight = _Weight(device, dtype, n, k)
+        weight = _Weight(device=device, dtype=dtype, n=n, k=k)
         for m in TOKENS[device.type]:
             for kind in kinds:
                 yield _case(weight, m, kind)
@@ -44,7 +45,10 @@ class _Weight:
     they are larger than the caches, and they are made and packed once."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, n: int, k: int) -> None:
-        self.device, self.dtype, self.n, self.k = device, dtype, n, k
+        self.device = device
+        self.dtype = dtype
+        self.n = n
+        self.k = k
         self._source = randn(n, k, device=device, dtype=dtype) / k**0.5
         self.dense = _in_turn(self._source.clone, self._source.nbytes)
         self._packed: dict[str | None, Iterator[rk.PackedWeight]] = {}
@@ -73,7 +77,8 @@ def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | N
 
     def make() -> tuple[object, ...]:
         weight = rk.pack_weight(randn(n, k, device=device, dtype=dtype) / k**0.5, kind=kind)
-        zeros, position = torch.zeros(m), torch.zeros(m, dtype=torch.int64)
+        zeros = torch.zeros(m)
+        position = torch.zeros(m, dtype=torch.int64)
         settings = zeros, zeros.int() - 1, zeros + 1, zeros, position, position
         return randn(m, k, device=device, dtype=dtype), weight, settings
 
@@ -83,14 +88,16 @@ def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | N
         return rk.top_k_top_p_sampling(rk.linear(x, weight, out_dtype=torch.float32), *settings)
 
     return Case(
-        f"linear_argmax {kind or ''}".strip(), f"{m}x{n}x{k}", dtype, n * k * size + m * k * dtype.itemsize,
-        2 * m * n * k, make, {"radix": lambda x, weight, _: rk.linear_argmax(x, weight), "linear + draw": separate},
+        op=f"linear_argmax {kind or ''}".strip(), shape=f"{m}x{n}x{k}", dtype=dtype, bytes=n * k * size + m * k * dtype.itemsize,
+        flops=2 * m * n * k, make_inputs=make, contenders={"radix": lambda x, weight, _: rk.linear_argmax(x, weight), "linear + draw": separate},
         limit="read",
     )  # fmt: skip
 
 
 def _case(weight: _Weight, m: int, kind: str | None) -> Case:
-    n, k, dtype = weight.n, weight.k, weight.dtype
+    n = weight.n
+    k = weight.k
+    dtype = weight.dtype
     size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
 
     def make() -> tuple[object, ...]:
@@ -101,9 +108,9 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
         )
 
     return Case(
-        f"linear {kind or ''}".strip(), f"{m}x{n}x{k}", dtype, n * k * size + m * (n + k) * dtype.itemsize,
-        2 * m * n * k, make,
-        {
+        op=f"linear {kind or ''}".strip(), shape=f"{m}x{n}x{k}", dtype=dtype, bytes=n * k * size + m * (n + k) * dtype.itemsize,
+        flops=2 * m * n * k, make_inputs=make,
+        contenders={
             "radix": lambda x, w, p: rk.linear(x, p),
             "torch": lambda x, w, p: F.linear(x, w),
         },

@@ -14,7 +14,9 @@ from .. import peers
 from ..harness import DECODE_BYTES, ROTATED_BYTES, Case, Contender, randn
 from .attention_decode import WORKSPACE, page_table
 
-_LATENT, _ROPE, _NOPE = 512, 64, 128
+_LATENT = 512
+_ROPE = 64
+_NOPE = 128
 _SCALE = (_NOPE + _ROPE) ** -0.5
 
 
@@ -92,19 +94,21 @@ def _decode(
             return lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
 
         contenders["flashinfer fa3"] = peers.planned(paged)
-    per_query, tokens = 2 * _LATENT + _ROPE, sum(lengths)
+    per_query = 2 * _LATENT + _ROPE
+    tokens = sum(lengths)
     token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
     return Case(
-        "mla_decode",
-        f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}", dtype,
-        tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
-        2 * tokens * heads * per_query, make, contenders, "read",
-        DECODE_BYTES if device.type == "cpu" else ROTATED_BYTES,
+        op="mla_decode",
+        shape=f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}", dtype=dtype,
+        bytes=tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
+        flops=2 * tokens * heads * per_query, make_inputs=make, contenders=contenders, limit="read",
+        rotated=DECODE_BYTES if device.type == "cpu" else ROTATED_BYTES,
     )  # fmt: skip
 
 
 def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> Case:
-    pages, page = 2 * tokens // 64 + 1, 64
+    pages = 2 * tokens // 64 + 1
+    page = 64
     slots = torch.randperm(pages * page, device=device)[:tokens]
     width, kind = (656, torch.uint8) if fp8 else (_LATENT + _ROPE, dtype)
 
@@ -124,7 +128,13 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
         contenders["torch"] = indexed
     moved = tokens * ((_LATENT + _ROPE) * dtype.itemsize + width * kind.itemsize)
     return Case(
-        "store_mla_kv", f"{tokens} tokens{' FP8' if fp8 else ''}", dtype, moved, 0, make, contenders
+        op="store_mla_kv",
+        shape=f"{tokens} tokens{' FP8' if fp8 else ''}",
+        dtype=dtype,
+        bytes=moved,
+        flops=0,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -139,4 +149,12 @@ def _concat(device: torch.device, dtype: torch.dtype, tokens: int, heads: int) -
 
     contenders: dict[str, Contender] = {"radix": rk.concat_mla_k, "torch": joined}
     moved = tokens * (heads * (2 * _NOPE + _ROPE) + _ROPE) * dtype.itemsize
-    return Case("concat_mla_k", f"{tokens} tokens {heads} heads", dtype, moved, 0, make, contenders)
+    return Case(
+        op="concat_mla_k",
+        shape=f"{tokens} tokens {heads} heads",
+        dtype=dtype,
+        bytes=moved,
+        flops=0,
+        make_inputs=make,
+        contenders=contenders,
+    )

@@ -26,7 +26,7 @@ def moe(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for experts, topk, hidden, inter in MODELS:
         if device.type == "cuda":
             # One set of weights: other tokens name other experts, and a set is far beyond the L2.
-            layer = _Layer(experts, hidden, inter, device, dtype)
+            layer = _Layer(experts=experts, hidden=hidden, inter=inter, device=device, dtype=dtype)
             for tokens in TOKENS:
                 yield _products(layer, topk, tokens, dtype.itemsize, _contenders(layer))
             for tokens in TOKENS:
@@ -86,13 +86,13 @@ def _routing(
         contenders["vllm"] = lambda x, weights, ids: vllm.topk_softmax(weights, ids, order, x)
     size = tokens * (experts * dtype.itemsize + topk * 8)
     return Case(
-        "topk_softmax",
-        f"{tokens}xE{experts} k{topk}",
-        dtype,
-        size,
-        3 * tokens * experts,
-        make,
-        contenders,
+        op="topk_softmax",
+        shape=f"{tokens}xE{experts} k{topk}",
+        dtype=dtype,
+        bytes=size,
+        flops=3 * tokens * experts,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -127,20 +127,22 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
     if vllm := peers.load("vllm.model_executor.layers.fused_moe.moe_align_block_size"):
         contenders["vllm"] = lambda ids: vllm.moe_align_block_size(ids, BLOCK, experts)
     return Case(
-        "moe_align_block_size",
-        f"{tokens}xE{experts} k{topk}",
-        torch.int32,
-        8 * pairs,
-        pairs,
-        make,
-        contenders,
+        op="moe_align_block_size",
+        shape=f"{tokens}xE{experts} k{topk}",
+        dtype=torch.int32,
+        bytes=8 * pairs,
+        flops=pairs,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
 def _products(
     layer: _Layer, topk: int, tokens: int, weight_size: int, contenders: dict[str, Contender]
 ) -> Case:
-    experts, hidden, inter = layer.experts, layer.hidden, layer.inter
+    experts = layer.experts
+    hidden = layer.hidden
+    inter = layer.inter
 
     def make() -> tuple[torch.Tensor, ...]:
         x = torch.randn(tokens, hidden, device=layer.device, dtype=layer.dtype)
@@ -153,7 +155,16 @@ def _products(
     shape = f"{tokens}xE{experts} k{topk} H{hidden} I{inter}{' fp8' if weight_size == 1 else ''}"
     flops = 6 * tokens * topk * hidden * inter
     dtype = torch.float8_e4m3fn if weight_size == 1 else layer.dtype
-    return Case("fused_experts", shape, dtype, size, flops, make, contenders, limit="read")
+    return Case(
+        op="fused_experts",
+        shape=shape,
+        dtype=dtype,
+        bytes=size,
+        flops=flops,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
+    )
 
 
 def _contenders(layer: _Layer) -> dict[str, Contender]:

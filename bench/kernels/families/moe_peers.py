@@ -24,7 +24,8 @@ def fp8_experts(
     Triton kernels, and the modular kernel that takes DeepGEMM from 128 tokens on. `blocks` gives w1
     and w2 when the first call wants them.
     """
-    vllm, config = peers.load(_MOE), peers.load(f"{_MOE}.config")
+    vllm = peers.load(_MOE)
+    config = peers.load(f"{_MOE}.config")
     if not vllm or not config:
         return {}
 

@@ -11,7 +11,10 @@ import radix_kernels as rk
 
 from ..harness import Case, randn
 
-EXPERTS, TOPK, HIDDEN, INTER = 128, 8, 2048, 768
+EXPERTS = 128
+TOPK = 8
+HIDDEN = 2048
+INTER = 768
 TOKENS = (1, 4, 32, 256)
 KINDS: dict[str, dict[str, int]] = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {"group": 64}}
 
@@ -52,7 +55,7 @@ def _case(
     )  # experts that some token names, on average
     pairs = tokens * TOPK
     return Case(
-        "fused_experts_packed", f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", w1.dtype,
-        named * experts.nbytes / EXPERTS, 6 * pairs * HIDDEN * INTER, make,
-        {"radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids), "torch": by_torch}, "read",
+        op="fused_experts_packed", shape=f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", dtype=w1.dtype,
+        bytes=named * experts.nbytes / EXPERTS, flops=6 * pairs * HIDDEN * INTER, make_inputs=make,
+        contenders={"radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids), "torch": by_torch}, limit="read",
     )  # fmt: skip

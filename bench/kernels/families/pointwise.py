@@ -82,7 +82,13 @@ def _rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int)
         contenders["vllm"] = lambda x, out: vllm.rms_norm(out, x, weight, 1e-6)
     size = tokens * hidden * dtype.itemsize
     return Case(
-        "rmsnorm", f"{tokens}x{hidden}", dtype, 2 * size, 4 * tokens * hidden, make, contenders
+        op="rmsnorm",
+        shape=f"{tokens}x{hidden}",
+        dtype=dtype,
+        bytes=2 * size,
+        flops=4 * tokens * hidden,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -108,13 +114,13 @@ def _fused_add_rmsnorm(device: torch.device, dtype: torch.dtype, tokens: int, hi
         contenders["vllm"] = lambda x, r: vllm.fused_add_rms_norm(x, r, weight, 1e-6)
     size = tokens * hidden * dtype.itemsize
     return Case(
-        "fused_add_rmsnorm",
-        f"{tokens}x{hidden}",
-        dtype,
-        4 * size,
-        5 * tokens * hidden,
-        make,
-        contenders,
+        op="fused_add_rmsnorm",
+        shape=f"{tokens}x{hidden}",
+        dtype=dtype,
+        bytes=4 * size,
+        flops=5 * tokens * hidden,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -131,7 +137,13 @@ def _layernorm(device: torch.device, dtype: torch.dtype, tokens: int, hidden: in
     }
     size = tokens * hidden * dtype.itemsize
     return Case(
-        "layernorm", f"{tokens}x{hidden}", dtype, 2 * size, 8 * tokens * hidden, make, contenders
+        op="layernorm",
+        shape=f"{tokens}x{hidden}",
+        dtype=dtype,
+        bytes=2 * size,
+        flops=8 * tokens * hidden,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -154,13 +166,13 @@ def _silu_and_mul(device: torch.device, dtype: torch.dtype, tokens: int, inter: 
         contenders["vllm"] = lambda x, out: torch.ops._C.silu_and_mul(out, x)
     size = 3 * tokens * inter
     return Case(
-        "silu_and_mul",
-        f"{tokens}x{inter}",
-        dtype,
-        size * dtype.itemsize,
-        5 * tokens * inter,
-        make,
-        contenders,
+        op="silu_and_mul",
+        shape=f"{tokens}x{inter}",
+        dtype=dtype,
+        bytes=size * dtype.itemsize,
+        flops=5 * tokens * inter,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -197,7 +209,13 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int, heads: int, kv_
     size = tokens * (heads + kv_heads) * HEAD_DIM
     shape = f"{tokens}x({heads}+{kv_heads})x{HEAD_DIM}"
     return Case(
-        "apply_rope_inplace", shape, dtype, 2 * size * dtype.itemsize, 3 * size, make, contenders
+        op="apply_rope_inplace",
+        shape=shape,
+        dtype=dtype,
+        bytes=2 * size * dtype.itemsize,
+        flops=3 * size,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -210,7 +228,8 @@ def _large_cache(
     pages = (
         max(ROTATED_BYTES // (2 * heads * HEAD_DIM * dtype.itemsize), 2 * tokens) // page_size + 1
     )
-    free, turn = torch.randperm(pages * page_size, device=device), itertools.count()
+    free = torch.randperm(pages * page_size, device=device)
+    turn = itertools.count()
     k_cache, v_cache = (
         torch.zeros(pages, page_size, heads, HEAD_DIM, device=device, dtype=dtype) for _ in range(2)
     )
@@ -251,7 +270,8 @@ def _between(
 
     def separate(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
         if weight is not None:
-            q, k = rk.rmsnorm(q, weight), rk.rmsnorm(k, weight)
+            q = rk.rmsnorm(q, weight)
+            k = rk.rmsnorm(k, weight)
         rk.apply_rope_inplace(positions, q, k, HEAD_DIM, table)
         rk.store_kv_cache(k, v, k_cache, v_cache, slots)
 
@@ -266,13 +286,13 @@ def _between(
     size = tokens * (heads + 2 * kv_heads) * HEAD_DIM
     name = f"{tokens} tokens of {model}"
     return Case(
-        "fused_qk_norm_rope_store",
-        name,
-        dtype,
-        2 * size * dtype.itemsize,
-        6 * size,
-        make,
-        contenders,
+        op="fused_qk_norm_rope_store",
+        shape=name,
+        dtype=dtype,
+        bytes=2 * size * dtype.itemsize,
+        flops=6 * size,
+        make_inputs=make,
+        contenders=contenders,
     )
 
 
@@ -298,14 +318,20 @@ def _store(
         "torch": eager,
     }
     if vllm := peers.load("vllm._custom_ops"):
-        how, caches = (
-            "fp8" if fp8 else "auto",
-            [x.view(torch.uint8) if fp8 else x for x in (k_cache, v_cache)],
-        )
+        how = "fp8" if fp8 else "auto"
+        caches = [x.view(torch.uint8) if fp8 else x for x in (k_cache, v_cache)]
         contenders["vllm"] = lambda k, v, slots: vllm.reshape_and_cache_flash(
             k, v, *caches, slots, how, scale, scale
         )
     size = 2 * tokens * heads * HEAD_DIM
     moved = size * (dtype.itemsize + cache_dtype.itemsize)
     name = f"{tokens}x{heads}x{HEAD_DIM}{' FP8' if fp8 else ''}"
-    return Case("store_kv_cache", name, dtype, moved, 2 * size, make, contenders)
+    return Case(
+        op="store_kv_cache",
+        shape=name,
+        dtype=dtype,
+        bytes=moved,
+        flops=2 * size,
+        make_inputs=make,
+        contenders=contenders,
+    )

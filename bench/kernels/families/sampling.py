@@ -73,13 +73,13 @@ def _case(
         contenders["flashinfer"] = _flashinfer(flashinfer, temperature, k, p, top_k, top_p)
     shape = f"{batch}x{VOCAB} {name}" + (" flat" if spread == 1 and temperature > 0 else "")
     return Case(
-        "top_k_top_p_sampling",
-        shape,
-        torch.float32,
-        4.0 * batch * VOCAB,
-        3.0 * batch * VOCAB,
-        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32) * spread,),
-        contenders,
+        op="top_k_top_p_sampling",
+        shape=shape,
+        dtype=torch.float32,
+        bytes=4.0 * batch * VOCAB,
+        flops=3.0 * batch * VOCAB,
+        make_inputs=lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32) * spread,),
+        contenders=contenders,
         limit="read",
     )
 
@@ -117,20 +117,21 @@ def _greedy_logprobs_case(device: torch.device, batch: int) -> Case:
         return rk.top_k_top_p_sampling_with_logprobs(logits, zero, k, one, zero, seed, seed, 5)
 
     def eager(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ids, logprobs = logits.argmax(-1), logits.log_softmax(-1)
+        ids = logits.argmax(-1)
+        logprobs = logits.log_softmax(-1)
         return ids, logprobs.gather(1, ids[:, None]), *logprobs.topk(5)
 
     def greedy(logits: torch.Tensor) -> torch.Tensor:
         return rk.top_k_top_p_sampling(logits, zero, k, one, zero, seed, seed)
 
     return Case(
-        "top_k_top_p_sampling_with_logprobs",
-        f"{batch}x{VOCAB} greedy top 5",
-        torch.float32,
-        4.0 * batch * VOCAB,
-        3.0 * batch * VOCAB,
-        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
-        {"radix": ours, "torch": eager, "radix greedy": greedy},
+        op="top_k_top_p_sampling_with_logprobs",
+        shape=f"{batch}x{VOCAB} greedy top 5",
+        dtype=torch.float32,
+        bytes=4.0 * batch * VOCAB,
+        flops=3.0 * batch * VOCAB,
+        make_inputs=lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
+        contenders={"radix": ours, "torch": eager, "radix greedy": greedy},
         limit="read",
     )
 
@@ -143,12 +144,12 @@ def _logprobs_case(device: torch.device, batch: int) -> Case:
         return logprobs.gather(1, ids[:, None].long()), *logprobs.topk(5)
 
     return Case(
-        "token_logprobs",
-        f"{batch}x{VOCAB} top 5",
-        torch.float32,
-        4.0 * batch * VOCAB,
-        3.0 * batch * VOCAB,
-        lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
-        {"radix": lambda logits: rk.token_logprobs(logits, ids, 5), "torch": eager},
+        op="token_logprobs",
+        shape=f"{batch}x{VOCAB} top 5",
+        dtype=torch.float32,
+        bytes=4.0 * batch * VOCAB,
+        flops=3.0 * batch * VOCAB,
+        make_inputs=lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
+        contenders={"radix": lambda logits: rk.token_logprobs(logits, ids, 5), "torch": eager},
         limit="read",
     )
