@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 _HEADS = {
-    "op": "---", "shape": "---", "µs": "--:", "GB/s": "--:", "TFLOP/s": "--:", "share of the limit": "--:",
-    "clock": "--:", "peers: their time over ours": "---",
-}  # fmt: skip
+    "op": "---",
+    "shape": "---",
+    "µs": "--:",
+    "GB/s": "--:",
+    "TFLOP/s": "--:",
+    "share of the limit": "--:",
+    "clock": "--:",
+    "peers: their time over ours": "---",
+}
 
 
 def main() -> None:

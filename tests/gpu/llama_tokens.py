@@ -26,11 +26,22 @@ from tests.runtime.demo_tokens import differences
 NEW_TOKENS = 48
 CLOSE = 1e-3  # between the two best logprobs: float32 sums in another order may decide otherwise
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
-    "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "torch_dtype": "float32",
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 2048,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 Rows = list[dict[str, Any]]
 
@@ -56,9 +67,15 @@ def random_llama(folder: Path) -> Path:
     tensors["model.norm.weight"] = torch.ones(hidden)
     for i in range(4):
         layer = f"model.layers.{i}."
-        shapes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-                  "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-                  "mlp.down_proj": (hidden, inner)}  # fmt: skip
+        shapes = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
         tensors |= {f"{layer}{name}.weight": draw(*shape) for name, shape in shapes.items()}
         tensors |= {
             f"{layer}{name}.weight": torch.ones(hidden)

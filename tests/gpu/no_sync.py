@@ -27,9 +27,12 @@ PARAMS = [
 def run(engine: Engine, first_id: int) -> None:
     prompts = [[first_id + i, *range(20, 40 + 13 * i)] for i in range(len(PARAMS))]
     outputs = engine.generate(
-        input_ids=prompts, sampling_params=PARAMS, return_logprob=True, logprob_start_len=0,
+        input_ids=prompts,
+        sampling_params=PARAMS,
+        return_logprob=True,
+        logprob_start_len=0,
         top_logprobs_num=2,
-    )  # fmt: skip
+    )
     assert all(output["output_ids"] for output in outputs)
 
 

@@ -40,9 +40,15 @@ def compare(name: str, got: torch.Tensor, expected: torch.Tensor, allowed: float
 
 
 def paged(
-    name: str, rows: list, hint: int, allowed: float, fp8: str = "", dtype: torch.dtype = HALF,
-    options: dict | None = None, **sizes,
-) -> None:  # fmt: skip
+    name: str,
+    rows: list,
+    hint: int,
+    allowed: float,
+    fp8: str = "",
+    dtype: torch.dtype = HALF,
+    options: dict | None = None,
+    **sizes,
+) -> None:
     rng = torch.Generator().manual_seed(0)
     case = make_case(rows, rng, dtype=dtype, **sizes)
     options = dict(options or {})
@@ -173,11 +179,20 @@ def mla() -> None:
     """Few heads and many, rows of one length, parts joined by one group of threads and by all,
     boxes and tokens."""
     for heads, page, lens, fp8 in (
-        (16, 64, (300, 17), False), (128, 64, (300, 17), False), (16, 64, (2200, 17), False),
-        (128, 64, (2200, 17), False), (80, 1, (530, 17), False), (16, 1, (530, 17), False),
-        (16, 64, (600, 600), False), (64, 64, (600, 600), False), (64, 64, (600, 600), True),
-        (16, 64, (300, 17), True), (128, 64, (300, 17), True), (128, 64, (2200, 17), True), (80, 1, (530, 17), True),
-    ):  # fmt: skip
+        (16, 64, (300, 17), False),
+        (128, 64, (300, 17), False),
+        (16, 64, (2200, 17), False),
+        (128, 64, (2200, 17), False),
+        (80, 1, (530, 17), False),
+        (16, 1, (530, 17), False),
+        (16, 64, (600, 600), False),
+        (64, 64, (600, 600), False),
+        (64, 64, (600, 600), True),
+        (16, 64, (300, 17), True),
+        (128, 64, (300, 17), True),
+        (128, 64, (2200, 17), True),
+        (80, 1, (530, 17), True),
+    ):
         mla_rows(heads, page, lens, fp8)
     for heads in (16, 20):  # one tile of rows, and two
         for fp8, dtype in ((False, HALF), (True, HALF), (False, torch.float16)):
@@ -295,9 +310,11 @@ def refill() -> None:
     for m, n, k in (
         (2250, 3456, 512),  # tiles of 256 tokens (fast_accum: 256 columns), two for a cluster
         (300, 12672, 768),  # of 128, likewise
-        (100, 512, 4096), (17, 272, 8192),  # pairs and fours of blocks share k
-        (17, 21120, 768), (64, 34048, 640),  # few tokens
-    ):  # fmt: skip
+        (100, 512, 4096),
+        (17, 272, 8192),  # pairs and fours of blocks share k
+        (17, 21120, 768),
+        (64, 34048, 640),  # few tokens
+    ):
         fp8_product(m, n, k, rng)
     fp8_product(2250, 3472, 512, rng, torch.float16)  # a weight that ends within a tile
     for dtype in (HALF, torch.float16):
@@ -451,8 +468,13 @@ def moe() -> None:
         ):
             compare(f"{name} of {count} experts", got[0], expected[0], 1e-6)
         ids = rk.topk_softmax(there[0], 8)[1]
-        got, expected = (f(i, count, 16)[1] for f, i in ((rk.moe_align_block_size, ids),
-                                                         (rk.reference.moe_align_block_size, ids.cpu())))  # fmt: skip
+        got, expected = (
+            f(i, count, 16)[1]
+            for f, i in (
+                (rk.moe_align_block_size, ids),
+                (rk.reference.moe_align_block_size, ids.cpu()),
+            )
+        )
         used = int(rk.reference.moe_align_block_size(ids.cpu(), count, 16)[2]) // 16
         compare(f"moe_align_block_size of {count} experts", got[:used] + 1, expected[:used] + 1, 0)
 

@@ -46,9 +46,13 @@ def talk(url: str) -> None:
     print(f"What is 17 + 25? -> {answer!r} in {1000 * (time.monotonic() - begin):.0f} ms")
     assert "42" in answer, answer
     stream = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": "Tell me a short story."}],
-        temperature=0.8, seed=7, max_tokens=100, stream=True,
-    )  # fmt: skip
+        model=model,
+        messages=[{"role": "user", "content": "Tell me a short story."}],
+        temperature=0.8,
+        seed=7,
+        max_tokens=100,
+        stream=True,
+    )
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert len(pieces) > 10, pieces
     sums = [(a, b) for a in range(11, 19) for b in range(21, 29)]

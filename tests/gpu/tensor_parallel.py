@@ -79,8 +79,11 @@ class Run:
 
     def engine(self, model: Path | None, ranks: int, **more: Any) -> Engine:
         settings: dict[str, Any] = {
-            "dtype": "float32", "max_total_tokens": 8192, "max_running_requests": 16, "chunked_prefill_size": 256,
-        }  # fmt: skip
+            "dtype": "float32",
+            "max_total_tokens": 8192,
+            "max_running_requests": 16,
+            "chunked_prefill_size": 256,
+        }
         made = Engine(model, device=self.device, tp_size=ranks, **{**settings, **more})
         self.say(f"engine of {ranks} rank{'s'[: ranks > 1]} is up")
         return made

@@ -18,17 +18,25 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
         ("offset", ctypes.c_uint64),
-    ]  # fmt: skip
+    ]
 
 
 class _Args(ctypes.Structure):
     _fields_ = [
-        ("struct_size", ctypes.c_uint32), ("input", ctypes.c_void_p), ("out", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("struct_size", ctypes.c_uint32),
+        ("input", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    ]
 
 
 def build(folder: Path) -> Path:
@@ -49,9 +57,17 @@ def main() -> None:
         strides = (ctypes.c_int64 * len(shape))(*([shape[-1]] * (len(shape) - 1)), 1)
         address = 1 << 40
         made = _Tensor(
-            data=address, device=ROCM, id=1, ndim=len(shape), code=BFLOAT, bits=16, lanes=1,
-            shape=ctypes.addressof(sizes), strides=ctypes.addressof(strides), offset=0,
-        )  # fmt: skip
+            data=address,
+            device=ROCM,
+            id=1,
+            ndim=len(shape),
+            code=BFLOAT,
+            bits=16,
+            lanes=1,
+            shape=ctypes.addressof(sizes),
+            strides=ctypes.addressof(strides),
+            offset=0,
+        )
         keep.extend([sizes, strides, made])
         return ctypes.addressof(made)
 

@@ -6,10 +6,25 @@ from __future__ import annotations
 
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 FAMILIES = (
-    "norm", "layernorm", "rope", "fused_rope", "activation", "kv_cache", "linear", "linear_argmax", "linear_quantized",
-    "attention", "moe", "packed_experts", "decoder", "sampling", "sampling_edits", "sampling_logprobs", "comm",
+    "norm",
+    "layernorm",
+    "rope",
+    "fused_rope",
+    "activation",
+    "kv_cache",
+    "linear",
+    "linear_argmax",
+    "linear_quantized",
+    "attention",
+    "moe",
+    "packed_experts",
+    "decoder",
+    "sampling",
+    "sampling_edits",
+    "sampling_logprobs",
+    "comm",
     "bindings",
-)  # fmt: skip
+)
 FILES = tuple(f"tests/kernel/test_{name}.py" for name in FAMILIES)
 
 if __name__ == "__main__":

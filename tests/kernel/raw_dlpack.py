@@ -19,11 +19,17 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64),
-    ]  # fmt: skip
+    ]
 
 
 class _Managed(ctypes.Structure):
@@ -32,9 +38,13 @@ class _Managed(ctypes.Structure):
 
 class _Versioned(ctypes.Structure):
     _fields_ = [
-        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
-    ]  # fmt: skip
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
 
 
 class Raw:
@@ -64,10 +74,17 @@ class Raw:
         self.shape = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
         self.strides = (ctypes.c_int64 * max(len(sizes), 1))(*steps)
         self.view = _Tensor(
-            data=tensor.data_ptr() - byte_offset, device_type=device, device_id=0, ndim=len(sizes), code=FLOAT, bits=32, lanes=lanes,
-            shape=ctypes.addressof(self.shape), strides=ctypes.addressof(self.strides) if strides else None,
+            data=tensor.data_ptr() - byte_offset,
+            device_type=device,
+            device_id=0,
+            ndim=len(sizes),
+            code=FLOAT,
+            bits=32,
+            lanes=lanes,
+            shape=ctypes.addressof(self.shape),
+            strides=ctypes.addressof(self.strides) if strides else None,
             byte_offset=byte_offset,
-        )  # fmt: skip
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return int(self.view.device_type), 0

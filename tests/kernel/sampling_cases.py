@@ -209,10 +209,22 @@ def near_tie(logits: torch.Tensor, row: Row) -> bool:
 
 
 FILTERS = [
-    {}, {"top_k": 1}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"top_k": 1000}, {"top_k": 3000, "min_p": 0.01},
-    {"top_k": 20_000, "top_p": 0.8}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.95, "min_p": 0.1}, {"min_p": 0.05},
-    {"min_p": 1e-6}, {"top_p": 0.999}, {"top_p": 0.01}, {"top_p": 0.7, "min_p": 0.001},
-]  # fmt: skip
+    {},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_k": 1000},
+    {"top_k": 3000, "min_p": 0.01},
+    {"top_k": 20_000, "top_p": 0.8},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"top_p": 0.95, "min_p": 0.1},
+    {"min_p": 0.05},
+    {"min_p": 1e-6},
+    {"top_p": 0.999},
+    {"top_p": 0.01},
+    {"top_p": 0.7, "min_p": 0.001},
+]
 
 
 def check_against_reference(logits: torch.Tensor, rows: list[Row]) -> None:
@@ -220,10 +232,14 @@ def check_against_reference(logits: torch.Tensor, rows: list[Row]) -> None:
     columns = (
         torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
         for name, dtype in (
-            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
-            ("min_p", torch.float32), ("seed", torch.int64), ("position", torch.int64),
+            ("temperature", torch.float32),
+            ("top_k", torch.int32),
+            ("top_p", torch.float32),
+            ("min_p", torch.float32),
+            ("seed", torch.int64),
+            ("position", torch.int64),
         )
-    )  # fmt: skip
+    )
     expected = rk.reference.top_k_top_p_sampling(logits, *columns)
     for i in torch.nonzero(ids != expected).flatten().tolist():
         assert near_tie(logits[i], rows[i]), vars(rows[i])

@@ -127,9 +127,13 @@ def test_bits_do_not_depend_on_run_or_neighbours(rng):
             assert_same_bits(again, first)
     for row in range(len(rows)):
         alone = Case(
-            q=case.q[row : row + 1], k_cache=case.k_cache, v_cache=case.v_cache, page_table=case.page_table[row : row + 1],
-            kv_lens=case.kv_lens[row : row + 1], cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
-        )  # fmt: skip
+            q=case.q[row : row + 1],
+            k_cache=case.k_cache,
+            v_cache=case.v_cache,
+            page_table=case.page_table[row : row + 1],
+            kv_lens=case.kv_lens[row : row + 1],
+            cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+        )
         for got, whole in zip(attend(alone), (out, lse), strict=True):
             assert_same_bits(got, whole[row : row + 1])
 
@@ -147,9 +151,13 @@ def test_runs_of_many_chunks(heads, rng):
     for row in (2, 4):  # one query token
         begin = int(case.cu_seqlens_q[row])
         alone = Case(
-            q=case.q[begin : begin + 1], k_cache=case.k_cache, v_cache=case.v_cache, page_table=case.page_table[row : row + 1],
-            kv_lens=case.kv_lens[row : row + 1], cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
-        )  # fmt: skip
+            q=case.q[begin : begin + 1],
+            k_cache=case.k_cache,
+            v_cache=case.v_cache,
+            page_table=case.page_table[row : row + 1],
+            kv_lens=case.kv_lens[row : row + 1],
+            cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+        )
         longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
         got = rk.flash_attn_with_kvcache(*alone.args, max_seqlen_q=longest)
         assert_same_bits(got, out[begin : begin + 1])

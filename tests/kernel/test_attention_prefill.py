@@ -58,9 +58,16 @@ def run(case: Case, options: dict, rng: torch.Generator) -> None:
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
     lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
     _, lse = rk.flash_attn_varlen(
-        case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lens.cumsum(0).to(torch.int32),
-        **options, return_softmax_lse=True, max_seqlen_q=hint, out=ragged.view,
-    )  # fmt: skip
+        case.q,
+        torch.cat(case.keys),
+        torch.cat(case.values),
+        case.cu_seqlens_q,
+        lens.cumsum(0).to(torch.int32),
+        **options,
+        return_softmax_lse=True,
+        max_seqlen_q=hint,
+        out=ragged.view,
+    )
     ragged.check()
     assert_close(
         "flash_attn_varlen", ragged.view, expected, ATTENTION[dtype], amplitude(case, **options)
@@ -95,9 +102,14 @@ def test_maxima_that_move(ramp, dim, dtype, rng):
     expected, expected_lse = oracle(case)
     lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
     got, lse = rk.flash_attn_varlen(
-        case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lens.cumsum(0).to(torch.int32),
-        return_softmax_lse=True, max_seqlen_q=129,
-    )  # fmt: skip
+        case.q,
+        torch.cat(case.keys),
+        torch.cat(case.values),
+        case.cu_seqlens_q,
+        lens.cumsum(0).to(torch.int32),
+        return_softmax_lse=True,
+        max_seqlen_q=129,
+    )
     assert_close("flash_attn_varlen", got, expected, ATTENTION[dtype], amplitude(case))
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
 
@@ -244,9 +256,13 @@ def all_fp8(
     case.keys = keys
     case.values = values
     exact = Case(
-        case.q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0), case.k_cache, case.v_cache,
-        *case.args[3:], [x.double() * wide["k_scale"] for x in keys], [x.double() * wide["v_scale"] for x in values],
-    )  # fmt: skip
+        case.q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0),
+        case.k_cache,
+        case.v_cache,
+        *case.args[3:],
+        [x.double() * wide["k_scale"] for x in keys],
+        [x.double() * wide["v_scale"] for x in values],
+    )
     return case, exact, scales
 
 
@@ -287,9 +303,16 @@ def test_fp8(what, per_head, out_dtype, rng):
     assert_close("flash_attn_with_kvcache FP8 lse", lse, expected_lse, LSE_FP8)
     lens = torch.tensor([0, *(key.shape[0] for key in case.keys)])
     got, lse = rk.flash_attn_varlen(
-        case.q, torch.cat(case.keys), torch.cat(case.values), case.cu_seqlens_q, lens.cumsum(0).to(torch.int32),
-        **options, **scales, return_softmax_lse=True, max_seqlen_q=330,
-    )  # fmt: skip
+        case.q,
+        torch.cat(case.keys),
+        torch.cat(case.values),
+        case.cu_seqlens_q,
+        lens.cumsum(0).to(torch.int32),
+        **options,
+        **scales,
+        return_softmax_lse=True,
+        max_seqlen_q=330,
+    )
     assert got.dtype == torch.bfloat16
     assert_close("flash_attn_varlen FP8", got, expected, ATTENTION_FP8)
     assert_close("flash_attn_varlen FP8 lse", lse, expected_lse, LSE_FP8)
@@ -358,9 +381,11 @@ def test_fp8_queries_need_fp8_keys_and_a_16_bit_out(rng):
         rk.flash_attn_with_kvcache(*case.args, **scales, out=torch.empty(3, 4, 64))
     with pytest.raises(TypeError):
         rk.flash_attn_with_kvcache(
-            case.q, *(x.to(torch.bfloat16) for x in (case.k_cache, case.v_cache)), *case.args[3:],
+            case.q,
+            *(x.to(torch.bfloat16) for x in (case.k_cache, case.v_cache)),
+            *case.args[3:],
             q_scale=scales["q_scale"],
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,9 @@ class Attention:
             prefix.page_table + first, prefix.kv_lens, torch.zeros_like(own.cu_seqlens_q)
         )
         for cache, new, mine, shared in (
-            (self.caches[0], self.k, own.k_cache, prefix.k_cache), (self.caches[1], self.v, own.v_cache, prefix.v_cache)
-        ):  # fmt: skip
+            (self.caches[0], self.k, own.k_cache, prefix.k_cache),
+            (self.caches[1], self.v, own.v_cache, prefix.v_cache),
+        ):
             pages = torch.full(cache.shape, math.nan, dtype=BF16)
             pages[:first] = mine
             pages[first : first + len(shared)] = shared
@@ -179,8 +180,10 @@ def test_attention(kind, device, rng):
         run = run or record(state.step, device)
         state.load(own, prefix)
         run()
-        both = [[torch.cat(pair) for pair in zip(prefix.keys, own.keys, strict=True)],
-                [torch.cat(pair) for pair in zip(prefix.values, own.values, strict=True)]]  # fmt: skip
+        both = [
+            [torch.cat(pair) for pair in zip(prefix.keys, own.keys, strict=True)],
+            [torch.cat(pair) for pair in zip(prefix.values, own.values, strict=True)],
+        ]
         expected, lse = oracle(Case(*own.args, *both))
         got = state.out.cpu()
         assert_close("merge_state", got, expected, (8e-3, 5e-2))

@@ -141,9 +141,16 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     narrow_32 = 389_283_840
     query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
     for heads, max_seqlen_q, any_split, item_size, expected in (
-        (128, 1, 1, 2, wide), (128, 1, 1, 1, wide), (16, 2, 1, 2, wide), (16, 1, 1, 2, slim), (16, 1, 1, 1, narrow_16),
-        (128, 1, 0, 2, narrow_32), (16, 1, 0, 1, narrow_16), (128, 1, 1, 0, wide), (16, 1, 1, 0, narrow_16),
-    ):  # fmt: skip
+        (128, 1, 1, 2, wide),
+        (128, 1, 1, 1, wide),
+        (16, 2, 1, 2, wide),
+        (16, 1, 1, 2, slim),
+        (16, 1, 1, 1, narrow_16),
+        (128, 1, 0, 2, narrow_32),
+        (16, 1, 0, 1, narrow_16),
+        (128, 1, 1, 0, wide),
+        (16, 1, 1, 0, narrow_16),
+    ):
         sizes = _MlaSizes(
             ctypes.sizeof(_MlaSizes), 64, 32, heads, 64, 2560, max_seqlen_q, any_split, item_size
         )

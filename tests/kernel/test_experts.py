@@ -43,12 +43,29 @@ def check(case: Experts, tolerance: tuple[float, float] | None = None) -> torch.
 
 
 # (tokens, experts, topk, hidden, inter). A GPU takes up to 16 tokens and 128 pairs without a sort.
-FEW = [(1, 4, 2, 64, 32), (1, 8, 8, 1024, 264), (7, 8, 2, 128, 64), (8, 128, 8, 520, 72), (16, 128, 8, 72, 40),
-       (16, 8, 2, 1032, 136), (9, 3, 3, 16, 8), (2, 40, 32, 64, 16)]  # fmt: skip
+FEW = [
+    (1, 4, 2, 64, 32),
+    (1, 8, 8, 1024, 264),
+    (7, 8, 2, 128, 64),
+    (8, 128, 8, 520, 72),
+    (16, 128, 8, 72, 40),
+    (16, 8, 2, 1032, 136),
+    (9, 3, 3, 16, 8),
+    (2, 40, 32, 64, 16),
+]
 # Beyond: few pairs an expert, experts without pairs, up to and above 64 pairs, 256 and more, many
 # experts; more than 4,096 pairs are sorted before their rows are gathered.
-MANY = [(17, 4, 2, 64, 32), (16, 40, 12, 136, 72), (33, 128, 8, 200, 40), (64, 16, 4, 256, 192), (150, 2, 1, 72, 136),
-        (300, 3, 2, 128, 64), (520, 2, 2, 64, 200), (100, 512, 10, 64, 16), (1030, 5, 4, 72, 24)]  # fmt: skip
+MANY = [
+    (17, 4, 2, 64, 32),
+    (16, 40, 12, 136, 72),
+    (33, 128, 8, 200, 40),
+    (64, 16, 4, 256, 192),
+    (150, 2, 1, 72, 136),
+    (300, 3, 2, 128, 64),
+    (520, 2, 2, 64, 200),
+    (100, 512, 10, 64, 16),
+    (1030, 5, 4, 72, 24),
+]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -88,8 +105,16 @@ def test_fp8(shape, scales, dtype, rng):
 
 # One token, few pairs an expert; rows of 128 weight rows that end within a pair of blocks; many
 # pairs of one expert.
-FP8_BOTH = [(1, 4, 2, 128, 128), (5, 8, 3, 256, 384), (40, 40, 8, 384, 128), (300, 3, 2, 128, 384),
-            (150, 2, 1, 640, 256), (130, 2, 2, 4224, 128), (1030, 5, 4, 128, 128), (700, 3, 1, 1024, 384)]  # fmt: skip
+FP8_BOTH = [
+    (1, 4, 2, 128, 128),
+    (5, 8, 3, 256, 384),
+    (40, 40, 8, 384, 128),
+    (300, 3, 2, 128, 384),
+    (150, 2, 1, 640, 256),
+    (130, 2, 2, 4224, 128),
+    (1030, 5, 4, 128, 128),
+    (700, 3, 1, 1024, 384),
+]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

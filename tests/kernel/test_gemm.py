@@ -423,9 +423,17 @@ def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
 # of 256 tokens (more than one band, clusters with one tile and with two).
 @pytest.mark.parametrize(
     ("tokens", "n", "k"),
-    [(300, 1152, 640), (1800, 1280, 640), (130, 8448, 640), (130, 10240, 640), (130, 12672, 640), (100, 512, 2048),
-     (2200, 1280, 640), (2250, 3456, 640)],
-)  # fmt: skip
+    [
+        (300, 1152, 640),
+        (1800, 1280, 640),
+        (130, 8448, 640),
+        (130, 10240, 640),
+        (130, 12672, 640),
+        (100, 512, 2048),
+        (2200, 1280, 640),
+        (2250, 3456, 640),
+    ],
+)
 def test_fp8_of_every_tile(tokens, n, k, rng, request):
     if not on_gpu(request):
         pytest.skip("the CPU has no tiles")
@@ -465,9 +473,18 @@ def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("tokens", "n", "k"),
-    [(1, 48, 272), (129, 48, 272), (300, 1152, 1024), (257, 6144, 256), (140, 8448, 256), (140, 12672, 384),
-     (140, 14784, 640), (260, 16896, 512), (150, 256, 16384)],
-)  # fmt: skip
+    [
+        (1, 48, 272),
+        (129, 48, 272),
+        (300, 1152, 1024),
+        (257, 6144, 256),
+        (140, 8448, 256),
+        (140, 12672, 384),
+        (140, 14784, 640),
+        (260, 16896, 512),
+        (150, 256, 16384),
+    ],
+)
 def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
     a = fp8((tokens, k), rng, gap=16)
     b = fp8((n, k), rng).t()

@@ -15,8 +15,14 @@ FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
 # On 132 multiprocessors tiles of 256 tokens, one, two or three for a cluster; 1,025 tokens leave
 # the second half of the last one empty, n ends within a tile, and k within its first 128 or later.
-SHAPES = [(1025, 4624, 128), (2200, 1296, 96), (2250, 3456, 16), (2250, 3472, 272), (1025, 8464, 272),
-          (2250, 3472, 640)]  # fmt: skip
+SHAPES = [
+    (1025, 4624, 128),
+    (2200, 1296, 96),
+    (2250, 3456, 16),
+    (2250, 3472, 272),
+    (1025, 8464, 272),
+    (2250, 3472, 640),
+]
 BATCHES = [(2, 1100, 1296, 640), (2, 1025, 4624, 128), (2, 2200, 1296, 272)]
 BLOCKS = [(1025, 4608, 128), (2250, 3456, 256), (2200, 1280, 640)]
 

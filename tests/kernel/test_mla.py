@@ -30,17 +30,25 @@ def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
     starts = case.args[-1]
     out = guarded(tuple(case.args[0].shape), dtype, gap=8)
     got, lse = rk.mla_decode(
-        *case.args, softmax_scale=SCALE, causal=causal, return_softmax_lse=True, out=out.view,
-        max_seqlen_q=int((starts[1:] - starts[:-1]).max()), batch_invariant=batch_invariant,
-    )  # fmt: skip
+        *case.args,
+        softmax_scale=SCALE,
+        causal=causal,
+        return_softmax_lse=True,
+        out=out.view,
+        max_seqlen_q=int((starts[1:] - starts[:-1]).max()),
+        batch_invariant=batch_invariant,
+    )
     assert got is out.view
     out.check()
     assert_close("mla_decode", got, expected, ATTENTION[dtype], amplitude(case, causal))
     assert_close("mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
     defined, defined_lse = rk.reference.mla_decode(
-        *(x.double() for x in case.args[:2]), *case.args[2:], softmax_scale=SCALE, causal=causal,
+        *(x.double() for x in case.args[:2]),
+        *case.args[2:],
+        softmax_scale=SCALE,
+        causal=causal,
         return_softmax_lse=True,
-    )  # fmt: skip
+    )
     assert_close("reference.mla_decode", defined, exact[0], (1e-12, 1e-10))
     assert_close("reference.mla_decode lse", defined_lse, exact[1], (1e-12, 1e-10))
 
@@ -210,9 +218,16 @@ def test_rows_without_tokens_or_pages(heads, pages, batch_invariant, rng):
     """An output is due even where the page table has no columns and the cache no pages."""
     nope, rope, cache, table, lens, starts = make_case([(1, 0), (2, 0)], rng, heads=heads).args
     out, lse = rk.mla_decode(
-        nope, rope, cache[:pages], table[:, :0], lens, starts, softmax_scale=SCALE, return_softmax_lse=True,
+        nope,
+        rope,
+        cache[:pages],
+        table[:, :0],
+        lens,
+        starts,
+        softmax_scale=SCALE,
+        return_softmax_lse=True,
         batch_invariant=batch_invariant,
-    )  # fmt: skip
+    )
     assert not out.any() and bool((lse == -math.inf).all())
 
 
@@ -317,15 +332,18 @@ def test_a_hint_that_is_none(hint, error, rng):
         rk.mla_decode(*make_case([(1, 5)], rng).args, softmax_scale=SCALE, max_seqlen_q=hint)
 
 
-@pytest.mark.parametrize(("index", "values", "text"), [
-    (4, [49, 3], r"kv_lens\[0\] is 49, expected 0 to 48"),
-    (4, [5, -1], r"kv_lens\[1\] is -1, expected 0 to 48"),
-    (5, [1, 1, 2], r"cu_seqlens_q\[0\] is 1, expected 0"),
-    (5, [0, 3, 2], r"cu_seqlens_q\[2\] is 2, less than the one before \(3\)"),
-    (5, [0, 1, 1], "cu_seqlens_q ends at 1, expected 2"),
-    (3, [[0, 7, 7], [5, 7, 7]], r"page_table\[1, 0\] is 5, expected 0 to 4"),
-    (3, [[-1, 7, 7], [0, 7, 7]], r"page_table\[0, 0\] is -1, expected 0 to 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("index", "values", "text"),
+    [
+        (4, [49, 3], r"kv_lens\[0\] is 49, expected 0 to 48"),
+        (4, [5, -1], r"kv_lens\[1\] is -1, expected 0 to 48"),
+        (5, [1, 1, 2], r"cu_seqlens_q\[0\] is 1, expected 0"),
+        (5, [0, 3, 2], r"cu_seqlens_q\[2\] is 2, less than the one before \(3\)"),
+        (5, [0, 1, 1], "cu_seqlens_q ends at 1, expected 2"),
+        (3, [[0, 7, 7], [5, 7, 7]], r"page_table\[1, 0\] is 5, expected 0 to 4"),
+        (3, [[-1, 7, 7], [0, 7, 7]], r"page_table\[0, 0\] is -1, expected 0 to 4"),
+    ],
+)
 def test_rows_that_are_not_there_are_refused(index, values, text, rng, request):
     if request.config.getoption("--device") != "cpu":
         pytest.skip("on a GPU reading them would wait for it")
@@ -403,21 +421,26 @@ def test_the_fp8_form_is_near(rng):
     assert torch.equal(back[:, LATENT:], tokens[:, LATENT:].double())
 
 
-@pytest.mark.parametrize(("index", "change", "error"), [
-    (0, lambda x: x.float(), TypeError),
-    (1, lambda x: x[:2], ValueError),
-    (1, lambda x: x.half(), TypeError),
-    (2, lambda x: x[..., :500], ValueError),
-    (2, lambda x: x.half(), TypeError),
-    (2, lambda x: x[..., 0], ValueError),
-    (3, lambda x: x.int(), TypeError),
-    (3, lambda x: x[:1], ValueError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("index", "change", "error"),
+    [
+        (0, lambda x: x.float(), TypeError),
+        (1, lambda x: x[:2], ValueError),
+        (1, lambda x: x.half(), TypeError),
+        (2, lambda x: x[..., :500], ValueError),
+        (2, lambda x: x.half(), TypeError),
+        (2, lambda x: x[..., 0], ValueError),
+        (3, lambda x: x.int(), TypeError),
+        (3, lambda x: x[:1], ValueError),
+    ],
+)
 def test_store_errors(index, change, error, rng):
     args = [
-        spread((3, LATENT), torch.bfloat16, rng), spread((3, ROPE), torch.bfloat16, rng),
-        torch.zeros(2, 2, LATENT + ROPE, dtype=torch.bfloat16), torch.tensor([0, 2, 1]),
-    ]  # fmt: skip
+        spread((3, LATENT), torch.bfloat16, rng),
+        spread((3, ROPE), torch.bfloat16, rng),
+        torch.zeros(2, 2, LATENT + ROPE, dtype=torch.bfloat16),
+        torch.tensor([0, 2, 1]),
+    ]
     args[index] = change(args[index])
     with pytest.raises(error):
         rk.store_mla_kv(*args)
@@ -470,13 +493,16 @@ def test_prefill_of_the_full_form(dtype, rng):
         assert_close("flash_attn_varlen", out[begin:end], expected, ATTENTION[dtype])
 
 
-@pytest.mark.parametrize(("index", "change", "error"), [
-    (0, lambda x: x[:, :1], ValueError),
-    (0, lambda x: x.half(), TypeError),
-    (1, lambda x: x.float(), TypeError),
-    (2, lambda x: x.expand(-1, 2, -1), ValueError),
-    (2, lambda x: x[:1], ValueError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("index", "change", "error"),
+    [
+        (0, lambda x: x[:, :1], ValueError),
+        (0, lambda x: x.half(), TypeError),
+        (1, lambda x: x.float(), TypeError),
+        (2, lambda x: x.expand(-1, 2, -1), ValueError),
+        (2, lambda x: x[:1], ValueError),
+    ],
+)
 def test_concat_errors(index, change, error):
     args = [torch.zeros(3, 2, 24), torch.zeros(3, 2, 16), torch.zeros(3, 1, 8)]
     args = [x.bfloat16() for x in args]

@@ -46,9 +46,12 @@ def transformers_tables(scaling, base: float, dim: int, positions: torch.Tensor)
     kind = (scaling or {}).get("rope_type", "default")
     parameters = {"rope_type": kind, **(scaling or {}), "rope_theta": base}
     config = LlamaConfig(
-        head_dim=dim, hidden_size=4 * dim, num_attention_heads=4, rope_parameters=parameters,
+        head_dim=dim,
+        hidden_size=4 * dim,
+        num_attention_heads=4,
+        rope_parameters=parameters,
         max_position_embeddings=131072,
-    )  # fmt: skip
+    )
     if kind == "default":
         frequencies = 1.0 / base ** (torch.arange(0, dim, 2).float() / dim)
         factor = 1.0

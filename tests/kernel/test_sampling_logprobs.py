@@ -54,10 +54,14 @@ def test_logprobs_beside_the_draw(rng):
     columns = [
         torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
         for name, dtype in (
-            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
-            ("min_p", torch.float32), ("seed", torch.int64), ("position", torch.int64),
+            ("temperature", torch.float32),
+            ("top_k", torch.int32),
+            ("top_p", torch.float32),
+            ("min_p", torch.float32),
+            ("seed", torch.int64),
+            ("position", torch.int64),
         )
-    ]  # fmt: skip
+    ]
     for case in (None, edits):
         ids, *found = rk.top_k_top_p_sampling_with_logprobs(logits, *columns, 4, edits=case)
         assert torch.equal(ids, sample(logits, rows, edits=case))

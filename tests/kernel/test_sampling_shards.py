@@ -15,9 +15,13 @@ from tests.kernel.sampling_cases import FILTERS, Row, near_tie, random_row, samp
 pytestmark = pytest.mark.filterwarnings("ignore:radix_kernels runs its reference")
 
 _COLUMNS = {
-    "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32,
-    "seed": torch.int64, "position": torch.int64,
-}  # fmt: skip
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+}
 
 
 def columns_of(rows: list[Row]) -> list[torch.Tensor]:

@@ -27,8 +27,12 @@ def _compiled(module: str, *targets: str) -> list[dict]:
     env["PYTHONPATH"] = IMPORT_PATH
     result = subprocess.run(
         [sys.executable, "-m", f"tests.kernel.{module}", *targets],
-        env=env, cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 

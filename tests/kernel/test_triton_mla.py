@@ -255,9 +255,13 @@ def test_choices_are_of_shapes_alone():
         return meta(*shape, dtype=torch.int32)
 
     for batch, heads, columns, any_split, splits in (
-        (1, 16, 2560, True, 64), (1, 16, 2560, False, 16), (64, 128, 2560, True, 2), (64, 128, 2560, False, 16),
-        (600, 16, 2560, True, 1), (1, 16, 4, True, 1),
-    ):  # fmt: skip
+        (1, 16, 2560, True, 64),
+        (1, 16, 2560, False, 16),
+        (64, 128, 2560, True, 2),
+        (64, 128, 2560, False, 16),
+        (600, 16, 2560, True, 1),
+        (1, 16, 4, True, 1),
+    ):
         launched.clear()
         with pytest.MonkeyPatch.context() as patch:
             for name in ("attend_latent", "join_splits"):
@@ -298,23 +302,29 @@ def test_gpus_without_a_kernel_have_this_one(batch_invariant, rng, monkeypatch):
     monkeypatch.setitem(_dispatch._cache, ("mla_decode", DEVICE), rt.mla_decode)
     case = make_case([(2, 90), (1, 5)], rng)
     out, lse = rk.mla_decode(
-        *(x.to(DEVICE) for x in case.args), softmax_scale=SCALE, return_softmax_lse=True,
-        batch_invariant=batch_invariant, max_seqlen_q=2,
-    )  # fmt: skip
+        *(x.to(DEVICE) for x in case.args),
+        softmax_scale=SCALE,
+        return_softmax_lse=True,
+        batch_invariant=batch_invariant,
+        max_seqlen_q=2,
+    )
     expected, expected_lse = oracle(case)
     assert_close("triton mla_decode", out, expected, TRITON_ATTENTION[torch.bfloat16])
     assert_close("triton mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
 
 
-@pytest.mark.parametrize(("index", "change", "error"), [
-    (0, lambda x: x.float(), TypeError),
-    (1, lambda x: x[:, :2], ValueError),
-    (2, lambda x: x.half(), TypeError),
-    (3, lambda x: x.long(), TypeError),
-    (3, lambda x: x.repeat(1, 2)[:, ::2], ValueError),
-    (4, lambda x: x[:1], ValueError),
-    (5, lambda x: torch.stack((x, x), 1)[:, 0], ValueError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("index", "change", "error"),
+    [
+        (0, lambda x: x.float(), TypeError),
+        (1, lambda x: x[:, :2], ValueError),
+        (2, lambda x: x.half(), TypeError),
+        (3, lambda x: x.long(), TypeError),
+        (3, lambda x: x.repeat(1, 2)[:, ::2], ValueError),
+        (4, lambda x: x[:1], ValueError),
+        (5, lambda x: torch.stack((x, x), 1)[:, 0], ValueError),
+    ],
+)
 def test_errors(index, change, error, rng):
     args = list(make_case([(1, 5), (1, 3)], rng).args)
     args[index] = change(args[index])

@@ -14,9 +14,13 @@ rt = triton_module("sampling")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy under the interpreter
 COLUMNS = {
-    "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32,
-    "seed": torch.int64, "position": torch.int64,
-}  # fmt: skip
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +118,10 @@ def test_edits_and_logprobs(rng):
     logits = torch.randn(3, 67, generator=rng)
     edits = some_edits(3, 67, rng)
     there = tuple(None if t is None else t.to(DEVICE) for t in edits.flat())
-    logprobs = tuple(torch.zeros(3, *n, device=DEVICE, dtype=t) for n, t in
-                     (((), torch.float32), ((4,), torch.float32), ((4,), torch.int32)))  # fmt: skip
+    logprobs = tuple(
+        torch.zeros(3, *n, device=DEVICE, dtype=t)
+        for n, t in (((), torch.float32), ((4,), torch.float32), ((4,), torch.int32))
+    )
     got = draw(logits, rows, edits=there, logprobs=logprobs)
     columns = columns_of(rows)
     edited = rk.reference.edited_logits(logits, columns[-1], edits, compute_dtype=torch.float32)

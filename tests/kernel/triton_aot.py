@@ -20,13 +20,29 @@ from radix_kernels.triton.attention import choose_tiles
 from radix_kernels.triton.attention_kernel import attend, combine
 
 POINTERS = {
-    "q": "Q", "k_cache": "KV", "v_cache": "KV", "page_table": "i32", "kv_lens": "i32",
-    "cu_seqlens": "i32", "sinks": "fp32", "q_scale": "fp32", "k_scale": "fp32", "v_scale": "fp32", "out": "T",
-    "lse": "fp32", "part_out": "fp32", "part_lse": "fp32",
-}  # fmt: skip
+    "q": "Q",
+    "k_cache": "KV",
+    "v_cache": "KV",
+    "page_table": "i32",
+    "kv_lens": "i32",
+    "cu_seqlens": "i32",
+    "sinks": "fp32",
+    "q_scale": "fp32",
+    "k_scale": "fp32",
+    "v_scale": "fp32",
+    "out": "T",
+    "lse": "fp32",
+    "part_out": "fp32",
+    "part_lse": "fp32",
+}
 # (dtype, itemsize, head dim, query heads for each KV head, page size)
-SHAPES = [("bf16", 2, 128, 8, 16), ("fp16", 2, 64, 2, 1), ("bf16", 2, 256, 4, 64),
-          ("fp32", 4, 64, 2, 16), ("fp32", 4, 128, 4, 16)]  # fmt: skip
+SHAPES = [
+    ("bf16", 2, 128, 8, 16),
+    ("fp16", 2, 64, 2, 1),
+    ("bf16", 2, 256, 4, 64),
+    ("fp32", 4, 64, 2, 16),
+    ("fp32", 4, 128, 4, 16),
+]
 # FP8 keys and values, queries too, AMD's format, contiguous keys, and values of another size than
 # keys.
 KV8 = {"KV_BYTES": True}
@@ -87,16 +103,36 @@ def compile_one(
 
 
 def attend_one(
-    dtype: str, itemsize: int, dim: int, group: int, page: int, decode: bool, target: GPUTarget,
-    form: dict[str, Any] | None = None, **options: Any,
-) -> Any:  # fmt: skip
+    dtype: str,
+    itemsize: int,
+    dim: int,
+    group: int,
+    page: int,
+    decode: bool,
+    target: GPUTarget,
+    form: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     tiles = choose_tiles(dim, group, itemsize, decode)
     constants = {
-        **sizes(dim, group), "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim), "GROUP": group, "PAGE_SIZE": page,
-        "Q_BYTES": False, "KV_BYTES": False, "FNUZ": False, "PER_HEAD": True,
-        "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "SPLIT": 512 if decode else 0,
-        "SPLITS": 8 if decode else 1, "CAUSAL": True, "WINDOW": not decode, "SOFTCAP": not decode, **(form or {}),
-    }  # fmt: skip
+        **sizes(dim, group),
+        "DIM": dim,
+        "DIM_PAD": triton.next_power_of_2(dim),
+        "GROUP": group,
+        "PAGE_SIZE": page,
+        "Q_BYTES": False,
+        "KV_BYTES": False,
+        "FNUZ": False,
+        "PER_HEAD": True,
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "SPLIT": 512 if decode else 0,
+        "SPLITS": 8 if decode else 1,
+        "CAUSAL": True,
+        "WINDOW": not decode,
+        "SOFTCAP": not decode,
+        **(form or {}),
+    }
     unused = [] if decode else ["part_out", "part_lse"]
     unused += [] if page else ["page_table"]
     unused += [] if constants["Q_BYTES"] else ["q_scale"]

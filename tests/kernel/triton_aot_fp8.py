@@ -31,10 +31,18 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
     ):
         tile = choose_tiles(rows, widen, shared)
         constants: dict[str, Any] = {
-            "N": 4096, "K": 2000 if batched else 2048, "BATCHED": batched, "BLOCKS": blocks, "BIAS": rows == 64,
-            "WIDEN": widen, "FNUZ": (own == "fp8e4b8") != widen, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "BLOCK_K": tile.block_k, "GROUP": tile.group,
-        }  # fmt: skip
+            "N": 4096,
+            "K": 2000 if batched else 2048,
+            "BATCHED": batched,
+            "BLOCKS": blocks,
+            "BIAS": rows == 64,
+            "WIDEN": widen,
+            "FNUZ": (own == "fp8e4b8") != widen,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "GROUP": tile.group,
+        }
         constants |= {} if rows == 64 else {"bias": None}
         fp8 = "u8" if widen else own
         types = {

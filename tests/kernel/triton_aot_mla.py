@@ -14,14 +14,24 @@ from radix_kernels.triton.mla_kernel import attend_latent, join_splits
 from tests.kernel.triton_aot import facts, target_of
 
 POINTERS = {
-    "q_nope": "T", "q_rope": "T", "kv_cache": "T", "page_table": "i32", "kv_lens": "i32", "cu_seqlens": "i32",
-    "out": "T", "lse": "fp32", "part_out": "fp32", "part_lse": "fp32",
-}  # fmt: skip
+    "q_nope": "T",
+    "q_rope": "T",
+    "kv_cache": "T",
+    "page_table": "i32",
+    "kv_lens": "i32",
+    "cu_seqlens": "i32",
+    "out": "T",
+    "lse": "fp32",
+    "part_out": "fp32",
+    "part_lse": "fp32",
+}
 # (heads, FP8 form) by target: those of the most registers, and both forms on the chip with the
 # least room.
 SHAPES = {
-    "gfx942": [(16, False), (128, False), (128, True)], "gfx950": [(16, False)], "sm_89": [(128, True)],
-}  # fmt: skip
+    "gfx942": [(16, False), (128, False), (128, True)],
+    "gfx950": [(16, False)],
+    "sm_89": [(128, True)],
+}
 
 
 def compile_one(
@@ -52,9 +62,15 @@ if __name__ == "__main__":
             tiles = choose_tiles(heads, name.startswith("gfx"))
             common = {"HEADS": heads, "Q_PIECE": 8, "WITH_LSE": True}
             constants = {
-                **common, "PAGE_SIZE": 64, "KV_PIECE": 16 if fp8 else 8, "BLOCK_M": tiles.block_m,
-                "BLOCK_N": tiles.block_n, "SPLIT_KEYS": 512, "FP8": fp8, "CAUSAL": True,
-            }  # fmt: skip
+                **common,
+                "PAGE_SIZE": 64,
+                "KV_PIECE": 16 if fp8 else 8,
+                "BLOCK_M": tiles.block_m,
+                "BLOCK_N": tiles.block_n,
+                "SPLIT_KEYS": 512,
+                "FP8": fp8,
+                "CAUSAL": True,
+            }
             options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
             found = compile_one(attend_latent, constants, target_of(name), **options)
             label = f"attend_latent {heads} heads{' FP8' if fp8 else ''}"

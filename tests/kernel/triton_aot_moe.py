@@ -24,10 +24,16 @@ INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total", "groups")
 FLOATS = ("scale", "weights", "x_scale", "w_scale")
 # (dtype, itemsize, weights, scale kind, pairs, experts, hidden, inter): few pairs, some and many a
 # block; FP8; a tail.
-SHAPES = [("bf16", 2, "bf16", 0, 8, 128, 2048, 768), ("bf16", 2, "bf16", 0, 512, 128, 2048, 768),
-          ("fp16", 2, "fp16", 0, 4096, 128, 2048, 768), ("bf16", 2, "bf16", 0, 32768, 128, 2048, 768),
-          ("bf16", 2, "fp8e4nv", 2, 8, 128, 2048, 768), ("bf16", 2, "fp8e4nv", 2, 32768, 128, 2048, 768),
-          ("bf16", 2, "fp8e4nv", 1, 512, 128, 2048, 768), ("fp32", 4, "fp32", 0, 512, 8, 1000, 200)]  # fmt: skip
+SHAPES = [
+    ("bf16", 2, "bf16", 0, 8, 128, 2048, 768),
+    ("bf16", 2, "bf16", 0, 512, 128, 2048, 768),
+    ("fp16", 2, "fp16", 0, 4096, 128, 2048, 768),
+    ("bf16", 2, "bf16", 0, 32768, 128, 2048, 768),
+    ("bf16", 2, "fp8e4nv", 2, 8, 128, 2048, 768),
+    ("bf16", 2, "fp8e4nv", 2, 32768, 128, 2048, 768),
+    ("bf16", 2, "fp8e4nv", 1, 512, 128, 2048, 768),
+    ("fp32", 4, "fp32", 0, 512, 8, 1000, 200),
+]
 
 
 def compile_one(
@@ -100,10 +106,18 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
             tile = grouped_tiles(rows, itemsize, shared)
             scaled = itemsize == 1
             constants = {
-                "EXPERTS": 128, "K": 2048, "N": 768, "MASKED": masked, "SCALED": scaled, "WIDEN": False,
-                "FNUZ": False, "BLOCK_M": tile.block_m,
-                "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
-            }  # fmt: skip
+                "EXPERTS": 128,
+                "K": 2048,
+                "N": 768,
+                "MASKED": masked,
+                "SCALED": scaled,
+                "WIDEN": False,
+                "FNUZ": False,
+                "BLOCK_M": tile.block_m,
+                "BLOCK_N": tile.block_n,
+                "BLOCK_K": tile.block_k,
+                "GROUP": tile.group,
+            }
             constants |= {} if scaled else dict.fromkeys(("x_scale", "w_scale"))
             types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -125,9 +139,18 @@ def _widened(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
     yield "product up widened", compile_one(product, constants, types, target, **options)
     tile = grouped_tiles(128, 1, shared, widen=True)
     constants = {
-        "EXPERTS": 128, "K": 2048, "N": 768, "MASKED": False, "SCALED": True, "WIDEN": True, "FNUZ": False,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
-    }  # fmt: skip
+        "EXPERTS": 128,
+        "K": 2048,
+        "N": 768,
+        "MASKED": False,
+        "SCALED": True,
+        "WIDEN": True,
+        "FNUZ": False,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP": tile.group,
+    }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     yield (
         "grouped widened",
@@ -139,11 +162,23 @@ def _constants(
     tile: Tiles, gated: bool, few: bool, experts: int, hidden: int, inter: int, scale: int
 ) -> dict[str, Any]:
     constants: dict[str, Any] = {
-        "K": hidden if gated else inter, "N": inter if gated else hidden, "NUM_EXPERTS": experts, "LOCALS": experts,
-        "TOPK": 8 if gated else 1, "GATED": gated, "FEW": few, "MAPPED": few, "SCALE": scale, "WIDEN": False,
-        "FNUZ": False, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": tile.group,
+        "K": hidden if gated else inter,
+        "N": inter if gated else hidden,
+        "NUM_EXPERTS": experts,
+        "LOCALS": experts,
+        "TOPK": 8 if gated else 1,
+        "GATED": gated,
+        "FEW": few,
+        "MAPPED": few,
+        "SCALE": scale,
+        "WIDEN": False,
+        "FNUZ": False,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP": tile.group,
         "SWAP": tile.swap,
-    }  # fmt: skip
+    }
     missing = ["sorted_ids", "block_experts", "total"] if few else ["expert_map"]
     return constants | dict.fromkeys([*missing, *([] if scale else ["scale"])])
 

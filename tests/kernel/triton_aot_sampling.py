@@ -13,9 +13,15 @@ from radix_kernels.triton.sampling_kernel import draw_rows
 from tests.kernel.triton_aot import facts, target_of
 
 TYPES = {
-    "logits": "*fp32", "temperatures": "*fp32", "top_ps": "*fp32", "min_ps": "*fp32", "top_ks": "*i32",
-    "seeds": "*i64", "positions": "*i64", "out": "*i32",
-}  # fmt: skip
+    "logits": "*fp32",
+    "temperatures": "*fp32",
+    "top_ps": "*fp32",
+    "min_ps": "*fp32",
+    "top_ks": "*i32",
+    "seeds": "*i64",
+    "positions": "*i64",
+    "out": "*i32",
+}
 
 if __name__ == "__main__":
     for target in sys.argv[1:]:

@@ -29,9 +29,16 @@ def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _attention_case(
-    device: torch.device, dtype: torch.dtype, hq: int, hkv: int, d: int, batch: int, new: int,
-    length: int, page: int = 16,
-) -> Case:  # fmt: skip
+    device: torch.device,
+    dtype: torch.dtype,
+    hq: int,
+    hkv: int,
+    d: int,
+    batch: int,
+    new: int,
+    length: int,
+    page: int = 16,
+) -> Case:
     pages = batch * -(-length // page)
     table = torch.arange(pages, dtype=torch.int32, device=device).view(batch, -1)
     kv_lens = torch.full((batch,), length, dtype=torch.int32, device=device)
@@ -54,8 +61,13 @@ def _attention_case(
     pairs = new * (length - new) + new * (new + 1) / 2
     kv_bytes = 2 * batch * length * hkv * d
     return Case(
-        op="flash_attn_with_kvcache", shape=f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}", dtype=dtype,
-        bytes=(kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize, flops=4 * batch * hq * d * pairs,
-        make_inputs=make, contenders={"radix": ours, "torch sdpa": sdpa}, limit="read" if new == 1 else "copy",
+        op="flash_attn_with_kvcache",
+        shape=f"B{batch} q{new} kv{length} {hq}/{hkv}x{d}",
+        dtype=dtype,
+        bytes=(kv_bytes + 2 * batch * new * hq * d) * dtype.itemsize,
+        flops=4 * batch * hq * d * pairs,
+        make_inputs=make,
+        contenders={"radix": ours, "torch sdpa": sdpa},
+        limit="read" if new == 1 else "copy",
         rotated=DECODE_BYTES if new == 1 else ROTATED_BYTES,
-    )  # fmt: skip
+    )

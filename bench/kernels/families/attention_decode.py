@@ -19,9 +19,13 @@ WORKSPACE = 512 << 20  # bytes, of FlashInfer
 def decode(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """GPU only."""
     for batch, length, page, hq in (
-        (1, 8192, 16, 32), (64, 4096, 16, 32), (64, 4096, 1, 32), (256, 1024, 16, 32), (16, 32768, 16, 32),
+        (1, 8192, 16, 32),
+        (64, 4096, 16, 32),
+        (64, 4096, 1, 32),
+        (256, 1024, 16, 32),
+        (16, 32768, 16, 32),
         (64, 4096, 16, 64),
-    ):  # fmt: skip
+    ):
         yield _rows(device, dtype, [length] * batch, f"B{batch} kv{length}", page, hq)
     lengths = random.Random(0)
     for batch in (130, 256):
@@ -49,9 +53,15 @@ def page_table(
 
 
 def _rows(
-    device: torch.device, dtype: torch.dtype, lengths: Sequence[int], name: str, page: int, hq: int, hkv: int = 8,
+    device: torch.device,
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    name: str,
+    page: int,
+    hq: int,
+    hkv: int = 8,
     fp8: bool = False,
-) -> Case:  # fmt: skip
+) -> Case:
     batch = len(lengths)
     pages, needed, table = page_table(device, lengths, page)
     lens = torch.tensor(lengths, dtype=torch.int32, device=device)
@@ -104,6 +114,12 @@ def _rows(
     tokens = sum(lengths)
     size = 2 * tokens * hkv * _D * kv_dtype.itemsize + 2 * batch * hq * _D * dtype.itemsize
     return Case(
-        op="flash_attn_with_kvcache", shape=f"{name} page {page} {hq}/{hkv}x{_D}{' FP8' if fp8 else ''}", dtype=dtype, bytes=size,
-        flops=4 * tokens * hq * _D, make_inputs=make, contenders=contenders, limit="read",
-    )  # fmt: skip
+        op="flash_attn_with_kvcache",
+        shape=f"{name} page {page} {hq}/{hkv}x{_D}{' FP8' if fp8 else ''}",
+        dtype=dtype,
+        bytes=size,
+        flops=4 * tokens * hq * _D,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
+    )

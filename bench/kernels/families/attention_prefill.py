@@ -44,9 +44,15 @@ def _offsets(device: torch.device, batch: int, length: int) -> torch.Tensor:
 
 
 def _prompts(
-    device: torch.device, dtype: torch.dtype, batch: int, length: int, kv_dtype: torch.dtype, hq: int = _HQ,
-    hkv: int = _HKV, d: int = _D,
-) -> Case:  # fmt: skip
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    kv_dtype: torch.dtype,
+    hq: int = _HQ,
+    hkv: int = _HKV,
+    d: int = _D,
+) -> Case:
     """kv_dtype: of q, k and v; dtype: of the result. d: of q and k; values have 128."""
     tokens = batch * length
     cu = _offsets(device, batch, length)
@@ -62,7 +68,7 @@ def _prompts(
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rk.flash_attn_varlen(
             q, k, v, cu, cu, q_scale=scale, k_scale=scale, v_scale=scale, max_seqlen_q=length
-        )  # fmt: skip
+        )
 
     def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
@@ -75,9 +81,19 @@ def _prompts(
     if flash := peers.load("vllm.vllm_flash_attn"):
         ones = torch.ones(batch, hkv, device=device) if fp8 else None
         contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
-            q, k, v, length, cu, length, cu_seqlens_k=cu, causal=True, fa_version=3,
-            q_descale=ones, k_descale=ones, v_descale=ones,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            length,
+            cu,
+            length,
+            cu_seqlens_k=cu,
+            causal=True,
+            fa_version=3,
+            q_descale=ones,
+            k_descale=ones,
+            v_descale=ones,
+        )
     if flashinfer := peers.load("flashinfer"):
         workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
         scales = [torch.ones(heads, device=device) for heads in (hq, hkv, hkv)] if fp8 else []
@@ -87,9 +103,17 @@ def _prompts(
                 workspace, "NHD", backend="fa3"
             )
             wrapper.plan(
-                cu, cu, hq, hkv, d, head_dim_vo=_D, causal=True, q_data_type=kv_dtype, kv_data_type=kv_dtype,
+                cu,
+                cu,
+                hq,
+                hkv,
+                d,
+                head_dim_vo=_D,
+                causal=True,
+                q_data_type=kv_dtype,
+                kv_data_type=kv_dtype,
                 o_data_type=dtype,
-            )  # fmt: skip
+            )
             return lambda q, k, v: wrapper.run(q, k, v, *scales)
 
         contenders["flashinfer fa3"] = peers.planned(plan)
@@ -97,9 +121,14 @@ def _prompts(
         tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
     )
     return Case(
-        op="flash_attn_varlen", shape=f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
-        dtype=dtype, bytes=size, flops=2 * hq * (d + _D) * _pairs(batch, length, 0), make_inputs=make, contenders=contenders,
-    )  # fmt: skip
+        op="flash_attn_varlen",
+        shape=f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
+        dtype=dtype,
+        bytes=size,
+        flops=2 * hq * (d + _D) * _pairs(batch, length, 0),
+        make_inputs=make,
+        contenders=contenders,
+    )
 
 
 def _extend(
@@ -135,14 +164,28 @@ def _extend(
                 workspace, "NHD", backend="fa3"
             )
             wrapper.plan(
-                cu, _offsets(device, batch, width), table.flatten(), last, _HQ, _HKV, _D, page,
-                causal=True, q_data_type=dtype, kv_data_type=dtype,
-            )  # fmt: skip
+                cu,
+                _offsets(device, batch, width),
+                table.flatten(),
+                last,
+                _HQ,
+                _HKV,
+                _D,
+                page,
+                causal=True,
+                q_data_type=dtype,
+                kv_data_type=dtype,
+            )
             return lambda q, k, v: wrapper.run(q, (k, v))
 
         contenders["flashinfer fa3"] = peers.planned(plan)
     size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
     return Case(
-        op="flash_attn_with_kvcache", shape=f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}", dtype=dtype, bytes=size,
-        flops=4 * _HQ * _D * _pairs(batch, new, cached), make_inputs=make, contenders=contenders,
-    )  # fmt: skip
+        op="flash_attn_with_kvcache",
+        shape=f"B{batch} {new} on {cached} page {page} {_HQ}/{_HKV}x{_D}",
+        dtype=dtype,
+        bytes=size,
+        flops=4 * _HQ * _D * _pairs(batch, new, cached),
+        make_inputs=make,
+        contenders=contenders,
+    )

@@ -55,21 +55,34 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 def _linear(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
     return Case(
-        op="linear", shape=f"{m}x{n}x{k}", dtype=dtype, bytes=(n * k + m * (n + k)) * dtype.itemsize, flops=2 * m * n * k,
+        op="linear",
+        shape=f"{m}x{n}x{k}",
+        dtype=dtype,
+        bytes=(n * k + m * (n + k)) * dtype.itemsize,
+        flops=2 * m * n * k,
         make_inputs=_dense(device, dtype, m, n, k),
-        contenders={"radix": lambda x, w: rk.linear(x, w), "torch": lambda x, w: F.linear(x, raw(w, dtype))}, limit="read",
-    )  # fmt: skip
+        contenders={
+            "radix": lambda x, w: rk.linear(x, w),
+            "torch": lambda x, w: F.linear(x, raw(w, dtype)),
+        },
+        limit="read",
+    )
 
 
 def _gated(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
     return Case(
-        op="linear_silu_and_mul", shape=f"{m}x{n}x{k}", dtype=dtype, bytes=(n * k + m * (n // 2 + k)) * dtype.itemsize, flops=2 * m * n * k,
+        op="linear_silu_and_mul",
+        shape=f"{m}x{n}x{k}",
+        dtype=dtype,
+        bytes=(n * k + m * (n // 2 + k)) * dtype.itemsize,
+        flops=2 * m * n * k,
         make_inputs=_dense(device, dtype, m, n, k),
         contenders={
             "radix": lambda x, w: rk.linear_silu_and_mul(x, w),
             "torch + silu_and_mul": lambda x, w: rk.silu_and_mul(F.linear(x, raw(w, dtype))),
-        }, limit="read",
-    )  # fmt: skip
+        },
+        limit="read",
+    )
 
 
 def _dense(

@@ -62,10 +62,15 @@ def _steps(
         ours, separate = getattr(steps, name)
         size = n * k * steps.weight_type.itemsize + m * (n + k) * dtype.itemsize
         yield Case(
-            op=f"layer {name}", shape=f"{m} tokens of {model.name}", dtype=steps.weight_type, bytes=size, flops=2 * m * n * k,
-            make_inputs=_inputs(steps, name, m, n, k), contenders={"radix": ours, "cuBLAS + separate": separate},
+            op=f"layer {name}",
+            shape=f"{m} tokens of {model.name}",
+            dtype=steps.weight_type,
+            bytes=size,
+            flops=2 * m * n * k,
+            make_inputs=_inputs(steps, name, m, n, k),
+            contenders={"radix": ours, "cuBLAS + separate": separate},
             limit="read",
-        )  # fmt: skip
+        )
 
 
 def _inputs(

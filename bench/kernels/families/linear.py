@@ -22,8 +22,11 @@ VOCABULARY = (151_936, 1024)
 DRAWS = (1, 32)
 # Bytes an element with its share of scales.
 QUANTIZED = {
-    "w8a8": (0, 1.0), "int8": (0, 1.0), "w4a8": (64, 0.5 + 2 / 64), "int4": (64, 0.5 + 2 / 64),
-}  # fmt: skip
+    "w8a8": (0, 1.0),
+    "int8": (0, 1.0),
+    "w4a8": (64, 0.5 + 2 / 64),
+    "int4": (64, 0.5 + 2 / 64),
+}
 
 T = TypeVar("T")
 
@@ -88,10 +91,18 @@ def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | N
         return rk.top_k_top_p_sampling(rk.linear(x, weight, out_dtype=torch.float32), *settings)
 
     return Case(
-        op=f"linear_argmax {kind or ''}".strip(), shape=f"{m}x{n}x{k}", dtype=dtype, bytes=n * k * size + m * k * dtype.itemsize,
-        flops=2 * m * n * k, make_inputs=make, contenders={"radix": lambda x, weight, _: rk.linear_argmax(x, weight), "linear + draw": separate},
+        op=f"linear_argmax {kind or ''}".strip(),
+        shape=f"{m}x{n}x{k}",
+        dtype=dtype,
+        bytes=n * k * size + m * k * dtype.itemsize,
+        flops=2 * m * n * k,
+        make_inputs=make,
+        contenders={
+            "radix": lambda x, weight, _: rk.linear_argmax(x, weight),
+            "linear + draw": separate,
+        },
         limit="read",
-    )  # fmt: skip
+    )
 
 
 def _case(weight: _Weight, m: int, kind: str | None) -> Case:
@@ -108,10 +119,14 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
         )
 
     return Case(
-        op=f"linear {kind or ''}".strip(), shape=f"{m}x{n}x{k}", dtype=dtype, bytes=n * k * size + m * (n + k) * dtype.itemsize,
-        flops=2 * m * n * k, make_inputs=make,
+        op=f"linear {kind or ''}".strip(),
+        shape=f"{m}x{n}x{k}",
+        dtype=dtype,
+        bytes=n * k * size + m * (n + k) * dtype.itemsize,
+        flops=2 * m * n * k,
+        make_inputs=make,
         contenders={
             "radix": lambda x, w, p: rk.linear(x, p),
             "torch": lambda x, w, p: F.linear(x, w),
         },
-    )  # fmt: skip
+    )

@@ -29,9 +29,16 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield _decode(device, dtype, [1024], "B1 kv1024", 16, 16)
         return
     for batch, length, page, heads in (
-        (64, 4096, 64, 128), (128, 4096, 64, 128), (1, 8192, 64, 128), (64, 4096, 1, 128), (64, 4096, 64, 64),
-        (64, 4096, 64, 16), (64, 4096, 1, 16), (1, 8192, 64, 16), (256, 1024, 64, 16),
-    ):  # fmt: skip
+        (64, 4096, 64, 128),
+        (128, 4096, 64, 128),
+        (1, 8192, 64, 128),
+        (64, 4096, 1, 128),
+        (64, 4096, 64, 64),
+        (64, 4096, 64, 16),
+        (64, 4096, 1, 16),
+        (1, 8192, 64, 16),
+        (256, 1024, 64, 16),
+    ):
         yield _decode(device, dtype, [length] * batch, f"B{batch} kv{length}", page, heads)
     lengths = random.Random(0)
     ragged = [lengths.randint(100, 8192) for _ in range(64)]
@@ -43,9 +50,15 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _decode(
-    device: torch.device, dtype: torch.dtype, lengths: Sequence[int], name: str, page: int, heads: int,
-    fp8: bool = False, batch_invariant: bool = False,
-) -> Case:  # fmt: skip
+    device: torch.device,
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    name: str,
+    page: int,
+    heads: int,
+    fp8: bool = False,
+    batch_invariant: bool = False,
+) -> Case:
     batch = len(lengths)
     pages, needed, table = page_table(device, lengths, page)
     lens = torch.tensor(lengths, dtype=torch.int32, device=device)
@@ -99,11 +112,15 @@ def _decode(
     token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
     return Case(
         op="mla_decode",
-        shape=f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}", dtype=dtype,
+        shape=f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}",
+        dtype=dtype,
         bytes=tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
-        flops=2 * tokens * heads * per_query, make_inputs=make, contenders=contenders, limit="read",
+        flops=2 * tokens * heads * per_query,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
         rotated=DECODE_BYTES if device.type == "cpu" else ROTATED_BYTES,
-    )  # fmt: skip
+    )
 
 
 def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> Case:

@@ -74,9 +74,16 @@ def fp8_experts(
                 )
             )
         return made[0].apply(
-            x, w1, w2, weights, ids, activation=vllm.MoEActivation.SILU, global_num_experts=w1.shape[0],
-            expert_map=None, apply_router_weight_on_input=False,
-        )  # fmt: skip
+            x,
+            w1,
+            w2,
+            weights,
+            ids,
+            activation=vllm.MoEActivation.SILU,
+            global_num_experts=w1.shape[0],
+            expert_map=None,
+            apply_router_weight_on_input=False,
+        )
 
     return {**contenders, "vllm DeepGEMM": deep}
 

@@ -55,7 +55,15 @@ def _case(
     )  # experts that some token names, on average
     pairs = tokens * TOPK
     return Case(
-        op="fused_experts_packed", shape=f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}", dtype=w1.dtype,
-        bytes=named * experts.nbytes / EXPERTS, flops=6 * pairs * HIDDEN * INTER, make_inputs=make,
-        contenders={"radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids), "torch": by_torch}, limit="read",
-    )  # fmt: skip
+        op="fused_experts_packed",
+        shape=f"{kind} {tokens}xE{EXPERTS} k{TOPK} {HIDDEN}x{INTER}",
+        dtype=w1.dtype,
+        bytes=named * experts.nbytes / EXPERTS,
+        flops=6 * pairs * HIDDEN * INTER,
+        make_inputs=make,
+        contenders={
+            "radix": lambda x, weights, ids: rk.fused_experts_packed(x, experts, weights, ids),
+            "torch": by_torch,
+        },
+        limit="read",
+    )
