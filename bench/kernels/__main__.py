@@ -74,7 +74,8 @@ def _parse() -> argparse.Namespace:
         "--slow-seconds",
         type=float,
         default=SLOW_SECONDS,
-        help=f"CPU: a contender that has run so long in a row ends with {MIN_ROUNDS} of {ROUNDS} rounds (%(default)s)",
+        help="CPU: a contender that has taken this long in a row stops after "
+        f"{MIN_ROUNDS} of {ROUNDS} rounds (%(default)s)",
     )
     parser.add_argument("--json", help="write all figures to this file, after each row")
     args = parser.parse_args()
@@ -94,7 +95,8 @@ def _heading(limits: Limits) -> str:
     return (
         f"{datetime.date.today()}  {limits.device}  radix-kernels {rk.__version__} "
         f"({caps['backend']}, {caps['isa']})  torch {torch.__version__}\n"
-        f"measured limits: read {limits.read_gbs:.1f}, copy {limits.copy_gbs:.1f} GB/s; torch.mm {peaks}\n"
+        f"measured limits: read {limits.read_gbs:.1f}, copy {limits.copy_gbs:.1f} GB/s; "
+        f"torch.mm {peaks}\n"
         f"{'op':36s}{'shape':34s}{'us':>10s}{'range':>20s}{'GB/s':>9s}{'TFLOP/s':>9s}{'limit':>7s}"
         "  times faster than"
     )
@@ -125,7 +127,8 @@ def _facts(row: Row) -> str:
     """How a row was timed, and what stands beside it."""
     ours = row.timings["radix"]
     notes = [] if ours.method == "loop" else [ours.method]
-    notes += ["in cache"] * row.in_cache
+    if row.in_cache:
+        notes.append("in cache")
     notes += [f"{name} {us:.1f} us" for name, us in row.floor.items()]
     for name, t in row.timings.items():
         if ours.method == "loop" and t.rounds < ROUNDS:

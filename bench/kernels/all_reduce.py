@@ -68,14 +68,11 @@ class Rank:
         for one in contenders:
             try:
                 graphs[one.name] = [self._capture(one, count) for count in (FEW, MANY)]
-            except (
-                RuntimeError,
-                ValueError,
-            ) as error:  # as a size that it does not take: a peer less, not a run
+            except (RuntimeError, ValueError) as error:
+                # For one, a size that it does not take: that costs a contender, not the run.
                 if self.shm.rank == 0:
-                    print(
-                        f"not measured: {one.name}: {str(error).splitlines()[0]}", file=sys.stderr
-                    )
+                    reason = str(error).partition("\n")[0]
+                    print(f"not measured: {one.name}: {reason}", file=sys.stderr)
         slopes: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(ROUNDS):
             for name, (few, many) in graphs.items():
@@ -84,11 +81,9 @@ class Rank:
 
     def _slowest(self, seconds: list[float]) -> list[float]:
         mine = torch.tensor(seconds, dtype=torch.float64)
-        return (
-            self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, len(seconds)))
-            .amax(0)
-            .tolist()
-        )
+        everybodys = mine.new_empty(self.shm.world_size, len(seconds))
+        self.shm.all_gather(mine, everybodys)
+        return everybodys.amax(0).tolist()
 
     def _capture(self, one: Contender, count: int) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
@@ -172,9 +167,8 @@ class VllmCustom:
         mine = self._comm.vllm_get_graph_buffer_ipc_meta(self._handle)
         everybodys: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybodys, mine)
-        handles, offsets = (
-            [list(part) for part in parts] for parts in zip(*everybodys, strict=True)
-        )
+        handles = [list(handle) for handle, _ in everybodys]
+        offsets = [list(offset) for _, offset in everybodys]
         self._comm.vllm_register_graph_buffers(self._handle, handles, offsets)
 
 
@@ -244,9 +238,10 @@ def sweep(rank: Rank, size: int) -> Iterator[Contender]:
     for algorithm in ("one_shot", "two_shot"):
         for threads in (128, 256, 512):
             for blocks in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128):
-                if (
-                    blocks > 1 and blocks * threads * 16 > 2 * size
-                ) or blocks * threads * 16 * 64 < size:
+                round_bytes = blocks * threads * 16
+                too_many = blocks > 1 and round_bytes > 2 * size
+                too_few = round_bytes * 64 < size
+                if too_many or too_few:
                     continue
 
                 def call(
@@ -277,25 +272,22 @@ def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> N
 
     def record(op: str, shape: str, contenders: Iterator[Contender]) -> None:
         times = rank.measure(contenders)
-        rows.append(
-            {"op": op, "shape": shape, "microseconds": {name: vars(t) for name, t in times.items()}}
-        )
+        microseconds = {name: vars(timing) for name, timing in times.items()}
+        rows.append({"op": op, "shape": shape, "microseconds": microseconds})
         if number == 0:
-            print(
-                f"{op:24s}{shape:16s}",
-                "  ".join(f"{n} {t.median_us:.1f}" for n, t in times.items()),
-                flush=True,
-            )
+            medians = "  ".join(f"{name} {timing.median_us:.1f}" for name, timing in times.items())
+            print(f"{op:24s}{shape:16s}", medians, flush=True)
             if args.sweep:
                 best = min(times, key=lambda name: times[name].median_us)
                 print(f"{op:24s}{shape:16s} best: {best} {times[best].median_us:.2f}", flush=True)
 
     for size in args.sizes:
-        record(
-            "all_reduce", f"TP{world} {size >> 10} KiB", (sweep if args.sweep else sums)(rank, size)
-        )
-    for rows_, hidden in () if args.sweep or args.no_norms else NORMS:
-        record("all_reduce_add_rmsnorm", f"TP{world} {rows_}x{hidden}", norms(rank, rows_, hidden))
+        contenders = sweep(rank, size) if args.sweep else sums(rank, size)
+        record("all_reduce", f"TP{world} {size >> 10} KiB", contenders)
+    if not args.sweep and not args.no_norms:
+        for tokens, hidden in NORMS:
+            shape = f"TP{world} {tokens}x{hidden}"
+            record("all_reduce_add_rmsnorm", shape, norms(rank, tokens, hidden))
     rank.gpu.check()
     shm.barrier()
     if number == 0:

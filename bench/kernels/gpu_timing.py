@@ -1,11 +1,12 @@
 """Timing on a GPU, by what the op costs.
 
-- Below 50 us: captured graphs of 100 and of 200 calls over rotated inputs and outputs, a reading flush of the L2 before
-  each replay; the time of a call is the difference over 100, so that launching the graph drops out.
-  An empty kernel and a plain read of as many bytes are measured the same way and stand beside it.
+- Below 50 us: captured graphs of 100 and of 200 calls over rotated inputs and outputs, a reading
+  flush of the L2 before each replay; the time of a call is the difference over 100, so that
+  launching the graph drops out. An empty kernel and a plain read of as many bytes are measured the
+  same way and stand beside it.
 - To 1 ms: events around a replayed graph over rotated inputs and outputs.
-- Tensor-core rows above 50 us, and all above 1 ms: the same, at least `arm_seconds` an arm; the SM clock and the power
-  that nvidia-smi saw during the arm are kept, since a hot chip lowers its clock.
+- Tensor-core rows above 50 us, and all above 1 ms: the same, at least `arm_seconds` an arm. The SM
+  clock and the power that nvidia-smi saw during the arm are kept: a hot chip lowers its clock.
 
 Contenders alternate, A B A B. One that cannot be captured runs eagerly between events ("eager").
 """
@@ -74,12 +75,11 @@ def _alternate(arms: dict[str, Arm], rounds: int, watch: bool = False) -> dict[s
                 samples[name].append(run())
     timings = {}
     for name, (method, _) in arms.items():
-        clock, power = (
-            (statistics.mean(x) for x in zip(*facts[name], strict=True))
-            if facts[name]
-            else (None, None)
-        )
-        timings[name] = Timing.of(samples[name], method, sm_mhz=clock, watts=power)
+        measured: dict[str, float] = {}
+        if facts[name]:
+            measured["sm_mhz"] = statistics.mean(clock for clock, _ in facts[name])
+            measured["watts"] = statistics.mean(watts for _, watts in facts[name])
+        timings[name] = Timing.of(samples[name], method, **measured)
     return timings
 
 
@@ -199,13 +199,13 @@ def _watched(into: list[tuple[float, float]]) -> Iterator[None]:
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     command = [
         "nvidia-smi",
-        "-i",
-        f"GPU-{uuid}",
+        f"--id=GPU-{uuid}",
         "--query-gpu=clocks.sm,power.draw",
         "--format=csv,noheader,nounits",
+        "--loop-ms=100",
     ]
     try:
-        process = subprocess.Popen([*command, "-lms", "100"], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     except OSError:
         yield
         return

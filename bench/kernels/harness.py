@@ -4,8 +4,8 @@ travel.
 A `Case` is one op at one shape. Each contender is a function of one input set; the sets together
 are larger than the last-level cache, so that no contender reads what it has just written; a row of
 the CPU whose sets are not is marked. On the CPU a round is a timed loop, and a contender that takes
-long has fewer of them; `gpu_timing` holds what the GPU needs. A peer that fails at a row is said
-and left out of it.
+long has fewer of them; `gpu_timing` holds what the GPU needs. A peer that fails at a row is
+reported and left out of it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ MIN_ROUNDS = 3
 ROUND_SECONDS = 0.08
 SLOW_SECONDS = 3.0  # CPU: a contender that has run so long in a row ends with MIN_ROUNDS
 BATCH = 64
-SETTLE_SECONDS = (
-    0.03  # for which the last contender's threads may spin on, on the CPUs that the next one needs
-)
+# For so long the last contender's threads may spin on the CPUs that the next one needs.
+SETTLE_SECONDS = 0.03
 ROTATED_BYTES = 256 << 20
 DECODE_BYTES = 1 << 30  # CPU: of the KV caches of decode, where memory allows
 MAX_SETS = {"cpu": 4096, "cuda": 200}
@@ -73,9 +72,14 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float], method: str, **facts: float | None) -> Timing:
-        scaled = [s * 1e6 for s in seconds]
+        microseconds = [s * 1e6 for s in seconds]
         return cls(
-            statistics.median(scaled), min(scaled), max(scaled), method, len(scaled), **facts
+            median_us=statistics.median(microseconds),
+            low_us=min(microseconds),
+            high_us=max(microseconds),
+            method=method,
+            rounds=len(microseconds),
+            **facts,
         )
 
 
@@ -126,7 +130,8 @@ def measure(
 
 
 def runnable(case: Case, probe: Callable[[Contender], Probed]) -> dict[str, Probed]:
-    """What `probe` makes of every contender. A peer for which it raises is said and left out."""
+    """What `probe` makes of every contender. A peer for which it raises is reported and left
+    out."""
     probed = {}
     for name, fn in case.contenders.items():
         try:
@@ -149,9 +154,8 @@ class _Loop:
         self.samples: list[float] = []  # seconds a call of each round
         self.spent = 0.0  # seconds, with the first calls
         first = self._timed(1)
-        a_call = (
-            first if first > ROUND_SECONDS else self._timed(1)
-        )  # a first call starts threads and faults pages in
+        # A first call starts threads and faults pages in.
+        a_call = first if first > ROUND_SECONDS else self._timed(1)
         self._batch = max(1, min(len(sets), BATCH, int(ROUND_SECONDS / 4 / max(a_call, 1e-9))))
 
     def round(self) -> None:
@@ -173,13 +177,13 @@ class _Loop:
 
 
 def last_level_cache() -> int:
-    """Bytes of the CPU's largest cache; where the system does not say, what a server has at
-    least."""
-    said = (
-        path.read_text().strip()
-        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    )
-    return max((int(size[:-1]) << 10 for size in said if size.endswith("K")), default=32 << 20)
+    """Bytes of the CPU's largest cache; where the system does not say, the least of a server."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        kibibytes, unit, _ = path.read_text().partition("K")
+        if unit:
+            sizes.append(int(kibibytes) << 10)
+    return max(sizes, default=32 << 20)
 
 
 def input_sets(case: Case, device: torch.device) -> list[Inputs]:
@@ -198,9 +202,10 @@ def _available_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return next(
-        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
-    )
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def randn(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -31,9 +31,8 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a peer that cannot start is no peer, whatever it raises
-        print(
-            f"no peer {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        )
+        reason = str(error).partition("\n")[0]
+        print(f"no peer {name}: {type(error).__name__}: {reason}")
         return None
 
 

@@ -17,20 +17,16 @@ import numpy as np
 _ALIGN = 32
 _BLOCK = 32  # weights of a Q8_0 or Q4_0 block
 _SUPER = 256  # of a Q6_K block
-_TYPES = {
-    "f32": 0,
-    "int4": 2,
-    "int8": 8,
-    "q6_k": 14,
-    "bf16": 30,
-}  # ggml's numbers: F32, Q4_0, Q8_0, Q6_K, BF16
+# ggml's numbers: F32, Q4_0, Q8_0, Q6_K, BF16.
+_TYPES = {"f32": 0, "int4": 2, "int8": 8, "q6_k": 14, "bf16": 30}
+# Of one weight.
 _BYTES = {
     "f32": 4.0,
     "int4": 18 / _BLOCK,
     "int8": 34 / _BLOCK,
     "q6_k": 210 / _SUPER,
     "bf16": 2.0,
-}  # a weight
+}
 
 
 class _Tensor(NamedTuple):
@@ -49,8 +45,9 @@ def write(path: Path, folder: Path, weights: str) -> int:
     the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
     config = json.loads((folder / "config.json").read_text())
     tensors = list(_tensors(config, weights))
+    fields = _fields(config)
     with path.with_suffix(".new").open("wb") as file:
-        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields := _fields(config))))
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
         for key, value in fields.items():
             file.write(_string(key) + _value(value))
         offset = 0
@@ -135,7 +132,7 @@ def _pieces(tensor: _Tensor, noise: np.ndarray, index: int) -> Iterator[np.ndarr
     while left:
         part = noise[at : at + left]
         yield _encode(part, tensor.kind)
-        left = left - len(part)
+        left -= len(part)
         at = 0
 
 
@@ -190,6 +187,6 @@ def _string(text: str) -> bytes:
 def _value(value: str | int | float) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
-    return (
-        struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
-    )
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    return struct.pack("<II", 4, value)

@@ -78,7 +78,8 @@ class Model(Contender):
         params.kv_unified = False
         params.n_batch = max(length, batch)
         params.n_ubatch = _MICRO_BATCH
-        params.n_threads = params.n_threads_batch = self._threads
+        params.n_threads = self._threads
+        params.n_threads_batch = self._threads
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp: no context for {batch} x {length} tokens")

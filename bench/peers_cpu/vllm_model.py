@@ -16,17 +16,14 @@ class Model(Serving):
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         if weights != "bf16":
             raise ValueError(f"vLLM has no {weights} weights without a checkpoint of them")
-        # Its threads are placed by OpenMP's own variables; the engine stays in this process.
         os.environ |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OpenMP's own variables place the threads
             "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
-        }
-        os.environ |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine stays in this process
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
         }
-        os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
         import vllm
 

@@ -97,11 +97,9 @@ class Work:
 
     @property
     def name(self) -> str:
-        return (
-            f"prefill 1x{self.context}"
-            if self.kind == "prefill"
-            else f"decode {self.batch}, context {self.context}"
-        )
+        if self.kind == "prefill":
+            return f"prefill 1x{self.context}"
+        return f"decode {self.batch}, context {self.context}"
 
 
 def rate(model: Contender, work: Work, seconds: float) -> float:
@@ -129,14 +127,20 @@ class Process:
         if not python.exists():
             raise RuntimeError(f"{name}: not built (python -m bench.peers_cpu.build {name})")
         places = ",".join(f"{{{core}}}" for core in cores)
-        env = {"OMP_NUM_THREADS": str(len(cores)), "OMP_PROC_BIND": "true", "OMP_PLACES": places}
+        environment = dict(os.environ)
+        if not name.startswith("radix"):
+            environment |= {
+                "OMP_NUM_THREADS": str(len(cores)),
+                "OMP_PROC_BIND": "true",
+                "OMP_PLACES": places,
+            }
         self._process = subprocess.Popen(
             [python, "-m", "bench.serving.contender", name, folder, weights, str(len(cores))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **({} if name.startswith("radix") else env)},
+            env=environment,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         try:
@@ -179,13 +183,15 @@ def main() -> None:
     name, folder, weights, threads = sys.argv[1:]
     module = importlib.import_module(MODULES[name])
     imported = _resident()
-    model: Contender = module.Model(Path(folder), weights, int(threads))
+    model: Contender = module.Model(folder=Path(folder), weights=weights, threads=int(threads))
     facts = {
         "version": model.version,
         "weight_bytes": model.weight_bytes,
         "held_bytes": model.held_bytes,
+        "rss": _resident(),
+        "rss_imported": imported,
     }
-    print(json.dumps({**facts, "rss": _resident(), "rss_imported": imported}), flush=True)
+    print(json.dumps(facts), flush=True)
     try:
         for line in sys.stdin:
             work, seconds = json.loads(line)

@@ -28,6 +28,7 @@ PEERS = {
     "int4": ["llama.cpp"],
 }
 SERVER = "radix serve"
+_KV_BYTES = 2  # of a bfloat16 number
 WORKS = {
     "decode1": Work("decode"),
     "decode32": Work("decode", batch=32, steps=8),
@@ -66,7 +67,8 @@ def main(argv: list[str]) -> None:
     probe = ReadProbe(cores)
     config = json.loads((args.model / "config.json").read_text())
     print(
-        f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}  probe {probe.gbs(1.0):.1f} GB/s"
+        f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}"
+        f"  probe {probe.gbs(1.0):.1f} GB/s"
     )
     rows: list[Row] = []
     for weights in args.weights:
@@ -135,15 +137,9 @@ def _measure(
     config: dict[str, int],
     args: argparse.Namespace,
 ) -> list[Row]:
-    tokens = work.batch * (work.context + work.steps / 2)
-    cache = (
-        tokens
-        * 2
-        * 2
-        * config["num_hidden_layers"]
-        * config["num_key_value_heads"]
-        * config["head_dim"]
-    )
+    tokens = work.batch * (work.context + work.steps / 2)  # in the cache, on average
+    kv_width = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    cache = tokens * kv_width * 2 * _KV_BYTES  # keys and values
     ours = processes[0].weight_bytes if processes else 0
     rows = [
         Row(
@@ -165,10 +161,14 @@ def _measure(
 
 
 def _facts(process: Process, weights: str) -> str:
-    text = f"  {process.name} {process.version}: {process.weight_bytes / 1e9:.3f} GB of {weights} weights a step"
+    read = f"{process.weight_bytes / 1e9:.3f} GB of {weights} weights a step"
+    text = f"  {process.name} {process.version}: {read}"
     if process.held_bytes:
-        text += f"; in memory {process.rss / 1e9:.2f} GB: weights and KV cache {process.held_bytes / 1e9:.2f} GB,"
-        text += f" Python and torch before loading {process.rss_imported / 1e9:.2f} GB"
+        text += (
+            f"; in memory {process.rss / 1e9:.2f} GB:"
+            f" weights and KV cache {process.held_bytes / 1e9:.2f} GB,"
+            f" Python and torch before loading {process.rss_imported / 1e9:.2f} GB"
+        )
     return text
 
 
@@ -177,11 +177,13 @@ def _line(row: Row, beside: list[Row]) -> str:
     for ours in beside:
         if ours.contender == "radix" and row is not ours:
             ratios = [a / b for a, b in zip(ours.rates, row.rates, strict=True)]
-            versus = f"  radix is {statistics.median(ratios):.2f}x ({min(ratios):.2f}..{max(ratios):.2f})"
+            spread = f"{min(ratios):.2f}..{max(ratios):.2f}"
+            versus = f"  radix is {statistics.median(ratios):.2f}x ({spread})"
     share = f"{row.of_probe:6.0%} of probe" if row.work.kind == "decode" else " " * 15
     return (
         f"{row.weights:5s} {row.work.name:24s} {row.contender:13s}{row.rate:9.1f} tok/s "
-        f"({min(row.rates):.1f}..{max(row.rates):.1f}) {share}  probe {statistics.median(row.probes):.1f} GB/s{versus}"
+        f"({min(row.rates):.1f}..{max(row.rates):.1f}) {share}"
+        f"  probe {statistics.median(row.probes):.1f} GB/s{versus}"
     )
 
 

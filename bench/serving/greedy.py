@@ -69,6 +69,7 @@ def _line(rows: int, logits: list[float], fused: list[float]) -> str:
     saved = statistics.median(a - b for a, b in zip(logits, fused, strict=False))
     usual = statistics.median(logits)
     return (
-        f"  {rows:2d} rows: with logits {usual * 1e3:.2f} ms, fused {statistics.median(fused) * 1e3:.2f} ms, "
+        f"  {rows:2d} rows: with logits {usual * 1e3:.2f} ms, "
+        f"fused {statistics.median(fused) * 1e3:.2f} ms, "
         f"saved {saved * 1e6:.0f} us ({saved / usual:.1%}), {len(fused)} pairs"
     )

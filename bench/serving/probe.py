@@ -28,9 +28,8 @@ class ReadProbe:
             for c in cores
         ]
         size = _BYTES // 8 // len(cores)
-        made = [
-            reader.submit(np.full, size, 3, np.uint64) for reader in self._readers
-        ]  # first touch by who reads it
+        # Each part is first touched by the thread that reads it.
+        made = [reader.submit(np.full, size, 3, np.uint64) for reader in self._readers]
         self._parts = [m.result() for m in made]
 
     def gbs(self, seconds: float = 0.4) -> float:
@@ -53,19 +52,9 @@ def _compiled() -> Callable[[int, int], int]:
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/read_probe.so"
         source = str(Path(__file__).with_name("read_probe.c"))
-        subprocess.run(
-            [
-                shutil.which("cc") or "gcc",
-                "-O3",
-                "-march=native",
-                "-shared",
-                "-fPIC",
-                source,
-                "-o",
-                library,
-            ],
-            check=True,
-        )
+        compiler = shutil.which("cc") or "gcc"
+        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([compiler, *flags, source, "-o", library], check=True)
         read = ctypes.CDLL(library).read_all
     read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     read.restype = ctypes.c_uint64

@@ -137,11 +137,9 @@ def _print(title: str, profile: Profile) -> None:
     steps = profile.calls["step"]
     total = sum(profile.seconds.values())
     kernels = sum(s for label, s in profile.seconds.items() if label.startswith("kernel "))
-    print(
-        f"\n{title}: {steps} steps of {total / steps * 1e3:.2f} ms, {kernels / total:.1%} in kernels"
-    )
+    share = f"{kernels / total:.1%} in kernels"
+    print(f"\n{title}: {steps} steps of {total / steps * 1e3:.2f} ms, {share}")
     for label, seconds in sorted(profile.seconds.items(), key=lambda item: -item[1]):
         calls = profile.calls[label] / steps if profile.calls[label] else 1
-        print(
-            f"  {label:36s}{seconds / steps * 1e6:10.1f} us {seconds / total:6.1%}  {calls:6.1f} calls"
-        )
+        own = f"{seconds / steps * 1e6:10.1f} us {seconds / total:6.1%}"
+        print(f"  {label:36s}{own}  {calls:6.1f} calls")

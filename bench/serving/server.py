@@ -26,37 +26,23 @@ class Model(Serving):
     missing one."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        self.vocabulary = min(
-            self.vocabulary, json.loads((folder / "config.json").read_text())["vocab_size"]
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "radix_runtime.cli",
-            "serve",
-            str(folder),
-            "--tokenizer",
-            str(DEMO_MODEL_DIR),
-        ]
-        command += [
-            "--device",
-            "cpu",
-            "--dtype",
-            "bfloat16",
-            "--load-format",
-            "dummy",
-            "--port",
-            "0",
-        ]
-        command += [
-            "--num-threads",
-            str(threads),
-            "--max-total-tokens",
-            "16384",
-            "--max-running-requests",
-            "32",
-        ]
-        command += [] if weights == "bf16" else ["--quantization", weights]
+        config = json.loads((folder / "config.json").read_text())
+        self.vocabulary = min(self.vocabulary, config["vocab_size"])
+        options = {
+            "--tokenizer": str(DEMO_MODEL_DIR),
+            "--device": "cpu",
+            "--dtype": "bfloat16",
+            "--load-format": "dummy",
+            "--port": "0",
+            "--num-threads": str(threads),
+            "--max-total-tokens": "16384",
+            "--max-running-requests": "32",
+        }
+        if weights != "bf16":
+            options["--quantization"] = weights
+        command = [sys.executable, "-m", "radix_runtime.cli", "serve", str(folder)]
+        for flag, value in options.items():
+            command += [flag, value]
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         self._url = self._wait_ready()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,27 +31,55 @@ def decode(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield _rows(device, dtype, [length] * batch, f"B{batch} kv{length}", page, hq)
     lengths = random.Random(0)
     for batch in (130, 256):
-        yield _rows(
-            device,
-            dtype,
-            [lengths.randint(100, 2048) for _ in range(batch)],
-            f"B{batch} kv100..2048",
-            16,
-            16,
-        )
+        ragged = [lengths.randint(100, 2048) for _ in range(batch)]
+        yield _rows(device, dtype, ragged, f"B{batch} kv100..2048", 16, 16)
     yield _rows(device, dtype, [4096] * 64, "B64 kv4096", 16, 32, fp8=True)
 
 
-def page_table(
-    device: torch.device, lengths: Sequence[int], page: int
-) -> tuple[int, list[int], torch.Tensor]:
-    """(pages, pages of each row, page table): the pages of all rows in random order."""
-    needed = [-(-n // page) for n in lengths]
-    table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
-    order = torch.randperm(sum(needed)).to(torch.int32).split(needed)
-    for row, pages in zip(table, order, strict=True):
+@dataclass(frozen=True)
+class PagedRows:
+    """Rows with one query each over a paged cache; the pages lie in random order."""
+
+    lengths: Sequence[int]
+    page_size: int
+    pages_of_row: list[int]
+    page_table: torch.Tensor  # [rows, most pages of a row] int32, 0 behind a row's pages
+    kv_lens: torch.Tensor  # [rows] int32
+    cu_seqlens_q: torch.Tensor  # [rows + 1] int32
+
+    @property
+    def num_pages(self) -> int:
+        return sum(self.pages_of_row)
+
+    def page_starts(self) -> torch.Tensor:
+        """[rows + 1] int32: where each row's pages begin in `page_ids`."""
+        counts = torch.tensor([0, *self.pages_of_row], device=self.page_table.device)
+        return counts.cumsum(0).to(torch.int32)
+
+    def page_ids(self) -> torch.Tensor:
+        """[num_pages] int32: the pages of all rows, one row behind another."""
+        rows = zip(self.page_table, self.pages_of_row, strict=True)
+        return torch.cat([row[:count] for row, count in rows])
+
+    def last_page_lens(self) -> torch.Tensor:
+        """[rows] int32: tokens in the last page of each row."""
+        return (self.kv_lens - 1) % self.page_size + 1
+
+
+def paged_rows(device: torch.device, lengths: Sequence[int], page_size: int) -> PagedRows:
+    pages_of_row = [-(-length // page_size) for length in lengths]
+    page_table = torch.zeros(len(lengths), max(pages_of_row), dtype=torch.int32)
+    order = torch.randperm(sum(pages_of_row)).to(torch.int32).split(pages_of_row)
+    for row, pages in zip(page_table, order, strict=True):
         row[: len(pages)] = pages
-    return sum(needed), needed, table.to(device)
+    return PagedRows(
+        lengths=lengths,
+        page_size=page_size,
+        pages_of_row=pages_of_row,
+        page_table=page_table.to(device),
+        kv_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.arange(len(lengths) + 1, dtype=torch.int32, device=device),
+    )
 
 
 def _rows(
@@ -62,55 +92,25 @@ def _rows(
     hkv: int = 8,
     fp8: bool = False,
 ) -> Case:
+    rows = paged_rows(device, lengths, page)
     batch = len(lengths)
-    pages, needed, table = page_table(device, lengths, page)
-    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-    cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
     kv_dtype = torch.float8_e4m3fn if fp8 else dtype
     scale = torch.ones(1, device=device) if fp8 else None
 
     def make() -> tuple[torch.Tensor, ...]:
         q = torch.randn(batch, hq, _D, device=device, dtype=dtype)
-        k, v = (
-            torch.randn(pages, page, hkv, _D, device=device, dtype=dtype).to(kv_dtype)
-            for _ in range(2)
-        )
+        pages = (rows.num_pages, page, hkv, _D)
+        k = torch.randn(pages, device=device, dtype=dtype).to(kv_dtype)
+        v = torch.randn(pages, device=device, dtype=dtype).to(kv_dtype)
         return q, k, v
 
-    contenders: dict[str, Contender] = {
-        "radix": lambda q, k, v: rk.flash_attn_with_kvcache(
-            q, k, v, table, lens, cu, k_scale=scale, v_scale=scale, max_seqlen_q=1
-        )
-    }
-    if (flash := peers.load("vllm.vllm_flash_attn")) and not fp8:
-        contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            1,
-            cu,
-            max(lengths),
-            seqused_k=lens,
-            block_table=table,
-            causal=True,
-            fa_version=3,
-        )
-    if flashinfer := peers.load("flashinfer"):
-        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-        last = torch.tensor([(n - 1) % page + 1 for n in lengths], dtype=torch.int32, device=device)
-        starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
-        used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
-
-        def plan() -> Contender:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, "NHD", use_tensor_cores=True
-            )
-            wrapper.plan(
-                starts, used, last, hq, hkv, _D, page, q_data_type=dtype, kv_data_type=kv_dtype
-            )
-            return lambda q, k, v: wrapper.run(q, (k, v))
-
-        contenders["flashinfer"] = peers.planned(plan)
+    contenders: dict[str, Contender] = {"radix": _radix(rows, scale)}
+    flash = peers.load("vllm.vllm_flash_attn")
+    if flash and not fp8:
+        contenders["FA3 (vllm)"] = _fa3(flash, rows)
+    flashinfer = peers.load("flashinfer")
+    if flashinfer:
+        contenders["flashinfer"] = _flashinfer(flashinfer, rows, hq, hkv, dtype, kv_dtype)
     tokens = sum(lengths)
     size = 2 * tokens * hkv * _D * kv_dtype.itemsize + 2 * batch * hq * _D * dtype.itemsize
     return Case(
@@ -123,3 +123,62 @@ def _rows(
         contenders=contenders,
         limit="read",
     )
+
+
+def _radix(rows: PagedRows, scale: torch.Tensor | None) -> Contender:
+    return lambda q, k, v: rk.flash_attn_with_kvcache(
+        q,
+        k,
+        v,
+        rows.page_table,
+        rows.kv_lens,
+        rows.cu_seqlens_q,
+        k_scale=scale,
+        v_scale=scale,
+        max_seqlen_q=1,
+    )
+
+
+def _fa3(flash: Any, rows: PagedRows) -> Contender:
+    return lambda q, k, v: flash.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        1,
+        rows.cu_seqlens_q,
+        max(rows.lengths),
+        seqused_k=rows.kv_lens,
+        block_table=rows.page_table,
+        causal=True,
+        fa_version=3,
+    )
+
+
+def _flashinfer(
+    flashinfer: Any,
+    rows: PagedRows,
+    hq: int,
+    hkv: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> Contender:
+    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=rows.page_table.device)
+
+    def plan() -> Contender:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=True
+        )
+        wrapper.plan(
+            rows.page_starts(),
+            rows.page_ids(),
+            rows.last_page_lens(),
+            hq,
+            hkv,
+            _D,
+            rows.page_size,
+            q_data_type=dtype,
+            kv_data_type=kv_dtype,
+        )
+        return lambda q, k, v: wrapper.run(q, (k, v))
+
+    return peers.planned(plan)

@@ -5,6 +5,7 @@ and chunks behind a cached prefix in pages.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,70 +66,103 @@ def _prompts(
             torch.randn(tokens, *shape, device=device, dtype=dtype).to(kv_dtype) for shape in shapes
         )
 
-    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return rk.flash_attn_varlen(
-            q, k, v, cu, cu, q_scale=scale, k_scale=scale, v_scale=scale, max_seqlen_q=length
-        )
-
-    def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=hq != hkv)
-
-    contenders: dict[str, Contender] = {"radix": ours}
+    contenders: dict[str, Contender] = {"radix": _radix_ragged(cu, length, scale)}
     if not fp8:
-        contenders["torch cuDNN"] = cudnn
-    if flash := peers.load("vllm.vllm_flash_attn"):
-        ones = torch.ones(batch, hkv, device=device) if fp8 else None
-        contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            length,
-            cu,
-            length,
-            cu_seqlens_k=cu,
-            causal=True,
-            fa_version=3,
-            q_descale=ones,
-            k_descale=ones,
-            v_descale=ones,
+        contenders["torch cuDNN"] = _cudnn(batch, length)
+    flash = peers.load("vllm.vllm_flash_attn")
+    if flash:
+        descale = torch.ones(batch, hkv, device=device) if fp8 else None
+        contenders["FA3 (vllm)"] = _fa3_ragged(flash, cu, length, descale)
+    flashinfer = peers.load("flashinfer")
+    if flashinfer:
+        contenders["flashinfer fa3"] = _flashinfer_ragged(
+            flashinfer, cu, (hq, hkv, d), kv_dtype, dtype
         )
-    if flashinfer := peers.load("flashinfer"):
-        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
-        scales = [torch.ones(heads, device=device) for heads in (hq, hkv, hkv)] if fp8 else []
-
-        def plan() -> Contender:
-            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
-                workspace, "NHD", backend="fa3"
-            )
-            wrapper.plan(
-                cu,
-                cu,
-                hq,
-                hkv,
-                d,
-                head_dim_vo=_D,
-                causal=True,
-                q_data_type=kv_dtype,
-                kv_data_type=kv_dtype,
-                o_data_type=dtype,
-            )
-            return lambda q, k, v: wrapper.run(q, k, v, *scales)
-
-        contenders["flashinfer fa3"] = peers.planned(plan)
-    size = (
-        tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize + tokens * hq * _D * dtype.itemsize
-    )
+    label = f"B{batch} S{length} {hq}/{hkv}x{d}"
+    if d != _D:
+        label += f"/{_D}"
+    if fp8:
+        label += " FP8"
+    read = tokens * ((hq + hkv) * d + hkv * _D) * kv_dtype.itemsize
+    written = tokens * hq * _D * dtype.itemsize
     return Case(
         op="flash_attn_varlen",
-        shape=f"B{batch} S{length} {hq}/{hkv}x{d}{f'/{_D}' if d != _D else ''}{' FP8' if fp8 else ''}",
+        shape=label,
         dtype=dtype,
-        bytes=size,
+        bytes=read + written,
         flops=2 * hq * (d + _D) * _pairs(batch, length, 0),
         make_inputs=make,
         contenders=contenders,
     )
+
+
+def _radix_ragged(cu: torch.Tensor, length: int, scale: torch.Tensor | None) -> Contender:
+    return lambda q, k, v: rk.flash_attn_varlen(
+        q, k, v, cu, cu, q_scale=scale, k_scale=scale, v_scale=scale, max_seqlen_q=length
+    )
+
+
+def _cudnn(batch: int, length: int) -> Contender:
+    def run(*tokens: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in tokens)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+    return run
+
+
+def _fa3_ragged(
+    flash: Any, cu: torch.Tensor, length: int, descale: torch.Tensor | None
+) -> Contender:
+    return lambda q, k, v: flash.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        length,
+        cu,
+        length,
+        cu_seqlens_k=cu,
+        causal=True,
+        fa_version=3,
+        q_descale=descale,
+        k_descale=descale,
+        v_descale=descale,
+    )
+
+
+def _flashinfer_ragged(
+    flashinfer: Any,
+    cu: torch.Tensor,
+    heads: tuple[int, int, int],
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype,
+) -> Contender:
+    """heads: of queries, of keys, and the size of one in q and k."""
+    hq, hkv, d = heads
+    device = cu.device
+    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+    scales: list[torch.Tensor] = []
+    if kv_dtype == _FP8:
+        scales = [torch.ones(count, device=device) for count in (hq, hkv, hkv)]
+
+    def plan() -> Contender:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
+        wrapper.plan(
+            cu,
+            cu,
+            hq,
+            hkv,
+            d,
+            head_dim_vo=_D,
+            causal=True,
+            q_data_type=kv_dtype,
+            kv_data_type=kv_dtype,
+            o_data_type=dtype,
+        )
+        return lambda q, k, v: wrapper.run(q, k, v, *scales)
+
+    return peers.planned(plan)
 
 
 def _extend(
@@ -142,43 +176,24 @@ def _extend(
 
     def make() -> tuple[torch.Tensor, ...]:
         q = torch.randn(batch * new, _HQ, _D, device=device, dtype=dtype)
-        k, v = (
-            torch.randn(batch * width, page, _HKV, _D, device=device, dtype=dtype) for _ in range(2)
-        )
+        pages = (batch * width, page, _HKV, _D)
+        k = torch.randn(pages, device=device, dtype=dtype)
+        v = torch.randn(pages, device=device, dtype=dtype)
         return q, k, v
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rk.flash_attn_with_kvcache(q, k, v, table, lens, cu, max_seqlen_q=new)
 
     contenders: dict[str, Contender] = {"radix": ours}
-    if flash := peers.load("vllm.vllm_flash_attn"):
+    flash = peers.load("vllm.vllm_flash_attn")
+    if flash:
         contenders["FA3 (vllm)"] = lambda q, k, v: flash.flash_attn_varlen_func(
             q, k, v, new, cu, length, seqused_k=lens, block_table=table, causal=True, fa_version=3
         )
-    if flashinfer := peers.load("flashinfer"):
-        workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+    flashinfer = peers.load("flashinfer")
+    if flashinfer:
         last = torch.full((batch,), (length - 1) % page + 1, dtype=torch.int32, device=device)
-
-        def plan() -> Contender:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                workspace, "NHD", backend="fa3"
-            )
-            wrapper.plan(
-                cu,
-                _offsets(device, batch, width),
-                table.flatten(),
-                last,
-                _HQ,
-                _HKV,
-                _D,
-                page,
-                causal=True,
-                q_data_type=dtype,
-                kv_data_type=dtype,
-            )
-            return lambda q, k, v: wrapper.run(q, (k, v))
-
-        contenders["flashinfer fa3"] = peers.planned(plan)
+        contenders["flashinfer fa3"] = _flashinfer_paged(flashinfer, cu, table, last, page, dtype)
     size = (2 * batch * length * _HKV + 2 * batch * new * _HQ) * _D * dtype.itemsize
     return Case(
         op="flash_attn_with_kvcache",
@@ -189,3 +204,35 @@ def _extend(
         make_inputs=make,
         contenders=contenders,
     )
+
+
+def _flashinfer_paged(
+    flashinfer: Any,
+    cu: torch.Tensor,
+    table: torch.Tensor,
+    last: torch.Tensor,
+    page: int,
+    dtype: torch.dtype,
+) -> Contender:
+    """table: [rows, pages of each]; last: tokens in each row's last page."""
+    batch, width = table.shape
+    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=table.device)
+
+    def plan() -> Contender:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
+        wrapper.plan(
+            cu,
+            _offsets(table.device, batch, width),
+            table.flatten(),
+            last,
+            _HQ,
+            _HKV,
+            _D,
+            page,
+            causal=True,
+            q_data_type=dtype,
+            kv_data_type=dtype,
+        )
+        return lambda q, k, v: wrapper.run(q, (k, v))
+
+    return peers.planned(plan)

@@ -34,8 +34,14 @@ BLOCKWISE: Weights = ((24576, 1536, (64,)), (28672, 4096, (256, 4096)), (7168, 1
 
 
 def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """GPU only; packed weights on the CPU are the family `linear`."""
     if device.type == "cpu":
         return
+    yield from _dense_cases(device, dtype)
+    yield from _fp8_cases(device)
+
+
+def _dense_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for n, k in LAYERS:
         for m in (1, 16, 64):
             yield _linear(device, dtype, m, n, k)
@@ -44,6 +50,9 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for n, k in GATED:
         for m in (1, 16, 64):
             yield _gated(device, dtype, m, n, k)
+
+
+def _fp8_cases(device: torch.device) -> Iterator[Case]:
     for n, k, tokens in SCALED:
         for m in tokens:
             yield _scaled(device, m, n, k, False)

@@ -162,9 +162,10 @@ class _Fp8:
         return rk.per_token_quant_fp8(x) if step == "down" else x
 
     def weight(self, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(n, k, device=self.device).mul_(4).to(FP8).t(), torch.rand(
-            1, n, device=self.device
-        ) + 0.5
+        """The weight as [k, n], and the scales of its columns."""
+        weight = torch.randn(n, k, device=self.device).mul_(4).to(FP8)
+        scales = torch.rand(1, n, device=self.device) + 0.5
+        return weight.t(), scales
 
     def _ours(
         self, x: torch.Tensor, scales: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ import radix_kernels as rk
 
 from .. import peers
 from ..harness import DECODE_BYTES, ROTATED_BYTES, Case, Contender, randn
-from .attention_decode import WORKSPACE, page_table
+from .attention_decode import WORKSPACE, PagedRows, paged_rows
 
 _LATENT = 512
 _ROPE = 64
@@ -59,60 +60,35 @@ def _decode(
     fp8: bool = False,
     batch_invariant: bool = False,
 ) -> Case:
+    rows = paged_rows(device, lengths, page)
     batch = len(lengths)
-    pages, needed, table = page_table(device, lengths, page)
-    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-    cu = torch.arange(batch + 1, dtype=torch.int32, device=device)
 
     def make() -> tuple[torch.Tensor, ...]:
         q = randn(batch, heads, _LATENT + _ROPE, device=device, dtype=dtype)
-        kv = randn(pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
+        kv = randn(rows.num_pages, page, _LATENT + _ROPE, device=device, dtype=dtype)
         if fp8:
             kv = rk.reference.pack_mla_tokens(kv[..., :_LATENT], kv[..., _LATENT:])
         # FlashMLA takes q in one piece, the others in two.
         return q[:, None], q[..., :_LATENT].contiguous(), q[..., _LATENT:].contiguous(), kv
 
-    contenders: dict[str, Contender] = {
-        "radix": lambda _, q, r, kv: rk.mla_decode(
-            q,
-            r,
-            kv,
-            table,
-            lens,
-            cu,
-            softmax_scale=_SCALE,
-            max_seqlen_q=1,
-            batch_invariant=batch_invariant,
-        )
-    }
-    if (flash := peers.load("vllm.v1.attention.ops.flashmla")) and page == 64 and not fp8:
-
-        def flash_mla() -> Contender:
-            metadata, splits = flash.get_mla_metadata(lens, heads, 1)
-            return lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
-                joined, kv[:, :, None], table, lens, _LATENT, metadata, splits, softmax_scale=_SCALE
-            )
-
-        contenders["FlashMLA"] = peers.planned(flash_mla)
-    if (flashinfer := peers.load("flashinfer")) and not fp8:
-        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-        starts = torch.tensor([0, *needed], device=device).cumsum(0).to(torch.int32)
-        used = torch.cat([row[:n] for row, n in zip(table, needed, strict=True)])
-
-        def paged() -> Contender:
-            wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
-            wrapper.plan(
-                cu, starts, used, lens, heads, _LATENT, _ROPE, page, False, _SCALE, dtype, dtype
-            )
-            return lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
-
-        contenders["flashinfer fa3"] = peers.planned(paged)
+    contenders: dict[str, Contender] = {"radix": _radix(rows, batch_invariant)}
+    flash = peers.load("vllm.v1.attention.ops.flashmla")
+    if flash and page == 64 and not fp8:
+        contenders["FlashMLA"] = _flash_mla(flash, rows, heads)
+    flashinfer = peers.load("flashinfer")
+    if flashinfer and not fp8:
+        contenders["flashinfer fa3"] = _flashinfer(flashinfer, rows, heads, dtype)
+    label = f"{name} page {page} {heads} heads"
+    if fp8:
+        label += " FP8"
+    if batch_invariant:
+        label += " invariant"
     per_query = 2 * _LATENT + _ROPE
     tokens = sum(lengths)
     token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
     return Case(
         op="mla_decode",
-        shape=f"{name} page {page} {heads} heads{' FP8' if fp8 else ''}{' invariant' if batch_invariant else ''}",
+        shape=label,
         dtype=dtype,
         bytes=tokens * token_bytes + batch * heads * per_query * dtype.itemsize,
         flops=2 * tokens * heads * per_query,
@@ -121,6 +97,61 @@ def _decode(
         limit="read",
         rotated=DECODE_BYTES if device.type == "cpu" else ROTATED_BYTES,
     )
+
+
+def _radix(rows: PagedRows, batch_invariant: bool) -> Contender:
+    return lambda _, q, r, kv: rk.mla_decode(
+        q,
+        r,
+        kv,
+        rows.page_table,
+        rows.kv_lens,
+        rows.cu_seqlens_q,
+        softmax_scale=_SCALE,
+        max_seqlen_q=1,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _flash_mla(flash: Any, rows: PagedRows, heads: int) -> Contender:
+    def plan() -> Contender:
+        metadata, splits = flash.get_mla_metadata(rows.kv_lens, heads, 1)
+        return lambda joined, q, r, kv: flash.flash_mla_with_kvcache(
+            joined,
+            kv[:, :, None],
+            rows.page_table,
+            rows.kv_lens,
+            _LATENT,
+            metadata,
+            splits,
+            softmax_scale=_SCALE,
+        )
+
+    return peers.planned(plan)
+
+
+def _flashinfer(flashinfer: Any, rows: PagedRows, heads: int, dtype: torch.dtype) -> Contender:
+    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=rows.page_table.device)
+
+    def plan() -> Contender:
+        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
+        wrapper.plan(
+            rows.cu_seqlens_q,
+            rows.page_starts(),
+            rows.page_ids(),
+            rows.kv_lens,
+            heads,
+            _LATENT,
+            _ROPE,
+            rows.page_size,
+            False,
+            _SCALE,
+            dtype,
+            dtype,
+        )
+        return lambda _, q, r, kv: wrapper.run(q, r, kv[..., :_LATENT], kv[..., _LATENT:])
+
+    return peers.planned(plan)
 
 
 def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> Case:

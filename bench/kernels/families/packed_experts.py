@@ -50,9 +50,8 @@ def _case(
             out.index_add_(0, rows, result * weights[rows, column, None].to(x.dtype))
         return out
 
-    named = EXPERTS * (
-        1 - (1 - TOPK / EXPERTS) ** tokens
-    )  # experts that some token names, on average
+    # Experts that some token names, on average.
+    named = EXPERTS * (1 - (1 - TOPK / EXPERTS) ** tokens)
     pairs = tokens * TOPK
     return Case(
         op="fused_experts_packed",

@@ -257,11 +257,9 @@ def _between(
     def make() -> tuple[torch.Tensor, ...]:
         qkv = randn(tokens, heads + 2 * kv_heads, HEAD_DIM, device=device, dtype=dtype)
         slots = next_slots()
-        return (
-            *qkv.split([heads, kv_heads, kv_heads], 1),
-            torch.randint(0, 8192, (tokens,), device=device),
-            slots,
-        )
+        q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+        positions = torch.randint(0, 8192, (tokens,), device=device)
+        return q, k, v, positions, slots
 
     def ours(q: Any, k: Any, v: Any, positions: Any, slots: Any) -> None:
         rk.fused_qk_norm_rope_store(
@@ -284,10 +282,9 @@ def _between(
 
     contenders: dict[str, Contender] = {"radix": ours, "separate": separate, "torch": eager}
     size = tokens * (heads + 2 * kv_heads) * HEAD_DIM
-    name = f"{tokens} tokens of {model}"
     return Case(
         op="fused_qk_norm_rope_store",
-        shape=name,
+        shape=f"{tokens} tokens of {model}",
         dtype=dtype,
         bytes=2 * size * dtype.itemsize,
         flops=6 * size,

@@ -71,7 +71,9 @@ def _case(
     flashinfer = peers.load("flashinfer") if device.type == "cuda" and temperature > 0 else None
     if flashinfer is not None:
         contenders["flashinfer"] = _flashinfer(flashinfer, temperature, k, p, top_k, top_p)
-    shape = f"{batch}x{VOCAB} {name}" + (" flat" if spread == 1 and temperature > 0 else "")
+    shape = f"{batch}x{VOCAB} {name}"
+    if spread == 1 and temperature > 0:
+        shape += " flat"
     return Case(
         op="top_k_top_p_sampling",
         shape=shape,
