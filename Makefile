@@ -58,7 +58,7 @@ test-full: $(TEST_PACKAGES) lint install
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3
-OLD_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm activation kv_cache attention linear sampling sampling_edits sampling_logprobs comm bindings))
+OLD_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm activation kv_cache attention attention_int8 attention_merge linear sampling sampling_distribution sampling_edits sampling_logprobs comm bindings))
 test-old-torch: install
 	rm -rf build/old-torch
 	$(RUN) -m pip install -q --no-deps --target build/old-torch dist/radix_kernels_cpu-*.whl pytest pluggy iniconfig packaging pygments

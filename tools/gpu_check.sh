@@ -20,7 +20,7 @@ cuda=(env "PYTHONPATH=$site/cuda:." "$python")
 cpu=(env "PYTHONPATH=$site/cpu:." "$python")
 pytest=(-m pytest -q -p no:cacheprovider -o pythonpath=.)
 "$python" -c "import xdist" 2>/dev/null && pytest+=(-n "${JOBS:-3}")
-ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
+ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_distribution,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
 mapfile -t levels < <("$python" tests/kernel/isa_levels.py)
 rm -f "$out"/*.log "$out"/*.line
 
@@ -50,11 +50,11 @@ assert facts['backend'] == '$device' and '$device' in facts['devices'], rk._load
 print('native kernels of', facts['backend'], facts['isa'])" &
 stage ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}" &
 stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_attention*.py &
-stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_{attention,mla}.py &
+stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_{attention,attention_fp8,mla}.py &
 # Takes the GPU by itself, through the public ops without a native library.
 stage triton-fp8 200 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_fp8.py &
-stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla.py &
-stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_many,quantize}.py &
+stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla*.py &
+stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_fp8,gemm_many,quantize}.py &
 stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
   tests/kernel/test_grouped_gemm.py &
 stage torch-ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_torch_ops.py &

@@ -12,6 +12,20 @@ import torch
 
 from tests.kernel.helpers import integers, spread
 
+# What every kernel has branches of its own for.
+OPTIONS = {
+    "plain": {},
+    "not causal": {"causal": False},
+    "window": {"window_size": (7, 0)},
+    "window of one": {"window_size": (0, 0)},
+    "window without causal": {"window_size": (33, -1), "causal": False},
+    "right 0 is causal": {"window_size": (-1, 0), "causal": False},
+    "softcap": {"softcap": 5.0},
+    "scale": {"softmax_scale": 0.31},
+    "sinks": {"sinks": True},
+    "all": {"sinks": True, "softcap": 20.0, "window_size": (21, 0), "softmax_scale": 0.2},
+}
+
 
 @dataclass
 class Case:
@@ -58,17 +72,20 @@ def make_case(
     pages = sum(needed) + 3
     width = max([*needed, 0]) + 2
     shape = (pages, heads[1], page_size) if hnd else (pages, page_size, heads[1])
-    caches = [torch.full((*shape, d), math.nan, dtype=dtype) for d in (dim, v_dim or dim)]
+    k_cache = torch.full((*shape, dim), math.nan, dtype=dtype)
+    v_cache = torch.full((*shape, v_dim or dim), math.nan, dtype=dtype)
     if hnd:
-        caches = [cache.transpose(1, 2) for cache in caches]
+        k_cache = k_cache.transpose(1, 2)
+        v_cache = v_cache.transpose(1, 2)
     free = torch.randperm(pages, generator=rng)
     table = torch.full((len(rows), width), 2**30, dtype=torch.int32)
     case = Case(
-        spread((sum(n for n, _ in rows), heads[0], dim), dtype, rng, gap=gap),
-        *caches,
-        table,
-        torch.tensor([kv for _, kv in rows], dtype=torch.int32),
-        torch.tensor([0, *np.cumsum([n for n, _ in rows])], dtype=torch.int32),
+        q=spread((sum(n for n, _ in rows), heads[0], dim), dtype, rng, gap=gap),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        page_table=table,
+        kv_lens=torch.tensor([kv for _, kv in rows], dtype=torch.int32),
+        cu_seqlens_q=torch.tensor([0, *np.cumsum([n for n, _ in rows])], dtype=torch.int32),
     )
     for row, (_, kv) in enumerate(rows):
         mine = free[: needed[row]]
@@ -143,3 +160,33 @@ def oracle(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
                 weights = np.exp(s - top) / total
                 out[starts[row] + i, h] = weights @ v[first : max(last, first), g]
     return torch.from_numpy(out), torch.from_numpy(lse)
+
+
+def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
+    """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
+    k_cache, k_scale = _to_int8(case.k_cache)
+    v_cache, v_scale = _to_int8(case.v_cache)
+    narrow = replace(
+        case,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        keys=_stored(case, k_cache, k_scale),
+        values=_stored(case, v_cache, v_scale),
+    )
+    return narrow, {"k_scale": k_scale, "v_scale": v_scale}
+
+
+def _to_int8(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = cache.float()
+    scale = wide.abs().amax(-1) / 127  # NaN where the cache is
+    return (wide / scale[..., None]).nan_to_num(99).round().to(torch.int8), scale
+
+
+def _stored(case: Case, cache: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+    """What the cache holds of each row, in float64."""
+    wide = cache.double() * scale.double()[..., None]
+    rows = []
+    for row, length in enumerate(case.kv_lens.tolist()):
+        pages = case.page_table[row, : -(-length // wide.shape[1])].long()
+        rows.append(wide[pages].flatten(0, 1)[:length])
+    return rows

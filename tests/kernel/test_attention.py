@@ -1,36 +1,32 @@
+"""Attention over pages and over contiguous keys: options, sizes, bits, NaN, errors."""
+
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import radix_kernels as rk
-from tests.kernel.attention_cases import Case, amplitude, make_case, oracle, random_rows
+from tests.kernel.attention_cases import (
+    OPTIONS,
+    Case,
+    amplitude,
+    make_case,
+    oracle,
+    quantized,
+    random_rows,
+)
 from tests.kernel.helpers import (
     ATTENTION,
     FLOATS,
-    ROUNDED_ONCE,
     assert_close,
     assert_same_bits,
     distant,
     guarded,
-    spread,
 )
-
-OPTIONS = {
-    "plain": {},
-    "not causal": {"causal": False},
-    "window": {"window_size": (7, 0)},
-    "window of one": {"window_size": (0, 0)},
-    "window without causal": {"window_size": (33, -1), "causal": False},
-    "right 0 is causal": {"window_size": (-1, 0), "causal": False},
-    "softcap": {"softcap": 5.0},
-    "scale": {"softmax_scale": 0.31},
-    "sinks": {"sinks": True},
-    "all": {"sinks": True, "softcap": 20.0, "window_size": (21, 0), "softmax_scale": 0.2},
-}
 
 
 def run(
@@ -56,51 +52,17 @@ def run(
         amplitude(case, **options),
     )
     assert_close("flash_attn_with_kvcache lse", lse, expected_lse, (4e-6, 2e-5))
-    wide = Case(case.q.double(), case.k_cache.double(), case.v_cache.double(), *case.args[3:])
+    wide = replace(
+        case,
+        q=case.q.double(),
+        k_cache=case.k_cache.double(),
+        v_cache=case.v_cache.double(),
+    )
     exact, exact_lse = rk.reference.flash_attn_with_kvcache(
         *wide.args, **options, return_softmax_lse=True
     )
     assert_close("reference.flash_attn_with_kvcache", exact, expected, (1e-12, 1e-10))
     assert_close("reference.flash_attn_with_kvcache lse", exact_lse, expected_lse, (1e-12, 1e-10))
-
-
-def quantized(case: Case) -> tuple[Case, dict[str, torch.Tensor]]:
-    """The case with an INT8 cache and its scales, which are NaN where nothing may read."""
-    caches = []
-    scales = {}
-    for name, cache in (("k_scale", case.k_cache), ("v_scale", case.v_cache)):
-        wide = cache.float()
-        scale = wide.abs().amax(-1) / 127  # NaN where the cache is
-        caches.append((wide / scale[..., None]).nan_to_num(99).round().to(torch.int8))
-        scales[name] = scale
-    exact = []
-    for x, kept in zip(caches, (case.keys, case.values), strict=True):
-        wide = (
-            x.double() * scales["k_scale" if kept is case.keys else "v_scale"].double()[..., None]
-        )
-        rows = []
-        for row, tokens in enumerate(kept):
-            pages = case.page_table[row, : -(-len(tokens) // wide.shape[1])].long()
-            rows.append(wide[pages].flatten(0, 1)[: len(tokens)])
-        exact.append(rows)
-    return Case(case.q, *caches, case.page_table, case.kv_lens, case.cu_seqlens_q, *exact), scales
-
-
-def run_int8(case: Case, scales: dict[str, torch.Tensor], options: dict) -> None:
-    expected, expected_lse = oracle(case, **options)
-    out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
-    assert_close(
-        "flash_attn_with_kvcache INT8",
-        out,
-        expected,
-        ATTENTION[case.q.dtype],
-        amplitude(case, **options),
-    )
-    assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
-    exact = rk.reference.flash_attn_with_kvcache(
-        case.q.double(), *case.args[1:], **options, **scales
-    )
-    assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
 
 
 # INT8 is the CPU's.
@@ -178,39 +140,6 @@ def test_threads_do_not_change_the_bits(int8, rng):
         rk.set_num_threads(before)
     assert_same_bits(results[1], results[0])
     assert_same_bits(results[2], results[0])
-
-
-@pytest.mark.cpu_only
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_int8(options, dtype, rng):
-    options = dict(options)
-    if options.get("sinks"):
-        options["sinks"] = torch.randn(4, generator=rng)
-    rows = [(1, 90), (3, 3), (5, 70), (1, 600), (0, 20), (40, 545)]
-    run_int8(*quantized(make_case(rows, rng, dtype=dtype, dim=80, page_size=7)), options)
-
-
-@pytest.mark.cpu_only
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("hnd", [False, True])
-def test_int8_page_sizes(page_size, hnd, rng):
-    rows = [*random_rows(5, rng), (1, 530)]  # the last in several parts
-    case, scales = quantized(
-        make_case(rows, rng, page_size=page_size, hnd=hnd, dtype=torch.bfloat16)
-    )
-    assert case.k_cache.is_contiguous() == (not hnd or page_size == 1)
-    run_int8(case, scales, {})
-
-
-@pytest.mark.cpu_only
-def test_int8_errors(rng):
-    case, scales = quantized(make_case([(2, 5)], rng))
-    for wrong in ({}, {"k_scale": scales["k_scale"]}, scales | {"v_scale": torch.ones(1)}):
-        with pytest.raises(ValueError):
-            rk.flash_attn_with_kvcache(*case.args, **wrong)
-    with pytest.raises(TypeError):
-        rk.flash_attn_with_kvcache(*case.args, **(scales | {"v_scale": scales["v_scale"].double()}))
 
 
 def test_nothing_to_do(rng):
@@ -291,7 +220,8 @@ def test_rows_do_not_depend_on_the_batch(int8, rng):
         assert_same_bits(alone, whole[begin : begin + n])
         if n < 3:
             continue
-        part = rk.flash_attn_with_kvcache(  # the last two thirds of its tokens, as another chunk of the prompt
+        # The last two thirds of its tokens, as another chunk of the prompt.
+        part = rk.flash_attn_with_kvcache(
             case.q[begin + n // 3 : begin + n],
             case.k_cache,
             case.v_cache,
@@ -340,71 +270,6 @@ def test_varlen(options, dtype, rng):
         "flash_attn_varlen", out.view, expected, ATTENTION[dtype], amplitude(case, **options)
     )
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_merge_state(dtype, rng):
-    """Attention over all keys is the merge of attention over two parts of them."""
-    n = 9
-    heads = 3
-    dim = 48
-    q = spread((n, heads, dim), dtype, rng)
-    k, v = (spread((50, heads, dim), dtype, rng) for _ in range(2))
-    cu = torch.tensor([0, n], dtype=torch.int32)
-    parts = []
-    for keys in (slice(0, 17), slice(17, 50), slice(0, 50)):
-        length = torch.tensor([0, keys.stop - keys.start], dtype=torch.int32)
-        parts.append(
-            rk.reference.flash_attn_varlen(
-                q.double(),
-                k[keys].double(),
-                v[keys].double(),
-                cu,
-                length,
-                causal=False,
-                return_softmax_lse=True,
-            )
-        )
-    (a, la), (b, lb), (whole, lse) = parts
-    exact, exact_lse = rk.reference.merge_state(a, la, b, lb)
-    assert_close("reference.merge_state", exact, whole, (1e-12, 1e-10))
-    assert_close("reference.merge_state lse", exact_lse, lse, (1e-12, 1e-10))
-    ra = a.to(dtype)
-    rb = b.to(dtype)
-    expected, _ = rk.reference.merge_state(
-        ra.double(), la.float().double(), rb.double(), lb.float().double()
-    )
-    out = guarded((n, heads, dim), dtype)
-    got, got_lse = rk.merge_state(ra, la.float(), rb, lb.float(), out=out.view)
-    out.check()
-    assert_close("merge_state", got, expected, ROUNDED_ONCE[dtype])
-    assert_close("merge_state lse", got_lse, lse, (4e-6, 2e-5))
-
-
-def test_merge_state_with_an_empty_side(rng):
-    a = spread((3, 2, 16), torch.float32, rng)
-    la = torch.randn(3, 2, generator=rng)
-    nothing = torch.full((3, 2), -math.inf)
-    garbage = torch.full((3, 2, 16), math.nan)
-    out, lse = rk.merge_state(a, la, garbage, nothing)
-    assert torch.equal(out, a) and torch.equal(lse, la)
-    out, lse = rk.merge_state(garbage, nothing, a, la)
-    assert torch.equal(out, a) and torch.equal(lse, la)
-    out, lse = rk.merge_state(garbage, nothing, garbage, nothing)
-    assert not out.any() and torch.equal(lse, nothing)
-
-
-@pytest.mark.parametrize(
-    "sides", [(math.nan, -math.inf), (math.nan, 0.5), (math.nan, math.nan)], ids=str
-)
-@pytest.mark.parametrize("swap", [False, True])
-def test_merge_state_of_nan(sides, swap, rng):
-    """A side of NaN is not one that saw nothing."""
-    la, lb = (torch.full((3, 2), x) for x in (reversed(sides) if swap else sides))
-    a, b = (spread((3, 2, 48), torch.float32, rng) for _ in range(2))
-    for merge in (rk.merge_state, rk.reference.merge_state):
-        out, lse = merge(a, la, b, lb)
-        assert out.isnan().all() and lse.isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -69,11 +69,12 @@ class Rows:
 
     @staticmethod
     def empty(batch: int, tokens: int, device: str) -> Rows:
-        ints = (
-            torch.zeros(shape, dtype=torch.int32, device=device)
-            for shape in ((batch, WIDTH), batch, batch + 1)
+        return Rows(
+            table=torch.zeros(batch, WIDTH, dtype=torch.int32, device=device),
+            lens=torch.zeros(batch, dtype=torch.int32, device=device),
+            starts=torch.zeros(batch + 1, dtype=torch.int32, device=device),
+            slots=torch.full((tokens,), -1, device=device),
         )
-        return Rows(*ints, torch.full((tokens,), -1, device=device))
 
     def load(self, table: torch.Tensor, lens: torch.Tensor, starts: torch.Tensor) -> list[int]:
         """Takes them over, and returns the slots of the rows' last tokens, which the step is to
@@ -180,15 +181,16 @@ def test_attention(kind, device, rng):
         run = run or record(state.step, device)
         state.load(own, prefix)
         run()
-        both = [
-            [torch.cat(pair) for pair in zip(prefix.keys, own.keys, strict=True)],
-            [torch.cat(pair) for pair in zip(prefix.values, own.values, strict=True)],
-        ]
-        expected, lse = oracle(Case(*own.args, *both))
+        both = replace(
+            own,
+            keys=[torch.cat(pair) for pair in zip(prefix.keys, own.keys, strict=True)],
+            values=[torch.cat(pair) for pair in zip(prefix.values, own.values, strict=True)],
+        )
+        expected, lse = oracle(both)
         got = state.out.cpu()
         assert_close("merge_state", got, expected, (8e-3, 5e-2))
         assert_close("merge_state lse", state.lse.cpu(), lse, (4e-6, 2e-5))
-        expected, _ = oracle(Case(got, *own.args[1:], own.keys, own.values))
+        expected, _ = oracle(replace(own, q=got))
         assert_close("flash_attn_with_kvcache", state.again.cpu(), expected, ATTENTION[BF16])
 
 

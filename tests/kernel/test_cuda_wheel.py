@@ -119,17 +119,17 @@ def test_registers_come_back_after_a_barrier(library):
 class _MlaSizes(ctypes.Structure):
     """rk_mla_decode_sizes."""
 
-    _names = (
-        "tokens",
-        "batch",
-        "heads",
-        "page_size",
-        "max_pages",
-        "max_seqlen_q",
-        "any_split",
-        "kv_item_size",
-    )
-    _fields_ = [("struct_size", ctypes.c_uint32), *((name, ctypes.c_int64) for name in _names)]
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("tokens", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("max_pages", ctypes.c_int64),
+        ("max_seqlen_q", ctypes.c_int64),
+        ("any_split", ctypes.c_int64),
+        ("kv_item_size", ctypes.c_int64),
+    ]
 
 
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
@@ -152,7 +152,15 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
         (16, 1, 1, 0, narrow_16),
     ):
         sizes = _MlaSizes(
-            ctypes.sizeof(_MlaSizes), 64, 32, heads, 64, 2560, max_seqlen_q, any_split, item_size
+            struct_size=ctypes.sizeof(_MlaSizes),
+            tokens=64,
+            batch=32,
+            heads=heads,
+            page_size=64,
+            max_pages=2560,
+            max_seqlen_q=max_seqlen_q,
+            any_split=any_split,
+            kv_item_size=item_size,
         )
         found = ctypes.c_int64(-1)
         assert query(ctypes.byref(sizes), ctypes.byref(found)) == 0

@@ -73,4 +73,6 @@ def test_attention(tmp_path):
         "-o",
         "pythonpath=.",
         "tests/kernel/test_attention.py",
+        "tests/kernel/test_attention_int8.py",
+        "tests/kernel/test_attention_merge.py",
     )

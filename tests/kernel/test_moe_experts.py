@@ -114,8 +114,9 @@ def test_all_tokens_to_one_expert(tokens, rng):
 def test_tiles(swap, few, rng):
     """Tiles that no table may hold today."""
     case = make(8 if few else 70, 3, 2, 96, 80, torch.float16, rng)
-    tiles = rt.Tiles(16, 32, 32, group=3, swap=swap), rt.Tiles(16, 64, 64, group=2, swap=swap)
-    check(case, tiles)
+    up = rt.Tiles(block_m=16, block_n=32, block_k=32, group=3, swap=swap)
+    down = rt.Tiles(block_m=16, block_n=64, block_k=64, group=2, swap=swap)
+    check(case, (up, down))
 
 
 @pytest.mark.parametrize("tokens", [3, 60])

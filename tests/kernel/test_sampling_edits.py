@@ -33,13 +33,17 @@ def test_penalties(rng):
     before = holder.view.clone()
     expected = before.double()
     for b, slot in enumerate(slots.tolist()):
-        for t in range(vocab_size if slot >= 0 else 0):
+        if slot < 0:
+            continue
+        for t in range(vocab_size):
             word = int(counts[slot, t])
             x = float(before[b, t])
             n = word & (IN_PROMPT - 1)
             if word:
                 x = x / float(rep[b]) if x > 0 else x * float(rep[b])
-            expected[b, t] = x - float(freq[b]) * n - float(pres[b]) * (n > 0)
+            if n:
+                x -= float(freq[b]) * n + float(pres[b])
+            expected[b, t] = x
     unchanged = counts.clone()
     rk.apply_penalties_inplace(holder.view, counts, slots, rep, freq, pres)
     holder.check()

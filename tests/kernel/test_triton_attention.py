@@ -7,92 +7,32 @@ import math
 import pytest
 import torch
 
-import radix_kernels as rk
-from radix_kernels import _dispatch
 from tests.kernel.attention_cases import (
-    Case,
-    amplitude,
     make_case,
-    oracle,
     random_rows,
     varlen_args,
 )
-from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded
-from tests.kernel.triton_device import DEVICE, GPU, TRITON_ATTENTION, triton_module
-
-rt = triton_module("attention")
-
+from tests.kernel.helpers import FLOATS, assert_same_bits
+from tests.kernel.triton_attention_cases import (
+    launch,
+    poison_partials,
+    rt,
+    run,
+    shorten_splits,
+)
+from tests.kernel.triton_device import DEVICE, GPU
 
 pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_partials(monkeypatch):
-    """What a split has not written must not be used."""
-    original = rt._partials
-
-    def partials(q, splits, dim):
-        parts = original(q, splits, dim)
-        return tuple(None if part is None else part.fill_(float("nan")) for part in parts)
-
-    monkeypatch.setattr(rt, "_partials", partials)
+    poison_partials(monkeypatch)
 
 
 @pytest.fixture
 def short_splits(monkeypatch):
-    """Splits of 64 keys, the largest tile's: the interpreter is slow."""
-    monkeypatch.setattr(rt, "_SPLIT_KEYS", 64)
-
-
-SCALES = ("k_scale", "v_scale", "q_scale")
-
-
-def launch(case, out, *, lse=None, varlen=False, **options):
-    left, right = options.get("window_size", (-1, -1))
-    tensors = {name: options.get(name) for name in ("sinks", *SCALES)}
-    tensors = {name: None if x is None else x.to(DEVICE) for name, x in tensors.items()}
-    device_out = out.to(DEVICE)
-    device_lse = None if lse is None else lse.to(DEVICE)
-    op, args = (
-        (rt.flash_attn_varlen, varlen_args(case))
-        if varlen
-        else (rt.flash_attn_with_kvcache, case.args)
-    )
-    op(
-        *(x.to(DEVICE) for x in args),
-        options.get("softmax_scale", case.q.shape[-1] ** -0.5),
-        options.get("causal", True),
-        left,
-        right,
-        options.get("softcap", 0.0),
-        tensors["sinks"],
-        device_out,
-        device_lse,
-        **{name: tensors[name] for name in SCALES},
-        max_seqlen_q=options.get("max_seqlen_q", 0),
-    )
-    if GPU:
-        out.copy_(device_out)
-        if lse is not None:
-            lse.copy_(device_lse)
-
-
-def run(case, rng, *, exact=None, out_dtype=None, tolerance=None, **options):
-    """Check out, all of it and nothing beside it, and lse. exact: the case of the numbers that FP8
-    stands for."""
-    if options.get("sinks"):
-        options["sinks"] = torch.randn(case.q.shape[1], generator=rng)
-    dtype = out_dtype or case.q.dtype
-    expected, expected_lse = oracle(exact or case, **options)
-    out = guarded(tuple(expected.shape), dtype, gap=8)
-    lse = torch.full(case.q.shape[:2], float("nan"))
-    launch(case, out.view, lse=lse, **options)
-    out.check()
-    rounded = amplitude(exact or case, **options)
-    assert_close(
-        "triton flash_attn", out.view, expected, tolerance or TRITON_ATTENTION[dtype], rounded
-    )
-    assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
+    shorten_splits(monkeypatch)
 
 
 OPTIONS = {
@@ -226,69 +166,6 @@ def test_contiguous_keys_of_other_rows_are_not_used(rng):
         assert_same_bits(dirty[rows], clean[rows])
 
 
-def narrowed(case, rng, *, queries, per_head, fp8):
-    """The case with FP8 keys and values, and queries, and its scales; the case of what the numbers
-    stand for."""
-    names = SCALES if queries else SCALES[:2]
-    heads = case.q.shape[1]
-    kv_heads = case.k_cache.shape[2]
-    scales = {name: 0.25 + torch.rand(kv_heads if per_head else 1, generator=rng) for name in names}
-    wide = {name: x.double().expand(kv_heads)[:, None] for name, x in scales.items()}
-    k, v = (x.to(fp8) for x in (case.k_cache, case.v_cache))
-    keys, values = ([x.to(fp8) for x in kept] for kept in (case.keys, case.values))
-    q = case.q.to(fp8) if queries else case.q
-    exact_q = q.double() * wide["q_scale"].repeat_interleave(heads // kv_heads, 0) if queries else q
-    rest = case.args[3:]
-    exact = (
-        [x.double() * wide["k_scale"] for x in keys],
-        [x.double() * wide["v_scale"] for x in values],
-    )
-    return Case(q, k, v, *rest, keys, values), Case(exact_q, k, v, *rest, *exact), scales
-
-
-FP8_KINDS = {
-    "prefill": ([(5, 40), (0, 7), (3, 3), (2, 0), (1, 20)], False),
-    "split decode": ([(1, 70), (1, 0), (1, 23)], False),
-    "contiguous": ([(5, 40), (0, 7), (3, 3), (2, 0), (1, 20)], True),
-}
-
-
-@pytest.mark.parametrize("rows_and_form", FP8_KINDS.values(), ids=FP8_KINDS)
-@pytest.mark.parametrize("queries", [False, True], ids=["16-bit queries", "FP8 queries"])
-@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz], ids=["ocp", "fnuz"])
-def test_fp8(rows_and_form, queries, fp8, rng, short_splits):
-    """Pages hold NaN in both formats wherever nothing may read."""
-    rows, varlen = rows_and_form
-    for per_head, dtype, options in (
-        (False, torch.float16, {}),
-        (
-            True,
-            torch.bfloat16,
-            {"sinks": True, "softcap": 20.0, "window_size": (11, 0), "softmax_scale": 0.2},
-        ),
-    ):
-        case = make_case(rows, rng, dim=32, dtype=dtype)
-        case, exact, scales = narrowed(case, rng, queries=queries, per_head=per_head, fp8=fp8)
-        run(case, rng, exact=exact, out_dtype=dtype, varlen=varlen, **options, **scales)
-
-
-@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz], ids=["ocp", "fnuz"])
-def test_every_fp8_number(fp8, rng):
-    """One key a row: out is the value itself, its subnormals, largest and NaN included."""
-    numbers = torch.arange(256, dtype=torch.uint8).view(fp8)
-    v = numbers.view(16, 1, 16)
-    k = torch.zeros(16, 1, 16).to(fp8)
-    q = torch.randn(16, 1, 16, generator=rng)
-    starts = torch.arange(17, dtype=torch.int32)
-    out = torch.empty(16, 1, 16)
-    one = torch.ones(1)
-    args = (x.to(DEVICE) for x in (q, k, v, starts, starts))
-    device_out = out.to(DEVICE)
-    one = one.to(DEVICE)
-    rt.flash_attn_varlen(*args, 1.0, True, -1, -1, 0.0, None, device_out, None, one, one)
-    assert torch.equal(device_out.cpu().view(-1).nan_to_num(1e9), numbers.float().nan_to_num(1e9))
-
-
 def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
     """max_seqlen_q of 1 splits the keys where a row without queries hides that it is decode; other
     hints do not."""
@@ -305,47 +182,6 @@ def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
     ):
         run(make_case(rows, rng, dim=16), rng, max_seqlen_q=hint)
     assert [splits > 1 for splits in seen] == [True, False, False, True]
-
-
-@pytest.mark.parametrize("op", ["flash_attn_with_kvcache", "flash_attn_varlen"])
-def test_the_public_functions_reach_it(op, rng, monkeypatch):
-    """With FP8, whole numbers for numbers, and every keyword where it belongs."""
-    case = make_case([(3, 20), (1, 9)], rng, dim=16, dtype=torch.float16)
-    case, exact, scales = narrowed(case, rng, queries=True, per_head=True, fp8=torch.float8_e4m3fn)
-    options = {"softmax_scale": 1, "softcap": 5, "window_size": (7, 0), "causal": 0}
-    sinks = torch.randn(4, generator=rng)
-    monkeypatch.setattr(_dispatch, "native", lambda op, x: getattr(rt, op))
-    args = varlen_args(case) if op == "flash_attn_varlen" else case.args
-    tensors = {name: x.to(DEVICE) for name, x in {"sinks": sinks, **scales}.items()}
-    got, lse = getattr(rk, op)(
-        *(x.to(DEVICE) for x in args), **options, **tensors, max_seqlen_q=3, return_softmax_lse=True
-    )
-    expected, expected_lse = oracle(exact, sinks=sinks, **options)
-    assert_close("triton flash_attn", got, expected, TRITON_ATTENTION[torch.bfloat16])
-    assert_close("triton flash_attn lse", lse, expected_lse, (4e-6, 2e-5))
-
-
-def test_what_fp8_wants(rng):
-    case = make_case([(2, 5)], rng, dim=16, dtype=torch.float16)
-    narrow, _, scales = narrowed(case, rng, queries=True, per_head=True, fp8=torch.float8_e4m3fn)
-    out = torch.empty_like(case.q)
-    for wrong in (
-        {"q_scale": None},
-        {"k_scale": torch.ones(4, device=DEVICE)[::2]},
-        {"v_scale": torch.ones(1)},
-    ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            launch(narrow, out, **(scales | wrong))
-    with pytest.raises(TypeError, match="out"):
-        launch(narrow, out.float(), **scales)
-    narrow.q = case.q.to(torch.float8_e4m3fnuz)
-    with pytest.raises(TypeError, match="k_cache"):
-        launch(narrow, out, **scales)
-    case.k_cache, case.v_cache = (
-        torch.zeros(x.shape, dtype=torch.int8) for x in (case.k_cache, case.v_cache)
-    )
-    with pytest.raises(NotImplementedError, match="INT8"):
-        launch(case, out)
 
 
 def far(x, dim):

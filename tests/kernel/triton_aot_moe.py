@@ -46,7 +46,12 @@ def compile_one(
         if name in constants:
             signature[name] = "constexpr"
             continue
-        kind = "i32" if name in INTS else "fp32" if name in FLOATS else types.get(name)
+        if name in INTS:
+            kind: str | None = "i32"
+        elif name in FLOATS:
+            kind = "fp32"
+        else:
+            kind = types.get(name)
         signature[name] = "i32" if kind is None else "*" + kind
         if name not in ("pairs", "rows"):
             attributes[index,] = [["tt.divisibility", 16]]
@@ -58,30 +63,11 @@ def compile_one(
 
 
 def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
-    shared = (
-        CDNA_SHARED
-        if target.backend == "hip"
-        else ADA_SHARED
-        if target.arch == 89
-        else HOPPER_SHARED
-    )
-    for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
-        types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
-        weight_size = 1 if weight.startswith("fp8") else itemsize
-        tiles = choose_tiles(pairs, experts, itemsize, weight_size, shared)
-        name = f"{dtype} {weight} scale {scale} pairs {pairs}"
-        for gated, tile in zip((True, False), tiles, strict=True):
-            constants = _constants(tile, gated, pairs <= FEW_PAIRS, experts, hidden, inter, scale)
-            compiled = compile_one(
-                product,
-                constants,
-                types,
-                target,
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
-            )
-            yield f"product {'up' if gated else 'down'} {name}", compiled
+    """(name, compiled kernel) of everything that is compiled for the target."""
+    shared = _shared_memory(target)
+    yield from _expert_products(target, shared)
     for dtype in ("bf16", "fp16", "fp32"):
+        types = {"part": dtype, "out": dtype}
         constants = {
             "HIDDEN": 2048,
             "NUM_EXPERTS": 128,
@@ -90,44 +76,45 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
             "MAPPED": True,
             "BLOCK": 1024,
         }
-        yield (
-            f"combine {dtype}",
-            compile_one(combine, constants, {"part": dtype, "out": dtype}, target, num_warps=4),
-        )
-
-    # A chip whose FP8 is another format widens ours, below.
-    for dtype, itemsize in (
-        ("bf16", 2),
-        ("fp16", 2),
-        ("fp32", 4),
-        *([("fp8e4nv", 1)] * (target.backend == "cuda")),
-    ):
-        for masked, rows in ((False, 128), (True, 16)):
-            tile = grouped_tiles(rows, itemsize, shared)
-            scaled = itemsize == 1
-            constants = {
-                "EXPERTS": 128,
-                "K": 2048,
-                "N": 768,
-                "MASKED": masked,
-                "SCALED": scaled,
-                "WIDEN": False,
-                "FNUZ": False,
-                "BLOCK_M": tile.block_m,
-                "BLOCK_N": tile.block_n,
-                "BLOCK_K": tile.block_k,
-                "GROUP": tile.group,
-            }
-            constants |= {} if scaled else dict.fromkeys(("x_scale", "w_scale"))
-            types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
-            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-            yield (
-                f"grouped masked {masked} {dtype}",
-                compile_one(grouped_product, constants, types, target, **options),
-            )
+        yield f"combine {dtype}", compile_one(combine, constants, types, target, num_warps=4)
+    yield from _grouped_products(target, shared)
     yield from fp8_variants(target, shared)
     if target.arch in FORMATS:
         yield from _widened(target, shared)
+
+
+def _shared_memory(target: GPUTarget) -> int:
+    if target.backend == "hip":
+        return CDNA_SHARED
+    return ADA_SHARED if target.arch == 89 else HOPPER_SHARED
+
+
+def _expert_products(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
+    for dtype, itemsize, weight, scale, pairs, experts, hidden, inter in SHAPES:
+        types = {"x": dtype, "w": weight, "out": dtype, "part": dtype}
+        weight_size = 1 if weight.startswith("fp8") else itemsize
+        up, down = choose_tiles(pairs, experts, itemsize, weight_size, shared)
+        few = pairs <= FEW_PAIRS
+        for stage, tile in (("up", up), ("down", down)):
+            constants = _constants(tile, stage == "up", few, experts, hidden, inter, scale)
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            compiled = compile_one(product, constants, types, target, **options)
+            yield f"product {stage} {dtype} {weight} scale {scale} pairs {pairs}", compiled
+
+
+def _grouped_products(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
+    dtypes = [("bf16", 2), ("fp16", 2), ("fp32", 4)]
+    if target.backend == "cuda":  # a chip whose FP8 is another format widens ours: `_widened`
+        dtypes.append(("fp8e4nv", 1))
+    for dtype, itemsize in dtypes:
+        for masked, rows in ((False, 128), (True, 16)):
+            tile = grouped_tiles(rows, itemsize, shared)
+            scaled = itemsize == 1
+            constants = _grouped_constants(tile, masked=masked, scaled=scaled, widen=False)
+            types = {"x": dtype, "w": dtype, "out": "bf16" if scaled else dtype}
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            compiled = compile_one(grouped_product, constants, types, target, **options)
+            yield f"grouped masked {masked} {dtype}", compiled
 
 
 def _widened(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
@@ -138,24 +125,29 @@ def _widened(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
     options = {"num_warps": up.num_warps, "num_stages": up.num_stages}
     yield "product up widened", compile_one(product, constants, types, target, **options)
     tile = grouped_tiles(128, 1, shared, widen=True)
+    types["x"] = "u8"
+    constants = _grouped_constants(tile, masked=False, scaled=True, widen=True)
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    yield "grouped widened", compile_one(grouped_product, constants, types, target, **options)
+
+
+def _grouped_constants(tile: Any, *, masked: bool, scaled: bool, widen: bool) -> dict[str, Any]:
     constants = {
         "EXPERTS": 128,
         "K": 2048,
         "N": 768,
-        "MASKED": False,
-        "SCALED": True,
-        "WIDEN": True,
+        "MASKED": masked,
+        "SCALED": scaled,
+        "WIDEN": widen,
         "FNUZ": False,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "GROUP": tile.group,
     }
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    yield (
-        "grouped widened",
-        compile_one(grouped_product, constants, types | {"x": "u8"}, target, **options),
-    )
+    if not scaled:
+        constants |= {"x_scale": None, "w_scale": None}
+    return constants
 
 
 def _constants(
@@ -180,7 +172,9 @@ def _constants(
         "SWAP": tile.swap,
     }
     missing = ["sorted_ids", "block_experts", "total"] if few else ["expert_map"]
-    return constants | dict.fromkeys([*missing, *([] if scale else ["scale"])])
+    if not scale:
+        missing.append("scale")
+    return constants | dict.fromkeys(missing)
 
 
 if __name__ == "__main__":

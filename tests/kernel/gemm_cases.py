@@ -1,0 +1,32 @@
+"""What the tests of products share: FP8 inputs, scales, tolerances."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+HALVES = [torch.bfloat16, torch.float16]
+# The tensor cores keep about 14 bits of a sum of 128 FP8 products.
+FP8 = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
+
+
+def on_gpu(request) -> bool:
+    return request.config.getoption("--device") != "cpu"
+
+
+def fp8(shape, rng, *, gap: int = 0) -> torch.Tensor:
+    """Random e4m3 numbers in rows that `gap` NaNs keep apart."""
+    values = (torch.randn(tuple(shape), generator=rng) * 4).to(torch.float8_e4m3fn)
+    if not gap:
+        return values
+    rows = math.prod(shape[:-1])
+    width = shape[-1]
+    buffer = torch.full((rows, width + gap), 0x7F, dtype=torch.uint8)
+    buffer[:, :width] = values.view(torch.uint8).view(rows, width)
+    view = buffer.view(torch.float8_e4m3fn)[:, :width]
+    return view if len(shape) == 2 else view.unflatten(0, shape[:-1])
+
+
+def scales(shape, rng) -> torch.Tensor:
+    return torch.rand(shape, generator=rng) + 0.25
