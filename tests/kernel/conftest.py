@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel import gpu_wheels, helpers, on_device
+from tests.kernel import combinations, gpu_wheels, helpers, on_device
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which may be in any test module.
@@ -34,11 +34,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile"
     )
+    config.addinivalue_line(
+        "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
+    )
     device = config.getoption("--device")
-    if (why := on_device.no_library_for(device)) and not config.getoption("--reference"):
+    why = on_device.no_library_for(device)
+    if why and not config.getoption("--reference"):
         raise pytest.UsageError(
             f"no native kernel runs on {device} here, tests would be of the reference: {why}"
         )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    combinations.parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,7 +77,8 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def _fallback_as_imported() -> Iterator[None]:
     """Whatever ran before: an engine of the runtime makes an op without a kernel an error."""
-    if (before := rk.get_fallback()) != "warn":
+    before = rk.get_fallback()
+    if before != "warn":
         rk.set_fallback("warn")
     yield
     if rk.get_fallback() != before:

@@ -31,19 +31,19 @@ def oracle_linear(x, w, bias=None, residual=None):
     return result
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("ends", ["", "bias", "float bias", "residual", "all"])
+@pytest.mark.combinations(
+    ends=["nothing", "bias", "float bias", "residual", "all"],
+    tokens=TOKENS,
+    shape=SHAPES,
+    dtype=HALVES,
+)
 def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
     n, k = shape
     x = spread((tokens, k), dtype, rng, gap=8)
     w = spread((n, k), dtype, rng)
-    bias = (
-        spread((n,), torch.float32 if ends == "float bias" else dtype, rng)
-        if ends in ("bias", "float bias", "all")
-        else None
-    )
+    bias = None
+    if ends in ("bias", "float bias", "all"):
+        bias = spread((n,), torch.float32 if ends == "float bias" else dtype, rng)
     residual = spread((tokens, n), dtype, rng, gap=3) if ends in ("residual", "all") else None
     expected = oracle_linear(x, w, bias, residual)
     fused = not on_gpu(request) or k % 8 == 0
@@ -55,9 +55,7 @@ def test_linear_with_its_ends(dtype, shape, tokens, ends, rng, request):
         assert_close("linear", out.view, expected, tolerance[dtype])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.combinations(tokens=TOKENS, shape=SHAPES, dtype=HALVES)
 def test_linear_with_a_float32_result(dtype, shape, tokens, rng):
     n, k = shape
     x = spread((tokens, k), dtype, rng, gap=8)
@@ -104,12 +102,12 @@ def test_linear_residual_in_place(rng):
     assert_close("linear", residual, expected, ROUNDED[x.dtype])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(
-    "shape", [(8, 8), (72, 200), (264, 1032), (1000, 512), (2056, 72)], ids=str
+@pytest.mark.combinations(
+    ends=["residual", "bias and residual"],
+    tokens=[65, 100, 128, 129, 200, 257, 600],
+    shape=[(8, 8), (72, 200), (264, 1032), (1000, 512), (2056, 72)],
+    dtype=HALVES,
 )
-@pytest.mark.parametrize("tokens", [65, 100, 128, 129, 200, 257, 600])
-@pytest.mark.parametrize("ends", ["residual", "bias and residual"])
 def test_linear_of_many_rows_adds_the_residual_before_it_rounds(dtype, shape, tokens, ends, rng):
     n, k = shape
     x = spread((tokens, k), dtype, rng, gap=8)
@@ -208,10 +206,12 @@ def test_nan_stays_in_its_token(rng):
     assert_same_bits(dirty[keep], clean[keep])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("features", [8, 12, 72, 520])
-@pytest.mark.parametrize("tokens", [0, 1, 9, 17, 40, 64, 70, 128, 300])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.combinations(
+    interleaved=[False, True],
+    tokens=[0, 1, 9, 17, 40, 64, 70, 128, 300],
+    features=[8, 12, 72, 520],
+    dtype=HALVES,
+)
 def test_linear_silu_and_mul(dtype, features, tokens, interleaved, rng, request):
     k = 136
     x = spread((tokens, k), dtype, rng, gap=8)

@@ -18,10 +18,12 @@ def scaled(a, b, sa, sb, bias=None):
     return result if bias is None else result + bias.double()
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("shape", [(16, 16), (48, 272), (272, 1040), (1056, 128)], ids=str)
-@pytest.mark.parametrize("tokens", [0, 1, 9, 16, 33, 64, 65, 127, 128, 129, 300])
-@pytest.mark.parametrize("kind", ["tensor", "row", "row and bias"])
+@pytest.mark.combinations(
+    kind=["tensor", "row", "row and bias"],
+    tokens=[0, 1, 9, 16, 33, 64, 65, 127, 128, 129, 300],
+    shape=[(16, 16), (48, 272), (272, 1040), (1056, 128)],
+    dtype=HALVES,
+)
 def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
     n, k = shape
     a = fp8((tokens, k), rng, gap=16)
@@ -54,9 +56,11 @@ def blockwise(a, b, sa, sb):
     return total
 
 
-@pytest.mark.parametrize("shape", [(128, 128), (384, 256), (1152, 1024)], ids=str)
-@pytest.mark.parametrize("tokens", [0, 1, 16, 17, 33, 64, 65, 129, 300])
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.combinations(
+    columns=[False, True],
+    tokens=[0, 1, 16, 17, 33, 64, 65, 129, 300],
+    shape=[(128, 128), (384, 256), (1152, 1024)],
+)
 def test_fp8_blockwise_scaled_mm(shape, tokens, columns, rng):
     n, k = shape
     a = fp8((tokens, k), rng, gap=16)
