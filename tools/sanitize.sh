@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# compute-sanitizer over small shapes of the Hopper kernels (tests/gpu/sanitize.py), on a machine with a Hopper GPU:
+# compute-sanitizer over small shapes of the Hopper kernels (tests/gpu/sanitize), on a machine with a Hopper GPU:
 #
 #   tools/sanitize.sh PACKAGES OUT [PLANTED]
 #

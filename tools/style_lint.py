@@ -9,8 +9,8 @@ Each rule keeps a line to one statement of fact, so that a reader never has to u
     long-function       more than 50 lines, its docstring not counted
     long-file           more than 400 lines
 
-Line length and cyclomatic complexity are ruff's. Device code of Triton is exempt: its language has neither keyword
-constructors nor branches on booleans. Exit status 1 if anything was found.
+Line length and cyclomatic complexity are ruff's. Device code of Triton is exempt: its language has
+neither keyword constructors nor branches on booleans. Exit status 1 if anything was found.
 """
 
 import ast
@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 50
 MAX_FIELDS = 2  # positional arguments of a constructor
 
 DEFAULT_PATHS = ("runtime", "kernel/python", "bench", "tests", "tools", "examples")
-# Functions whose names are capitalised, and classes whose arguments are a sequence rather than fields.
+# Functions whose names are capitalised, and classes whose arguments are a sequence, not fields.
 SEQUENCES = frozenset({"Path", "PurePosixPath", "Counter", "ChainMap", "Sequential"})
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

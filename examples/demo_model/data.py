@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import arithmetic
 import chat
 import extract
+import identity
 import knowledge
 import language
 import stories
@@ -29,7 +30,7 @@ ONLY_PHRASES = (Split.PHRASES,)
 
 FAMILIES: dict[str, tuple[Family, float, tuple[Split, ...]]] = {
     "greetings": (chat.greeting, 4.0, ONLY_PHRASES),
-    "about itself": (chat.identity, 3.0, ONLY_PHRASES),
+    "about itself": (identity.identity, 3.0, ONLY_PHRASES),
     "not known": (unknown.unknown, 4.0, ONLY_PHRASES),
     "addition": (arithmetic.add, 15.0, BOTH),
     "subtraction": (arithmetic.sub, 15.0, BOTH),

@@ -6,7 +6,7 @@ import json
 import random
 
 from core import Item, Phrases, Split, accept
-from facts import CAPITALS
+from fact_tables import CAPITALS
 from words import DAYS, FOODS, NAMES, OBJECTS, made_up_word
 
 CITIES = tuple(city for _, city in CAPITALS)

@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    if why := no_library_for(args.device):
+    why = no_library_for(args.device)
+    if why:
         sys.exit(f"no native draws on {args.device}: {why}")
     data = problem()
     ids = draw(data, args.device)
@@ -115,7 +116,7 @@ def tell(
 ) -> int:
     """Prints how many draws are equal; returns how many differ for no reason."""
     parted = torch.nonzero(ids != expected).flatten().tolist()
-    wrong = sum(not is_near_tie(data, row) for row in parted)
+    wrong = sum(1 for row in parted if not is_near_tie(data, row))
     print(f"{name}: {ROWS - len(parted)} of {ROWS} draws equal, {wrong} differ without a near tie")
     return wrong
 

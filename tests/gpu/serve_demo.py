@@ -23,11 +23,13 @@ STOP_LIMIT = 5.0
 
 def wait_ready(server: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_LIMIT
-    while not (match := re.search(r"ready: (http://\S+)", log.read_text())):
+    while True:
+        match = re.search(r"ready: (http://\S+)", log.read_text())
+        if match:
+            return match[1]
         if server.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"radix serve did not come up (exit {server.poll()})\n{log.read_text()}")
         time.sleep(0.1)
-    return match[1]
 
 
 def talk(url: str) -> None:
@@ -58,8 +60,9 @@ def talk(url: str) -> None:
     sums = [(a, b) for a in range(11, 19) for b in range(21, 29)]
     begin = time.monotonic()
     with ThreadPoolExecutor(len(sums)) as pool:
-        texts = list(pool.map(lambda ab: ask(f"What is {ab[0]} + {ab[1]}?"), sums))
-    right = sum(str(a + b) in text for (a, b), text in zip(sums, texts, strict=True))
+        asked = [pool.submit(ask, f"What is {a} + {b}?") for a, b in sums]
+        texts = [each.result() for each in asked]
+    right = sum(1 for (a, b), text in zip(sums, texts, strict=True) if str(a + b) in text)
     print(f"{right} of {len(sums)} sums right at once in {time.monotonic() - begin:.2f} s")
     assert right >= 0.9 * len(sums)
 

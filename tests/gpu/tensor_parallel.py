@@ -4,9 +4,9 @@ beside NCCL.
     python -m tests.gpu.tensor_parallel --ranks 2 4
 
 The models are a random Llama and the embedded one, in float32: greedy tokens are those of one rank;
-where its two best logits are nearly equal an answer may part, is told and compared up to there.
+where its two best logits are nearly equal an answer may differ from there on, which is reported.
 Ranks beyond the number of GPUs share them; their kernels take turns, so such a run says nothing of
-time. Every stage tells its seconds; one that does not end within its limit shows where each rank
+time. Every stage prints its seconds; one that does not end within its limit shows where each rank
 stands, and ends the run. `--device cpu` rehearses on the CPU.
 """
 
@@ -71,11 +71,10 @@ class Run:
         faulthandler.cancel_dump_traceback_later()
 
     def say(self, text: str, good: bool = True) -> None:
-        print(
-            f"[{time.monotonic() - self.start:5.1f} s]   {'' if good else 'WRONG: '}{text}",
-            flush=True,
-        )
-        self.good &= good
+        if not good:
+            text = f"WRONG: {text}"
+            self.good = False
+        print(f"[{time.monotonic() - self.start:5.1f} s]   {text}", flush=True)
 
     def engine(self, model: Path | None, ranks: int, **more: Any) -> Engine:
         settings: dict[str, Any] = {
@@ -85,16 +84,15 @@ class Run:
             "chunked_prefill_size": 256,
         }
         made = Engine(model, device=self.device, tp_size=ranks, **{**settings, **more})
-        self.say(f"engine of {ranks} rank{'s'[: ranks > 1]} is up")
+        self.say(f"engine of {ranks} rank{'' if ranks == 1 else 's'} is up")
         return made
 
 
 def check_tokens(run: Run, ranks: int, want: Rows, engine: Engine) -> None:
     parted = differences(want, answers(engine))
     wrong = wrong_ones(parted)
-    run.say(
-        f"TP {ranks}: {len(want) - len(parted)} of {len(want)} prompts have one rank's {NEW_TOKENS} tokens"
-    )
+    same = f"{len(want) - len(parted)} of {len(want)} prompts"
+    run.say(f"TP {ranks}: {same} have one rank's {NEW_TOKENS} tokens")
     for text in parted:
         run.say(text, text not in wrong)
 

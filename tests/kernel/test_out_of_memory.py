@@ -62,12 +62,18 @@ assert (out - exact).abs().max() < 1e-5
 # of them take part is open: each case needs more than the one before, whoever runs it.
 SAMPLING = """
 for rows, vocab, masked in ((1, 40_000, False), (4, 100_000, False), (4, 250_000, True)):
-    changes = {"bitmask": torch.full((4, (vocab + 31) // 32), -1, dtype=torch.int32)} if masked else {}
-    logits, out = torch.randn(rows, vocab), torch.zeros(rows, dtype=torch.int32)
-    one, zero = torch.ones(rows), torch.zeros(rows)
+    edits = None
+    if masked:
+        allowed = torch.full((4, (vocab + 31) // 32), -1, dtype=torch.int32)
+        edits = rk.LogitEdits(bitmask=allowed)
+    logits = torch.randn(rows, vocab)
+    out = torch.zeros(rows, dtype=torch.int32)
+    one = torch.ones(rows)
+    zero = torch.zeros(rows)
     columns = one, zero.int(), one * 0.9, zero, torch.arange(rows), torch.arange(rows)
-    edits = rk.LogitEdits(**changes) if changes else None
-    must_raise(lambda: rk.top_k_top_p_sampling(logits, *columns, edits=edits, out=out), plain=1 << 16)
+    def draw():
+        rk.top_k_top_p_sampling(logits, *columns, edits=edits, out=out)
+    must_raise(draw, plain=1 << 16)
     assert torch.equal(out, rk.reference.top_k_top_p_sampling(logits, *columns))
 """
 ARGMAX = """
@@ -110,7 +116,9 @@ for kind in ("dense", "int8", "w8a8", "int4", "w4a8"):
         hidden, places = step(model, [1, 1, 1], [10 + i, 1 + i, 20 + i])
         steps.append(lambda hidden=hidden, places=places: decoder(hidden, **places, max_seqlen_q=1))
     assert requests(steps[0]) > 0, "the workspace of the first step was not seen"
-    for ops in (steps[1:], [lambda: rk.linear(x, weight, out=out)] * 8, [lambda: rk.linear_argmax(x, weight)] * 8):
+    products = [lambda: rk.linear(x, weight, out=out)] * 8
+    draws = [lambda: rk.linear_argmax(x, weight)] * 8
+    for ops in (steps[1:], products, draws):
         counts = [requests(op) for op in ops]
         assert min(counts[2:]) == 0, (kind, counts)
 """

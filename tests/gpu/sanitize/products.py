@@ -1,0 +1,145 @@
+"""Products: dense, FP8, grouped, and those of experts."""
+
+from __future__ import annotations
+
+import torch
+
+import radix_kernels as rk
+from radix_kernels.linear import fused_product
+from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
+from tests.kernel.experts_cases import make as make_experts
+
+
+def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype = HALF) -> None:
+    """Scales of rows, with sums kept in the tensor cores too, and of blocks."""
+    x, w = (torch.randn(rows, k, generator=rng).to(FP8) for rows in (m, n))
+    row = torch.rand(m, 1, generator=rng) + 0.5
+    column = torch.rand(n, 1, generator=rng) + 0.5
+    there = (x.cuda(), w.cuda().T)
+    expected = (x.double() * row) @ (w.double() * column).T
+    for fast in (False, True):
+        got = rk.fp8_scaled_mm(*there, row.cuda(), column.cuda(), dtype, fast_accum=fast)
+        compare(f"fp8_scaled_mm, {m} x {n} x {k}, fast_accum={fast}, {dtype}", got, expected, 1e-2)
+    if n % 128:
+        return
+    blocks = (
+        torch.rand(m, k // 128, generator=rng) + 0.5,
+        torch.rand(n // 128, k // 128, generator=rng) + 0.5,
+    )
+    got = rk.fp8_blockwise_scaled_mm(*there, blocks[0].cuda(), blocks[1].cuda().T, dtype)
+    wide = x.double() * blocks[0].double().repeat_interleave(128, 1)
+    wide_w = w.double() * blocks[1].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    compare(f"fp8_blockwise_scaled_mm, {m} x {n} x {k}, {dtype}", got, wide @ wide_w.T, 6e-3)
+
+
+def refill() -> None:
+    """Products whose stages are filled more than once, most with a second tile for a block or a
+    cluster of 132 multiprocessors, begun before the first has left."""
+    rng = torch.Generator().manual_seed(0)
+    for m, n, k in (
+        (2250, 3456, 512),  # tiles of 256 tokens (fast_accum: 256 columns), two for a cluster
+        (300, 12672, 768),  # of 128, likewise
+        (100, 512, 4096),
+        (17, 272, 8192),  # pairs and fours of blocks share k
+        (17, 21120, 768),
+        (64, 34048, 640),  # few tokens
+    ):
+        fp8_product(m, n, k, rng)
+    fp8_product(2250, 3472, 512, rng, torch.float16)  # a weight that ends within a tile
+    for dtype in (HALF, torch.float16):
+        for m, n, k in ((2250, 3456, 320), (17, 21120, 384), (64, 34048, 320)):
+            x, w, residual = (
+                torch.randn(shape, generator=rng).to(dtype) for shape in ((m, k), (n, k), (m, n))
+            )
+            expected = x.double() @ w.double().T + residual.double()
+            got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
+            compare(f"linear with a residual, {m} x {n} x {k}, {dtype}", got, expected, 5e-3)
+    for dtype in (HALF, FP8):
+        grouped_rows([1300, 0, 1300], 1536, 768, dtype)
+    for scales, quantized in (("", False), ("block", False), ("block", True)):
+        for shape in ((600, 8, 2, 512, 2304), (1300, 2, 1, 1024, 1152)):
+            expert_rows(shape, scales, quantized, HALF)
+
+
+def gemm() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for tokens in (1, 17, 64, 200):
+        x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
+        if tokens <= 64:
+            half = x.to(HALF).cuda()
+            weight = w.to(HALF).cuda()
+            if fused_product(half, weight) is None:
+                raise SystemExit(f"linear, {tokens} tokens: left to cuBLAS")
+            expected = x.to(HALF).double() @ w.to(HALF).double().T
+            compare(f"linear, {tokens} tokens", rk.linear(half, weight), expected, 5e-3)
+        x = x.to(FP8)
+        w = w.to(FP8)
+        scales = [torch.rand(n, 1, generator=rng) + 0.5 for n in (tokens, 272)]
+        expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
+        got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
+        compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
+    # Tiles of 256 tokens, one for a cluster, no stage filled twice.
+    fp8_product(2200, 1280, 256, rng)
+    fp8_product(200, 272, 512, rng, torch.float16)
+    for tokens in (17, 200, 300):
+        x, w = (torch.randn(n, 512, generator=rng).to(HALF) for n in (tokens, 272))
+        residual = torch.randn(tokens, 272, generator=rng).to(HALF)
+        expected = x.double() @ w.double().T + residual.double()
+        got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
+        compare(f"linear with a residual, {tokens} tokens", got, expected, 5e-3)
+        got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
+        expected = rk.reference.linear_silu_and_mul(x, w)
+        compare(f"linear_silu_and_mul, {tokens} tokens", got, expected, 6e-3)
+
+
+def grouped() -> None:
+    """Small groups and large ones, which have kernels of their own in FP8; one group without
+    rows."""
+    for counts in ([5, 0, 40], [600, 0, 129]):
+        for dtype in (HALF, torch.float16, FP8):
+            grouped_rows(counts, 208, 256, dtype)
+
+
+def grouped_rows(counts: list[int], n: int, k: int, dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = [-(-count // 128) * 128 for count in counts]
+    owners = []  # each group's rows, then -1 up to the next whole tile
+    for group, (count, padded) in enumerate(zip(counts, rows, strict=True)):
+        owners += [group] * count + [-1] * (padded - count)
+    indices = torch.tensor(owners, dtype=torch.int32)
+    x, w = (torch.randn(shape, generator=rng).to(dtype) for shape in ((sum(rows), k), (3, n, k)))
+    scales = {}
+    if dtype == FP8:
+        scales["x_scale"] = torch.rand(sum(rows), k // 128, generator=rng) + 0.5
+        scales["weight_scale"] = torch.rand(3, -(-n // 128), k // 128, generator=rng) + 0.5
+    there = {name: scale.cuda() for name, scale in scales.items()}
+    used = indices >= 0
+    got = rk.m_grouped_gemm_contiguous(x.cuda(), w.cuda(), indices.cuda(), **there).cpu()
+    expected = rk.reference.m_grouped_gemm_contiguous(x, w, indices, **scales)
+    compare(f"m_grouped_gemm_contiguous of {counts}, {dtype}", got[used], expected[used], 6e-3)
+
+
+def experts() -> None:
+    """Each of the native kernels: few pairs, sorted ones in small tiles and pairs of blocks, many
+    in FP8."""
+    for scales, quantized in (("", False), ("block", False), ("block", True)):
+        for tokens, count, topk in ((9, 8, 3), (24, 8, 2), (150, 2, 1), (450, 2, 1)):
+            for dtype in (HALF, torch.float16):
+                expert_rows((tokens, count, topk, 256, 128), scales, quantized, dtype)
+
+
+def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) -> None:
+    case = make_experts(*shape, dtype, torch.Generator().manual_seed(0), scales=scales)
+    options = {**case.options, "use_fp8_w8a8": quantized}
+    there = [on_gpu(x) for x in (case.x, case.w1, case.w2, case.weights, case.ids)]
+    options_there = {key: on_gpu(value) for key, value in options.items()}
+    got = rk.fused_experts(*there, **options_there)
+    expected = rk.reference.fused_experts(
+        case.x.double(), case.w1, case.w2, case.weights.double(), case.ids, **options
+    )
+    kind = "without scales"
+    if quantized:
+        kind = "in FP8"
+    elif scales:
+        kind = "with FP8 weights"
+    compare(f"fused_experts {kind}, {shape}, {dtype}", got, expected, 1.5e-2)
