@@ -80,10 +80,11 @@ def build_command(
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
+    # Empty: all families.
     command += [
         "-C",
         f"cmake.define.RADIX_ONLY={';'.join(re.split('[ ,;]+', families.strip()))}",
-    ]  # empty: all
+    ]
     if all(importlib.util.find_spec(name) for name in BUILD_MODULES):
         command.append("--no-build-isolation")  # else pip fetches them, and compiles all anew
     return [*command, str(folder / "src")]

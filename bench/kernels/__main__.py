@@ -149,23 +149,26 @@ def _report(rows: list[Row], limits: Limits) -> dict[str, object]:
         "read_gbs": limits.read_gbs,
         "copy_gbs": limits.copy_gbs,
         "tflops": {str(d): r for d, r in limits.tflops.items()},
-        "rows": [
-            {
-                "op": r.case.op,
-                "shape": r.case.shape,
-                "dtype": str(r.case.dtype),
-                "bytes": r.case.bytes,
-                "flops": r.case.flops,
-                "share_of_limit": _share(r, limits),
-                "limit": r.case.limit,
-                "floor_us": r.floor,
-                "in_cache": r.in_cache,
-                "times_faster_than": {p: r.ratio(p) for p in r.timings if p != "radix"},
-                "not_slower": all(r.ratio(p) >= NOT_SLOWER for p in r.timings if p != "radix"),
-                "microseconds": {n: vars(t) for n, t in r.timings.items()},
-            }
-            for r in rows
-        ],
+        "rows": [_row_report(row, limits) for row in rows],
+    }
+
+
+def _row_report(row: Row, limits: Limits) -> dict[str, object]:
+    case = row.case
+    ratios = {peer: row.ratio(peer) for peer in row.timings if peer != "radix"}
+    return {
+        "op": case.op,
+        "shape": case.shape,
+        "dtype": str(case.dtype),
+        "bytes": case.bytes,
+        "flops": case.flops,
+        "share_of_limit": _share(row, limits),
+        "limit": case.limit,
+        "floor_us": row.floor,
+        "in_cache": row.in_cache,
+        "times_faster_than": ratios,
+        "not_slower": all(ratio >= NOT_SLOWER for ratio in ratios.values()),
+        "microseconds": {name: vars(timing) for name, timing in row.timings.items()},
     }
 
 

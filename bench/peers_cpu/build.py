@@ -95,9 +95,8 @@ def _unpacked(sdist: Path) -> Path:
     source = FOLDER / f"llama_cpp_python-{PACKAGE}"
     if not source.exists():
         with tarfile.open(sdist) as archive:
-            if hasattr(
-                tarfile, "data_filter"
-            ):  # from 3.12 on, and in later releases of those before
+            # From 3.12 on, and in later releases of those before.
+            if hasattr(tarfile, "data_filter"):
                 archive.extractall(FOLDER, filter="data")
             else:
                 archive.extractall(FOLDER)

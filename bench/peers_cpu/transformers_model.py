@@ -37,7 +37,8 @@ class Model(Contender):
         cache = self._cache.get((batch, context))
         ids = torch.randint(0, 10_000, (batch, context))
         if cache is None:
-            cache = self._cache[batch, context] = transformers.DynamicCache(config=self._config)
+            cache = transformers.DynamicCache(config=self._config)
+            self._cache[batch, context] = cache
             self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         following = ids[:, :1]
         start = time.perf_counter()

@@ -238,6 +238,7 @@ COUNT_DOWN = Phrases(
     ),
     ("Could you count down from {a} to {b}?", "I want you to count backwards from {a} to {b}."),
 )
+# Unit, smaller unit, factor, greatest number asked for.
 UNITS: tuple[tuple[str, str, int, int], ...] = (
     ("kilometers", "meters", 1000, 999),
     ("km", "m", 1000, 999),
@@ -258,7 +259,7 @@ UNITS: tuple[tuple[str, str, int, int], ...] = (
     ("years", "months", 12, 20),
     ("feet", "inches", 12, 20),
     ("dozens", "pieces", 12, 20),
-)  # unit, smaller unit, factor, greatest number asked for
+)
 
 
 def _operand(rng: random.Random) -> int:

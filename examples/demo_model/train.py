@@ -146,9 +146,8 @@ def train(args: argparse.Namespace, model: Qwen3, path: Path) -> None:
         step += 1
         if step % (10 * args.log) == 0:
             save(model, args.out)
-        if began is None and step >= min(
-            5, args.steps or 5
-        ):  # compilation is not part of the budget
+        # Compilation is not part of the budget.
+        if began is None and step >= min(5, args.steps or 5):
             began = time.monotonic()
             tokens = 0
     save(model, args.out)

@@ -41,21 +41,27 @@ class Row:
         vars(self).update(given)
 
 
-def sample(logits: torch.Tensor, rows: list[Row], **options: Any) -> torch.Tensor:
-    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+COLUMNS = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+}
 
+
+def columns_of(rows: list[Row]) -> list[torch.Tensor]:
+    """The parameters of the rows as `top_k_top_p_sampling` takes them, a tensor for each."""
+    columns = []
+    for name, dtype in COLUMNS.items():
+        columns.append(torch.tensor([getattr(row, name) for row in rows], dtype=dtype))
+    return columns
+
+
+def sample(logits: torch.Tensor, rows: list[Row], **options: Any) -> torch.Tensor:
     before = logits.clone()
-    ids = rk.top_k_top_p_sampling(
-        logits,
-        column("temperature", torch.float32),
-        column("top_k", torch.int32),
-        column("top_p", torch.float32),
-        column("min_p", torch.float32),
-        column("seed", torch.int64),
-        column("position", torch.int64),
-        **options,
-    )
+    ids = rk.top_k_top_p_sampling(logits, *columns_of(rows), **options)
     assert_same_bits(logits, before)
     assert ids.dtype == torch.int32 and ids.shape == (len(rows),)
     return ids
@@ -154,33 +160,50 @@ def some_edits(batch: int, vocab_size: int, rng: torch.Generator) -> rk.LogitEdi
 def edited_python(logits: torch.Tensor, rows: list[Row], edits: rk.LogitEdits) -> torch.Tensor:
     """The edits by the definition, an id at a time, in float32."""
     out = logits.clone()
-    f32 = np.float32
     for b, row in enumerate(rows):
-        x = [f32(v) for v in logits[b].tolist()]
+        x = [np.float32(v) for v in logits[b].tolist()]
         if edits.bias is not None:
-            for i, value in zip(*(t[b].tolist() for t in edits.bias), strict=True):
-                if i < 0:
-                    break
-                x[i] += f32(value)
+            ids, values = edits.bias
+            _add_bias(x, ids[b].tolist(), values[b].tolist())
         if edits.penalties is not None:
-            counts, slots, rep, freq, pres = edits.penalties
-            words = counts[int(slots[b])].tolist() if slots[b] >= 0 else [0] * len(x)
-            r, f, p = (f32(float(t[b])) for t in (rep, freq, pres))
-            for i, word in enumerate(words):
-                if word:
-                    x[i] = x[i] / r if x[i] > 0 else x[i] * r
-                if word & (IN_PROMPT - 1):
-                    x[i] -= f * f32(word & (IN_PROMPT - 1)) + p
+            counts, slots, *factors = edits.penalties
+            if slots[b] >= 0:
+                _penalize(x, counts[int(slots[b])].tolist(), [float(f[b]) for f in factors])
         if edits.min_tokens is not None and row.position < int(edits.min_tokens[1][b]):
-            for i in edits.min_tokens[0][b].tolist():
-                if i < 0:
-                    break
-                x[i] = f32(-math.inf)
+            _mask_stops(x, edits.min_tokens[0][b].tolist())
         if edits.bitmask is not None:
             words = edits.bitmask[b].tolist()
-            x = [v if words[i // 32] >> (i % 32) & 1 else f32(-math.inf) for i, v in enumerate(x)]
+            for i in range(len(x)):
+                if not words[i // 32] >> (i % 32) & 1:
+                    x[i] = np.float32(-math.inf)
         out[b] = torch.tensor(np.array(x))
     return out
+
+
+def _add_bias(x: list[np.float32], ids: list[int], values: list[float]) -> None:
+    for i, value in zip(ids, values, strict=True):
+        if i < 0:
+            return
+        x[i] += np.float32(value)
+
+
+def _penalize(x: list[np.float32], words: list[int], factors: list[float]) -> None:
+    """words: how often each id was generated, with IN_PROMPT; factors: repetition, frequency,
+    presence."""
+    repetition, frequency, presence = (np.float32(factor) for factor in factors)
+    for i, word in enumerate(words):
+        if word:
+            x[i] = x[i] / repetition if x[i] > 0 else x[i] * repetition
+        count = word & (IN_PROMPT - 1)
+        if count:
+            x[i] -= frequency * np.float32(count) + presence
+
+
+def _mask_stops(x: list[np.float32], stops: list[int]) -> None:
+    for i in stops:
+        if i < 0:
+            return
+        x[i] = np.float32(-math.inf)
 
 
 def near_tie(logits: torch.Tensor, row: Row) -> bool:
@@ -200,9 +223,8 @@ def near_tie(logits: torch.Tensor, row: Row) -> bool:
         if ((ratio / row.min_p - 1).abs() < 1e-5).any():
             return True
         kept &= ratio >= row.min_p
-    u = rk.reference.uniform(torch.tensor([row.seed]), torch.tensor([row.position]), len(x))[
-        0
-    ].double()
+    seed = torch.tensor([row.seed])
+    u = rk.reference.uniform(seed, torch.tensor([row.position]), len(x))[0].double()
     scores = (x - torch.log(-torch.log1p(-u)))[order.indices[:count][kept]]
     best = scores.topk(min(2, len(scores))).values
     return len(best) == 2 and float(best[0] - best[1]) < 1e-4
@@ -229,17 +251,6 @@ FILTERS = [
 
 def check_against_reference(logits: torch.Tensor, rows: list[Row]) -> None:
     ids = sample(logits, rows)
-    columns = (
-        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-        for name, dtype in (
-            ("temperature", torch.float32),
-            ("top_k", torch.int32),
-            ("top_p", torch.float32),
-            ("min_p", torch.float32),
-            ("seed", torch.int64),
-            ("position", torch.int64),
-        )
-    )
-    expected = rk.reference.top_k_top_p_sampling(logits, *columns)
+    expected = rk.reference.top_k_top_p_sampling(logits, *columns_of(rows))
     for i in torch.nonzero(ids != expected).flatten().tolist():
         assert near_tie(logits[i], rows[i]), vars(rows[i])

@@ -37,6 +37,10 @@ def case(size: int, **contenders: Contender) -> Case:
     )
 
 
+def as_list(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
 def fails(x: torch.Tensor) -> None:
     raise RuntimeError("not on this device\nand more")
 
@@ -82,13 +86,11 @@ def test_numbers_from_the_pool_differ():
 
 
 def test_no_library_for_gpus_is_asked_on_the_cpu(monkeypatch, capsys):
-    monkeypatch.setattr(
-        peers, "_imported", lambda name: SimpleNamespace()
-    )  # every library is installed
+    # As if every library were installed.
+    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace())
     monkeypatch.setattr(peers, "_enabled", False)
-    monkeypatch.setattr(
-        sys.modules[pointwise.__module__], "ROTATED_BYTES", 1 << 20
-    )  # of the KV caches
+    # The KV caches stay small.
+    monkeypatch.setattr(sys.modules[pointwise.__module__], "ROTATED_BYTES", 1 << 20)
     monkeypatch.setattr(rk, "set_num_threads", lambda n: None)
     for backend, offered in (("cpu", False), ("cuda", True)):
         monkeypatch.setattr(sys, "argv", ["bench", "all", "--backend", backend, "--peers"])
@@ -129,7 +131,12 @@ def test_a_peer_that_fails_is_left_out_of_its_row(monkeypatch, capsys):
 
 def test_a_peer_is_planned_once():
     plans = []
-    contender = peers.planned(lambda: plans.append(1) or torch.neg)  # type: ignore[func-returns-value]
+
+    def plan() -> Contender:
+        plans.append(1)
+        return torch.neg
+
+    contender = peers.planned(plan)
     assert contender(torch.ones(1)) == contender(torch.ones(1)) == -1 and plans == [1]
 
 
@@ -156,26 +163,26 @@ def test_a_slow_contender_has_the_fewest_rounds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "op",
-    ["layernorm", "topk_softmax", "moe_align_block_size", "linear", "linear w8a8", "linear int4"],
+    ("family", "op"),
+    [
+        ("pointwise", "layernorm"),
+        ("moe", "topk_softmax"),
+        ("moe", "moe_align_block_size"),
+        ("linear", "linear"),
+        ("linear", "linear w8a8"),
+        ("linear", "linear int4"),
+    ],
 )
-def test_torch_does_what_we_do(op):
-    family = FAMILIES[
-        "linear" if op.startswith("linear") else "pointwise" if op == "layernorm" else "moe"
-    ]
-    row = next(c for c in family(CPU, torch.bfloat16) if c.op == op)
+def test_torch_does_what_we_do(family, op):
+    row = next(c for c in FAMILIES[family](CPU, torch.bfloat16) if c.op == op)
     inputs = row.make_inputs()
-    ours, theirs = (
-        [x] if isinstance(x, torch.Tensor) else x
-        for x in (fn(*inputs) for fn in row.contenders.values())
-    )
+    ours, theirs = (as_list(fn(*inputs)) for fn in row.contenders.values())
     assert set(row.contenders) == {"radix", "torch"} and len(ours) == len(theirs)
     if op == "moe_align_block_size":  # what lies behind the used rows and blocks is nobody's
         rows = int(ours[2])
         ours, theirs = ([x[0][:rows], x[1][: rows // 16], x[2]] for x in (ours, theirs))
-    if (
-        op == "topk_softmax"
-    ):  # of two equal logits either may stand first: the weights say which were taken
+    # Of two equal logits either may stand first: the weights say which were taken.
+    if op == "topk_softmax":
         ours = ours[:1]
         theirs = theirs[:1]
     for a, b in zip(ours, theirs, strict=True):

@@ -164,7 +164,10 @@ class Attention:
             (self.lse, math.nan),
             (self.again, math.nan),
         ):
-            x.copy_(value) if isinstance(value, torch.Tensor) else x.fill_(value)
+            if isinstance(value, torch.Tensor):
+                x.copy_(value)
+            else:
+                x.fill_(value)
 
 
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
@@ -272,9 +275,8 @@ def test_mla(heads, fp8, batch_invariant, device, rng):
         run()
         cache = reference.unpack_mla_cache(seen[0], torch.float64)
         table = seen[1].long()
-        if (
-            heads > 16 and not batch_invariant
-        ):  # Hopper's way with many rows rounds a widened token to bfloat16
+        # Hopper's way with many rows rounds a widened token to bfloat16.
+        if heads > 16 and not batch_invariant:
             cache = cache.to(BF16).double()
         tokens = [
             cache[table[row, : -(-n // PAGE_SIZE)]].flatten(0, 1)[:n] for row, n in enumerate(lens)

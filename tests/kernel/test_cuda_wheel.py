@@ -14,17 +14,17 @@ from tests.kernel.gpu_objects import COLLECTIVES, FINISHERS, CudaKernel
 from tests.kernel.gpu_wheels import CUDA_CODE as MACHINE_CODE
 from tests.kernel.hopper_usage import LIMITS, pattern_of
 
+# The first test may wait for the compiler.
 pytestmark = [
     pytest.mark.gpu_wheel("cuda"),
     pytest.mark.timeout(4800),
-]  # the first test may wait for the compiler
+]
 
 PTX = "sm_80"
 HOPPER = "sm_90a"  # has kernels of its own, csrc/cuda
 PORTABLE = gpu_objects.kernels_of(warp=32)
-SMALL_BLOCKS = (
-    gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS
-)  # 512 threads at most
+# Kernels of at most 512 threads a block.
+SMALL_BLOCKS = gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS
 SHARED_BYTES = 49152  # what a kernel may have without asking
 # What an SM has, over the 1,024 threads of the largest block.
 REGISTERS = 64
@@ -62,9 +62,8 @@ def test_ptx_for_later_gpus(library):
 def test_kernels_fit_the_gpu(kernels, arch):
     for name in PORTABLE:
         kernel = kernels[arch][name]
-        wide = name in SMALL_BLOCKS or (
-            name in COLLECTIVES and "norm" not in name
-        )  # blocks of 512 threads at most
+        # Blocks of 512 threads at most.
+        wide = name in SMALL_BLOCKS or (name in COLLECTIVES and "norm" not in name)
         assert kernel.registers <= (2 if wide else 1) * REGISTERS, (name, kernel)
         assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
         assert kernel.stack <= (CALLS_STACK_BYTES if name in FINISHERS else STACK_BYTES), (

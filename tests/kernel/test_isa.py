@@ -27,10 +27,11 @@ def test_ops(level):
         pytest.skip("this level is the one the other test files ran on")
     if not has(level):
         pytest.skip(f"this machine has no {level}")
+    # Its outcome does not depend on the level.
     other = [
         "--deselect",
         "tests/kernel/test_comm.py::test_two_processes_over_an_anonymous_file",
-    ]  # no level's matter
+    ]
     # `pythonpath=.`: the package under test is this process's, not the source tree, which may have
     # no library.
     done = run_at_level(

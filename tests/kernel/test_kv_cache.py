@@ -154,9 +154,10 @@ def test_fp8(dtype, dim, per_head, hnd, rng):
     rows[2, 1] = 0
     rows[3, :, 0] = math.nan
     rows[4, :, :3] = torch.tensor([math.inf, -math.inf, 2**-10])
+    # Halfway between two numbers of FP8.
     rows[5] = (
         torch.tensor([8.5, 9.5, -17, 2**-10 * 3]).repeat(heads * dim // 2).view(2 * heads, dim)
-    )  # in the middle
+    )
     scales = [torch.rand(heads if per_head else 1, generator=rng) + 0.5 for _ in range(2)]
     scales[0][0] = 1
     slots = torch.randperm(pages * page_size, generator=rng)[:tokens]

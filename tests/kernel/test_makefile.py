@@ -33,9 +33,8 @@ def make(tmp_path):
         settings = [
             f"{name}={value}" for name, value in {"VENV": venv, "RUN": python, **variables}.items()
         ]
-        env = {
-            name: value for name, value in os.environ.items() if "MAKE" not in name
-        }  # not of a make around us
+        # Without the variables of a make that runs this test.
+        env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
         command = ["make", "-s", target, *settings]
         done = subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60

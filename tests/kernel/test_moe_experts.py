@@ -25,7 +25,10 @@ def run(case: Experts, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | Non
     there = out.to(DEVICE)
     args += [None if t is None else t.to(DEVICE) for t in options]
     fp8 = case.options.get("use_fp8_w8a8", False)
-    rt.fused_experts(*args, there, fp8) if tiles is None else rt.run(*args, there, *tiles, fp8)
+    if tiles is None:
+        rt.fused_experts(*args, there, fp8)
+    else:
+        rt.run(*args, there, *tiles, fp8)
     out.copy_(there)
 
 

@@ -17,10 +17,11 @@ import pytest
 from tests.kernel import fake_hip, gpu_objects, gpu_wheels
 from tests.kernel.gpu_objects import FINISHERS, AmdKernel
 
+# The first test may wait for the compiler.
 pytestmark = [
     pytest.mark.gpu_wheel("rocm"),
     pytest.mark.timeout(4800),
-]  # the first test may wait for the compiler
+]
 
 TARGETS = ("gfx90a", "gfx942")
 WARP = 64

@@ -182,9 +182,8 @@ def test_the_first_of_one_or_two_ids_stays_whatever_the_filters(vocab_size):
     "others", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9}], ids=str
 )
 def test_a_filter_that_is_no_number_is_off(others, rng):
-    logits = (
-        torch.rand(1, 300, generator=rng).mul(4).expand(60, 300).contiguous()
-    )  # no filter leaves few
+    # No filter leaves few.
+    logits = torch.rand(1, 300, generator=rng).mul(4).expand(60, 300).contiguous()
     plain = sample(logits, [Row(seed=i, **others) for i in range(60)]).tolist()
     for name in ("min_p", "top_p"):
         if name in others:

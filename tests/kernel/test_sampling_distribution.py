@@ -73,9 +73,8 @@ def test_infinite_temperature_draws_evenly_from_what_is_allowed(rng):
     ids = sample(logits, rows)
     counts = torch.stack([(ids == i).sum() for i in allowed])
     assert int(counts.sum()) == 1300
-    assert (
-        float((counts - 325).square().sum()) / 325 < 28.5
-    )  # chi-square, 3 degrees of freedom: once in 350,000 runs
+    # Chi-square, 3 degrees of freedom: once in 350,000 runs.
+    assert float((counts - 325).square().sum()) / 325 < 28.5
     few = [Row(temperature=math.inf, seed=first + i, **f) for i, f in enumerate(FILTERS)]
     ids = sample(logits[: len(few)], few)
     assert torch.isin(ids, allowed).all()

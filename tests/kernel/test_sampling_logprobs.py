@@ -10,7 +10,7 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import assert_same_bits, guarded, integers
-from tests.kernel.sampling_cases import random_row, sample, some_edits
+from tests.kernel.sampling_cases import columns_of, random_row, sample, some_edits
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 1000, 32_003])
@@ -51,17 +51,7 @@ def test_logprobs_beside_the_draw(rng):
     edits = some_edits(9, 777, rng)
     logits[5, 1] = math.nan
     edits.min_tokens[0][5] = -1  # nothing masks the NaN: the bitmask allows id 1
-    columns = [
-        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-        for name, dtype in (
-            ("temperature", torch.float32),
-            ("top_k", torch.int32),
-            ("top_p", torch.float32),
-            ("min_p", torch.float32),
-            ("seed", torch.int64),
-            ("position", torch.int64),
-        )
-    ]
+    columns = columns_of(rows)
     for case in (None, edits):
         ids, *found = rk.top_k_top_p_sampling_with_logprobs(logits, *columns, 4, edits=case)
         assert torch.equal(ids, sample(logits, rows, edits=case))
@@ -69,9 +59,9 @@ def test_logprobs_beside_the_draw(rng):
         good = torch.arange(9) != 5
         for got, expected in zip(found, rk.token_logprobs(logits[good], ids[good], 4), strict=True):
             assert_same_bits(got[good], expected)
-    assert [
-        len(x) for x in rk.top_k_top_p_sampling_with_logprobs(logits[:0], *(c[:0] for c in columns))
-    ] == [0] * 4
+    none = [column[:0] for column in columns]
+    results = rk.top_k_top_p_sampling_with_logprobs(logits[:0], *none)
+    assert [len(x) for x in results] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("top_n", [0, 1, 5, 60, 3000])

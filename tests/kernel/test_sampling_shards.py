@@ -10,25 +10,17 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel.helpers import integers
-from tests.kernel.sampling_cases import FILTERS, Row, near_tie, random_row, sample, some_edits
+from tests.kernel.sampling_cases import (
+    FILTERS,
+    Row,
+    columns_of,
+    near_tie,
+    random_row,
+    sample,
+    some_edits,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:radix_kernels runs its reference")
-
-_COLUMNS = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seed": torch.int64,
-    "position": torch.int64,
-}
-
-
-def columns_of(rows: list[Row]) -> list[torch.Tensor]:
-    return [
-        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-        for name, dtype in _COLUMNS.items()
-    ]
 
 
 def borders(vocab_size: int, shards: int) -> list[int]:

@@ -171,9 +171,12 @@ def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
     hints do not."""
     seen = []
     original = rt._partials
-    monkeypatch.setattr(
-        rt, "_partials", lambda q, splits, dim: seen.append(splits) or original(q, splits, dim)
-    )
+
+    def partials(q, splits, dim):
+        seen.append(splits)
+        return original(q, splits, dim)
+
+    monkeypatch.setattr(rt, "_partials", partials)
     for rows, hint in (
         ([(1, 70), (0, 3)], 1),
         ([(1, 70), (0, 3)], 0),

@@ -17,10 +17,11 @@ need_triton()
 FN = torch.float8_e4m3fn
 FNUZ = torch.float8_e4m3fnuz
 NAN = {FN: 0x7F, FNUZ: 0x80}
+# The interpreter cuts to bfloat16.
 TOLERANCE = {
     torch.float16: (1.2e-3, 6e-3),
     torch.bfloat16: (8e-3, 1.6e-2),
-}  # the interpreter cuts to bfloat16
+}
 
 pytestmark = pytest.mark.cpu_only  # `--device` moves the public ops alone
 

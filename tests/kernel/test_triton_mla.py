@@ -171,12 +171,13 @@ def test_far_strides(far, rng):
     step = 2**29 + 1
     width = LATENT + ROPE
     buffer = torch.empty(5 * step + width, dtype=cache.dtype, device=DEVICE)
-    shape, strides = (
-        ((6, 1, width), (step, width, 1)) if far == "page" else ((1, 6, width), (8, step, 1))
-    )
-    pool = buffer.as_strided(shape, strides)
-    pool.copy_(cache[table[0, :6].long() if far == "page" else table[0, :1].long()])
-    there = torch.arange(shape[0], dtype=torch.int32)[None]
+    if far == "page":
+        pool = buffer.as_strided((6, 1, width), (step, width, 1))
+    else:
+        pool = buffer.as_strided((1, 6, width), (8, step, 1))
+    pages = len(pool)
+    pool.copy_(cache[table[0, :pages].long()])
+    there = torch.arange(pages, dtype=torch.int32)[None]
     run(Case((*case.args[:2], pool, there, *case.args[4:]), case.tokens))
 
 

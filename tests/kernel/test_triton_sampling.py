@@ -6,21 +6,13 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.sampling_cases import FILTERS, Row, near_tie, random_row, some_edits
+from tests.kernel.sampling_cases import FILTERS, Row, columns_of, near_tie, random_row, some_edits
 from tests.kernel.triton_device import DEVICE, GPU, triton_module
 
 rt = triton_module("sampling")
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy under the interpreter
-COLUMNS = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seed": torch.int64,
-    "position": torch.int64,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +20,6 @@ def _small_blocks(monkeypatch):
     """Several blocks a row, as real vocabularies have."""
     if not GPU:
         monkeypatch.setattr(rt, "BLOCK", 256)
-
-
-def columns_of(rows: list[Row]) -> list[torch.Tensor]:
-    return [
-        torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-        for name, dtype in COLUMNS.items()
-    ]
 
 
 def draw(logits: torch.Tensor, rows: list[Row], **options) -> torch.Tensor:

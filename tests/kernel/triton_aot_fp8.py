@@ -43,7 +43,8 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
             "BLOCK_K": tile.block_k,
             "GROUP": tile.group,
         }
-        constants |= {} if rows == 64 else {"bias": None}
+        if rows != 64:
+            constants["bias"] = None
         fp8 = "u8" if widen else own
         types = {
             "a": fp8,
@@ -53,20 +54,25 @@ def fp8_variants(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
             "bias": "bf16",
             "out": "bf16",
         }
-        signature = {}
-        attributes = {}
-        for index, name in enumerate(scaled_product.arg_names):
-            batch = "i64" if name.endswith("_batch") else "i32"
-            signature[name] = (
-                "constexpr" if name in constants else "*" + types[name] if name in types else batch
-            )
-            if name not in constants and name not in FREE:
-                attributes[index,] = [["tt.divisibility", 16]]
-        source = ASTSource(
-            fn=scaled_product, signature=signature, constexprs=constants, attrs=attributes
-        )
+        source = _source(constants, types)
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         yield (
             f"scaled_product {rows} rows, {fp8}",
             triton.compile(source, target=target, options=options),
         )
+
+
+def _source(constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
+    """The kernel for these constants; types: of the pointers."""
+    signature = {}
+    attributes = {}
+    for index, name in enumerate(scaled_product.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in types:
+            signature[name] = "*" + types[name]
+        else:
+            signature[name] = "i64" if name.endswith("_batch") else "i32"
+        if name not in constants and name not in FREE:
+            attributes[index,] = [["tt.divisibility", 16]]
+    return ASTSource(fn=scaled_product, signature=signature, constexprs=constants, attrs=attributes)

@@ -25,11 +25,8 @@ def launch(case, out, *, lse=None, varlen=False, **options):
     tensors = {name: None if x is None else x.to(DEVICE) for name, x in tensors.items()}
     device_out = out.to(DEVICE)
     device_lse = None if lse is None else lse.to(DEVICE)
-    op, args = (
-        (rt.flash_attn_varlen, varlen_args(case))
-        if varlen
-        else (rt.flash_attn_with_kvcache, case.args)
-    )
+    op = rt.flash_attn_varlen if varlen else rt.flash_attn_with_kvcache
+    args = varlen_args(case) if varlen else case.args
     op(
         *(x.to(DEVICE) for x in args),
         options.get("softmax_scale", case.q.shape[-1] ** -0.5),

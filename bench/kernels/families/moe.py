@@ -110,9 +110,8 @@ def _align(device: torch.device, tokens: int, experts: int, topk: int) -> Case:
         )
         padded = (counts + BLOCK - 1) // BLOCK * BLOCK
         ends = padded.cumsum(0)
-        shift = (
-            ends - padded - counts.cumsum(0) + counts
-        )  # of an expert's rows, by the padding in front of them
+        # How far an expert's rows move: by the padding in front of them.
+        shift = ends - padded - counts.cumsum(0) + counts
         rows = torch.full((pairs + experts * (BLOCK - 1),), pairs, device=device)
         rows[torch.arange(pairs, device=device) + shift[of]] = order
         owners = torch.searchsorted(
