@@ -31,8 +31,20 @@ _OFF = (
     "LLAMA_CURL",
 )
 _AMX = (
-    "SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16"
-).split()
+    "SSE42",
+    "AVX",
+    "AVX2",
+    "BMI2",
+    "FMA",
+    "F16C",
+    "AVX512",
+    "AVX512_VBMI",
+    "AVX512_VNNI",
+    "AVX512_BF16",
+    "AMX_TILE",
+    "AMX_INT8",
+    "AMX_BF16",
+)
 
 
 def main() -> None:
@@ -52,24 +64,37 @@ def main() -> None:
         return
     source = _unpacked(args.sdist or _downloaded())
     build = FOLDER / ("llama-amx" if args.amx else "llama-native")
-    flags = [f"-D{name}=OFF" for name in _OFF] + [
+    cmake = _cmake()
+    llama = str(source / "vendor/llama.cpp")
+    subprocess.run([cmake, "-S", llama, "-B", str(build), *_flags(args.amx)], check=True)
+    target = ["--target", "llama", "-j", str(args.jobs)]
+    subprocess.run([cmake, "--build", str(build), *target], check=True)
+    _place(source, build)
+
+
+def _cmake() -> str:
+    """The environment's own, as `make` installs it, or one on the PATH."""
+    own = Path(sys.executable).with_name("cmake")
+    found = str(own) if own.exists() else shutil.which("cmake")
+    if found is None:
+        sys.exit(f"no cmake beside {sys.executable} or on the PATH: pip install cmake ninja")
+    return found
+
+
+def _flags(amx: bool) -> list[str]:
+    flags = [f"-D{name}=OFF" for name in _OFF]
+    if amx:
+        flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)]
+    else:
+        flags.append("-DGGML_NATIVE=ON")
+    return [
+        *flags,
         "-DBUILD_SHARED_LIBS=ON",
         "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+        "-DCMAKE_INSTALL_RPATH=$ORIGIN",
+        f"-DCMAKE_CXX_FLAGS=-include {Path(__file__).with_name('whole_tiles.h')}",
     ]
-    flags += (
-        ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)]
-        if args.amx
-        else ["-DGGML_NATIVE=ON"]
-    )
-    flags += ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
-    mended = f"-DCMAKE_CXX_FLAGS=-include {Path(__file__).with_name('whole_tiles.h')}"
-    subprocess.run(
-        ["cmake", "-S", source / "vendor/llama.cpp", "-B", build, *flags, mended], check=True
-    )
-    subprocess.run(
-        ["cmake", "--build", build, "--target", "llama", "-j", str(args.jobs)], check=True
-    )
-    _place(source, build)
 
 
 def _install_vllm() -> None:
@@ -84,9 +109,9 @@ def _install_vllm() -> None:
 
 
 def _downloaded() -> Path:
-    # Its metadata alone needs the build tools, which pip would fetch; cmake is all that is used
-    # here.
-    what = ["--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={PACKAGE}"]
+    # Only this package as source: pip reads its metadata with the package's build tools, and with
+    # ":all:" it would compile those too, CMake among them.
+    what = ["--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={PACKAGE}"]
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", *what, "-d", FOLDER], check=True)
     return FOLDER / f"llama_cpp_python-{PACKAGE}.tar.gz"
 
@@ -95,7 +120,7 @@ def _unpacked(sdist: Path) -> Path:
     source = FOLDER / f"llama_cpp_python-{PACKAGE}"
     if not source.exists():
         with tarfile.open(sdist) as archive:
-            # From 3.12 on, and in later releases of those before.
+            # Python has filters from 3.12 on, and in later releases of the versions before.
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(FOLDER, filter="data")
             else:

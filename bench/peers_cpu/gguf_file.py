@@ -6,14 +6,16 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from bench.serving.model_shape import ModelShape
+
+_MODEL_TYPES = ("llama", "qwen3")
 _ALIGN = 32
 _BLOCK = 32  # weights of a Q8_0 or Q4_0 block
 _SUPER = 256  # of a Q6_K block
@@ -42,10 +44,15 @@ class _Tensor(NamedTuple):
 def write(path: Path, folder: Path, weights: str) -> int:
     """A model (qwen3 or llama) of the shape in `folder`/config.json with all matrices as `weights`
     (bf16, int8: Q8_0, int4: Q4_0, its vocabulary matrix Q6_K, as llama-quantize makes it). Returns
-    the bytes of the matrices, which a decode step reads (the embedding is the head too)."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = list(_tensors(config, weights))
-    fields = _fields(config)
+    the bytes of the matrices, which a decode step reads (the embedding is the head too). RoPE is
+    the plain form: scaling takes no time of its own. Raises ValueError for another kind of model.
+    """
+    shape = ModelShape.read(folder)
+    if shape.model_type not in _MODEL_TYPES:
+        expected = " or ".join(_MODEL_TYPES)
+        raise ValueError(f"{folder}: model_type is {shape.model_type}, expected {expected}")
+    tensors = list(_tensors(shape, weights))
+    fields = _fields(shape)
     with path.with_suffix(".new").open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
         for key, value in fields.items():
@@ -65,42 +72,34 @@ def write(path: Path, folder: Path, weights: str) -> int:
     return sum(t.nbytes for t in tensors if len(t.shape) == 2)
 
 
-def _fields(config: dict[str, Any]) -> dict[str, Any]:
-    head = config["head_dim"]
-    own = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": head,
-        "attention.value_length": head,
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.dimension_count": head,
-        "rope.freq_base": float(config["rope_theta"]),
-        "vocab_size": config["vocab_size"],
-    }
-    kind = config["model_type"]
-    general = {
+def _fields(shape: ModelShape) -> dict[str, str | int | float]:
+    kind = shape.model_type
+    return {
         "general.architecture": kind,
         "general.name": "random",
         "tokenizer.ggml.model": "none",
+        f"{kind}.context_length": shape.max_position_embeddings,
+        f"{kind}.embedding_length": shape.hidden_size,
+        f"{kind}.block_count": shape.num_layers,
+        f"{kind}.feed_forward_length": shape.intermediate_size,
+        f"{kind}.attention.head_count": shape.num_heads,
+        f"{kind}.attention.head_count_kv": shape.num_kv_heads,
+        f"{kind}.attention.key_length": shape.head_dim,
+        f"{kind}.attention.value_length": shape.head_dim,
+        f"{kind}.attention.layer_norm_rms_epsilon": shape.rms_norm_eps,
+        f"{kind}.rope.dimension_count": shape.head_dim,
+        f"{kind}.rope.freq_base": shape.rope_theta,
+        f"{kind}.vocab_size": shape.vocab_size,
     }
-    return {**general, **{f"{kind}.{name}": value for name, value in own.items()}}
 
 
-def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
-    hidden = config["hidden_size"]
-    inner = config["intermediate_size"]
-    head = config["head_dim"]
-    q = config["num_attention_heads"] * head
-    kv = config["num_key_value_heads"] * head
-    yield _Tensor(
-        name="token_embd.weight",
-        shape=(config["vocab_size"], hidden),
-        kind="q6_k" if weights == "int4" else weights,
-    )
+def _tensors(shape: ModelShape, weights: str) -> Iterator[_Tensor]:
+    hidden = shape.hidden_size
+    inner = shape.intermediate_size
+    q = shape.num_heads * shape.head_dim
+    kv = shape.num_kv_heads * shape.head_dim
+    embedding = "q6_k" if weights == "int4" else weights
+    yield _Tensor(name="token_embd.weight", shape=(shape.vocab_size, hidden), kind=embedding)
     yield _Tensor(name="output_norm.weight", shape=(hidden,), kind="f32")
     matrices = {
         "attn_q": (q, hidden),
@@ -112,11 +111,11 @@ def _tensors(config: dict[str, Any], weights: str) -> Iterator[_Tensor]:
         "ffn_down": (hidden, inner),
     }
     norms = {"attn_norm": hidden, "ffn_norm": hidden}
-    if config["model_type"] == "qwen3":
-        norms |= {"attn_q_norm": head, "attn_k_norm": head}
-    for layer in range(config["num_hidden_layers"]):
-        for name, shape in matrices.items():
-            yield _Tensor(name=f"blk.{layer}.{name}.weight", shape=shape, kind=weights)
+    if shape.model_type == "qwen3":
+        norms |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
+    for layer in range(shape.num_layers):
+        for name, sizes in matrices.items():
+            yield _Tensor(name=f"blk.{layer}.{name}.weight", shape=sizes, kind=weights)
         for name, size in norms.items():
             yield _Tensor(name=f"blk.{layer}.{name}.weight", shape=(size,), kind="f32")
 

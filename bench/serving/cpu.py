@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .contender import ROOT, Process, Work
+from .model_shape import ModelShape
 from .probe import ReadProbe
 
 MODEL = ROOT / "bench/serving/models/qwen3-0.6b"
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
     args = _parse(argv)
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     probe = ReadProbe(cores)
-    config = json.loads((args.model / "config.json").read_text())
+    shape = ModelShape.read(args.model)
     print(
         f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}"
         f"  probe {probe.gbs(1.0):.1f} GB/s"
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> None:
         names = ["radix", *_peers(args.peers, weights)]
         processes = _started(names, args.model, weights, cores)
         for name in args.works:
-            found = _measure(processes, weights, WORKS[name], probe, config, args)
+            found = _measure(processes, weights, WORKS[name], probe, shape, args)
             rows += found
             for row in found:
                 print(_line(row, found), flush=True)
@@ -134,12 +135,11 @@ def _measure(
     weights: str,
     work: Work,
     probe: ReadProbe,
-    config: dict[str, int],
+    shape: ModelShape,
     args: argparse.Namespace,
 ) -> list[Row]:
     tokens = work.batch * (work.context + work.steps / 2)  # in the cache, on average
-    kv_width = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    cache = tokens * kv_width * 2 * _KV_BYTES  # keys and values
+    cache = tokens * shape.kv_numbers * _KV_BYTES
     ours = processes[0].weight_bytes if processes else 0
     rows = [
         Row(

@@ -48,7 +48,7 @@ def fp8_experts(
     def kernel(device: torch.device) -> Any:
         if not workspace.is_workspace_manager_initialized():
             workspace.init_workspace_manager(device)
-        (w1, s1), (w2, s2) = blocks()
+        (w1, s1), (_, s2) = blocks()
         shape = _moe_config(vllm, config, w1.shape, topk, device, dtype)
         return modular.FusedMoEKernel(
             prepare.make_moe_prepare_and_finalize_no_dp_ep(False),

@@ -1,0 +1,73 @@
+"""The shape of a model as its config.json says it, by transformers 4 or 5."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_DEFAULT_ROPE_THETA = 10000.0  # transformers' own, for Llama and Qwen
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides how long a dense decoder takes, and its file's header."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelShape:
+        """Of `folder`/config.json. Raises ValueError for a file that lacks a size, or whose RoPE
+        differs between layers."""
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        try:
+            return cls.from_config(config)
+        except KeyError as error:
+            raise ValueError(f"{path} has no {error.args[0]}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ModelShape:
+        num_heads = config["num_attention_heads"]
+        return cls(
+            model_type=config["model_type"],
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+            vocab_size=config["vocab_size"],
+            max_position_embeddings=config["max_position_embeddings"],
+            rms_norm_eps=float(config["rms_norm_eps"]),
+            rope_theta=_rope_theta(config),
+        )
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a token adds to the KV cache, over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def _rope_theta(config: dict[str, Any]) -> float:
+    """transformers 5 writes a dictionary `rope_parameters`, 4 `rope_theta` beside the sizes."""
+    parameters = config.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ValueError("rope_parameters differ by layer")
+    for source in (parameters, config):
+        if source.get("rope_theta") is not None:
+            return float(source["rope_theta"])
+    return _DEFAULT_ROPE_THETA
