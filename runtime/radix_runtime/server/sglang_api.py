@@ -1,7 +1,8 @@
-"""/generate, /tokenize, /detokenize and /abort_request."""
+"""POST /generate and /abort_request, as SGLang has them."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,63 +10,52 @@ import msgspec
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
-from .exchange import Exchange, to_json
+from .answer import Answer, new_request
 from .generation import native_output
-from .openai import Answer, new_request, template_options
-from .protocol import (
-    AbortBody,
-    Body,
-    DetokenizeBody,
-    NativeBody,
-    NativeSampling,
-    TokenizeBody,
-    template_messages,
-)
-from .tokenizer_manager import Batch, new_id
+from .http_call import HttpCall, to_json
+from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
+from .submission import Batch
+from .tokenizer_manager import new_id
 
-_NOTHING: dict[str, Any] = {"text": "", "output_ids": [], "meta_info": {}}
 _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
 
-async def generate(exchange: Exchange, body: NativeBody) -> None:
-    param = _one_of(body, "text", "input_ids")
-    all_ids = await exchange.manager.encode(getattr(body, param), param)
-    names = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
-    columns = [_spread(getattr(body, name), len(all_ids), name) for name in names]
-    requests, defaults = [], exchange.manager.sampling_defaults
-    for ids, sampling, wanted, start, top in zip(all_ids, *columns, strict=True):
-        request = new_request(exchange, sampling or NativeSampling(**defaults), ids, param, _NAMES)
-        if wanted:
-            if start is not None and not -1 <= start <= len(ids):
-                raise refusal(
-                    "invalid_value",
-                    f"logprob_start_len must be in [-1, {len(ids)}]",
-                    "logprob_start_len",
-                )
-            request.return_logprob, request.top_logprobs = True, top or 0
-            # The end of the prompt asks for no prompt logprobs, as -1 does.
-            request.logprob_start = -1 if start in (None, len(ids)) else start
-        elif not any(columns[1]) and (start not in (None, -1) or top):
-            raise refusal(
-                "invalid_combination",
-                f"{' and '.join(names[2:])} need return_logprob",
-                "return_logprob",
-            )
+async def generate(call: HttpCall, body: GenerateBody) -> None:
+    """Continues each prompt. Raises RequestError."""
+    manager = call.manager
+    param = require_one_of(body, "text", "input_ids")
+    all_ids = await manager.encode(getattr(body, param), param)
+    count = len(all_ids)
+    samplings = _spread(body.sampling_params, count, "sampling_params")
+    wanted = _wanted_logprobs(body, count)
+    requests = []
+    for ids, sampling, logprobs in zip(all_ids, samplings, wanted, strict=True):
+        if sampling is None:
+            sampling = GenerateSampling(**manager.sampling_defaults)
+        request = new_request(manager, sampling, ids, param=param, names=_NAMES)
+        logprobs.apply(request, len(ids))
         requests.append(request)
-    await _NativeAnswer(exchange, body, requests).send()
+    await GenerateAnswer(call, body, requests=requests).send()
 
 
-# Which of two fields the client gave. Raises RequestError unless it is exactly one.
-def _one_of(body: Body, first: str, second: str) -> str:
-    given = [name for name in (first, second) if getattr(body, name) is not None]
-    if len(given) != 1:
-        code = "invalid_combination" if given else "missing_field"
-        raise refusal(code, f"exactly one of {first} and {second} is needed", first)
-    return given[0]
+async def abort_request(call: HttpCall, body: AbortBody) -> None:
+    """Aborts a request or all of them; always 200, however often it is asked. Raises
+    RequestError."""
+    if body.abort_all:
+        if not call.is_admin:
+            raise RequestError(
+                status=403, code="admin_key_required", message="abort_all needs the admin key"
+            )
+        count = call.manager.abort("")
+    elif body.rid:
+        count = call.manager.abort(body.rid)
+    else:
+        raise refusal("missing_field", "rid is required", "rid")
+    await call.answer({"aborting": count})
 
 
-# One value for each prompt. Raises RequestError on a list of another length.
 def _spread(value: Any, count: int, param: str) -> list[Any]:
+    """One value for each of `count` prompts. Raises RequestError on a list of another length."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -75,23 +65,66 @@ def _spread(value: Any, count: int, param: str) -> list[Any]:
     return value
 
 
-class _NativeAnswer(Answer):
-    """A stream repeats all text so far unless the client asked for pieces."""
+@dataclass(frozen=True, slots=True)
+class _WantedLogprobs:
+    """The three fields of one prompt; `for_any`: those of another one in the call are wanted."""
 
-    def __init__(self, exchange: Exchange, body: NativeBody, requests: list[Generate]) -> None:
-        super().__init__(
-            exchange, body, requests, body.rid if isinstance(body.rid, str) else new_id("")
-        )
-        if isinstance(body.rid, list):  # a name for each request
-            self.labels = dict(
-                zip(self.labels, _spread(body.rid, len(requests), "rid"), strict=True)
+    wanted: bool | None
+    start: int | None
+    top: int | None
+    for_any: bool
+
+    def apply(self, request: Generate, prompt_length: int) -> None:
+        """Raises RequestError."""
+        if not self.wanted:
+            self._check_unwanted()
+            return
+        start = -1 if self.start is None else self.start
+        if not -1 <= start <= prompt_length:
+            raise refusal(
+                "invalid_value",
+                f"logprob_start_len must be in [-1, {prompt_length}]",
+                "logprob_start_len",
             )
+        request.return_logprob = True
+        request.top_logprobs = self.top or 0
+        # The end of the prompt asks for no prompt logprobs, as -1 does.
+        request.logprob_start = -1 if start == prompt_length else start
+
+    def _check_unwanted(self) -> None:
+        asked = self.start not in (None, -1) or self.top
+        if asked and not self.for_any:
+            raise refusal(
+                "invalid_combination",
+                "logprob_start_len and top_logprobs_num need return_logprob",
+                "return_logprob",
+            )
+
+
+def _wanted_logprobs(body: GenerateBody, count: int) -> list[_WantedLogprobs]:
+    wanted = _spread(body.return_logprob, count, "return_logprob")
+    starts = _spread(body.logprob_start_len, count, "logprob_start_len")
+    tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
+    return [
+        _WantedLogprobs(wanted=wanted[i], start=starts[i], top=tops[i], for_any=any(wanted))
+        for i in range(count)
+    ]
+
+
+class GenerateAnswer(Answer):
+    """An object a choice; a single prompt with one choice is not put into a list. A stream repeats
+    all output so far unless the client asked for pieces."""
+
+    def __init__(self, call: HttpCall, body: GenerateBody, requests: list[Generate]) -> None:
+        name = body.rid if isinstance(body.rid, str) else new_id("")
+        super().__init__(call, body, requests=requests, name=name)
+        if isinstance(body.rid, list):  # a name for each request
+            names = _spread(body.rid, len(requests), "rid")
+            self.labels = dict(zip(self.labels, names, strict=True))
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, dict[str, Any]] = {}
-        prompts = body.input_ids if body.text is None else body.text
-        is_one = isinstance(prompts, str) or (prompts is not None and isinstance(prompts[0], int))
-        self._listed = not is_one or len(self.request_of) > 1
-        self._tokenizer = exchange.manager.tokenizer if body.return_text_in_logprobs else None
+        self._listed = _is_batch(body) or len(self.request_of) > 1
+        self._tokenizer = call.manager.tokenizer if body.return_text_in_logprobs else None
 
     def whole(self, deltas: list[TextDelta]) -> Any:
         results = [self._result(i, delta) for i, delta in enumerate(deltas)]
@@ -101,70 +134,38 @@ class _NativeAnswer(Answer):
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:
-                self._so_far[choice] = result = _appended(
-                    self._so_far.get(choice, _NOTHING), result
-                )
-            yield {**({"index": choice} if self._listed else {}), **result}
+                result = _appended(self._so_far.get(choice), result)
+                self._so_far[choice] = result
+            yield {"index": choice, **result} if self._listed else result
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
-        request, seconds = self.request_of[choice], time.perf_counter() - self.exchange.started
+        request = self.request_of[choice]
+        seconds = time.perf_counter() - self.call.started
         delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
         result = native_output(request, delta, seconds, self._tokenizer)
         result["meta_info"]["id"] = self.labels[request.rid]
-        return {**result, "warnings": self.exchange.warnings} if self.exchange.warnings else result
+        if self.call.warnings:
+            result["warnings"] = self.call.warnings
+        return result
 
 
-# Both as one result. An entry of logprobs is encoded when it comes, not in every event that repeats
-# it.
-def _appended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    before, meta = old["meta_info"], new["meta_info"]
-    for name in [name for name, value in meta.items() if isinstance(value, list)]:
-        meta[name] = [*before.get(name, ()), *(msgspec.Raw(to_json(entry)) for entry in meta[name])]
-    return {**new, **{name: old[name] + new[name] for name in ("text", "output_ids")}}
+def _is_batch(body: GenerateBody) -> bool:
+    """Whether the client gave a list of prompts, be it of one."""
+    if body.input_ids is not None:
+        return not isinstance(body.input_ids[0], int)
+    return isinstance(body.text, list)
 
 
-async def tokenize(exchange: Exchange, body: TokenizeBody) -> None:
-    """POST /tokenize: exactly the ids that the chat or the completions route would run."""
-    manager = exchange.manager
-    kind, foreign = (
-        _one_of(body, "prompt", "messages"),
-        ("add_generation_prompt", "chat_template_kwargs"),
-    )
-    for name in foreign if kind == "prompt" else ("add_special_tokens",):
-        if getattr(body, name) is not None:
-            raise refusal("invalid_combination", f"{name} does nothing with {kind}", name)
-    if body.messages is not None:
-        options = template_options(manager, body.chat_template_kwargs, None)
-        options["add_generation_prompt"] = body.add_generation_prompt is not False
-        lists = [await manager.encode_chat(template_messages(body.messages), **options)]
-    else:
-        lists = await manager.encode(
-            body.prompt or [], "prompt", body.add_special_tokens is not False
-        )
-    counts: list[Any] = [len(ids) for ids in lists]
-    listed = isinstance(body.prompt, list)
-    tokens, count = (lists, counts) if listed else (lists[0], counts[0])
-    await exchange.answer(
-        {"tokens": tokens, "count": count, "max_model_len": manager.limits.context_length}
-    )
-
-
-async def detokenize(exchange: Exchange, body: DetokenizeBody) -> None:
-    manager = exchange.manager
-    texts = await manager.decode(
-        await manager.encode(body.tokens, "tokens"), body.skip_special_tokens
-    )
-    await exchange.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
-
-
-async def abort_request(exchange: Exchange, body: AbortBody) -> None:
-    """POST /abort_request: always 200, however often it is asked."""
-    if body.abort_all:
-        if not exchange.is_admin:
-            raise RequestError(403, "admin_key_required", "abort_all needs the admin key")
-        count = exchange.manager.abort("")
-    elif body.rid:
-        count = exchange.manager.abort(body.rid)
-    else:
-        raise refusal("missing_field", "rid is required", "rid")
-    await exchange.answer({"aborting": count})
+def _appended(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """Both as one result. Entries of logprobs are encoded when they come, not in every event that
+    repeats them."""
+    meta = new["meta_info"]
+    for name, value in meta.items():
+        if isinstance(value, list):
+            meta[name] = [msgspec.Raw(to_json(entry)) for entry in value]
+            if old is not None:
+                meta[name] = old["meta_info"].get(name, []) + meta[name]
+    if old is not None:
+        new["text"] = old["text"] + new["text"]
+        new["output_ids"] = old["output_ids"] + new["output_ids"]
+    return new
