@@ -13,7 +13,8 @@ import pytest
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.executor import TPExecutor
 from radix_runtime.processes import DUMP_SIGNAL, start_process
-from radix_runtime.server.child import Heartbeats, Launch
+from radix_runtime.server.child import Launch
+from radix_runtime.server.heartbeat import Heartbeats
 from radix_runtime.server.supervisor import ChildProcess
 
 # A few of the modules that our processes import, as a downloaded folder may hold them.
@@ -47,7 +48,14 @@ def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None
     heartbeats = Heartbeats()
     args = ServerArgs(model_path="/no/such/model")
     child = ChildProcess(
-        Launch(role, args, str(trapped), b"token", os.getpid(), heartbeats.descriptor)
+        Launch(
+            role=role,
+            args=args,
+            directory=str(trapped),
+            token=b"token",
+            parent=os.getpid(),
+            heartbeat_fd=heartbeats.descriptor,
+        )
     )
     try:
         report = os.read(child.status, 1 << 16)
@@ -63,7 +71,11 @@ def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.M
         "radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module)
     )
     with pytest.raises((AttributeError, AssertionError)):  # there is no process behind it
-        TPExecutor(ServerArgs(tp_size=2, device="cpu"), None, lambda reason: None)  # type: ignore[arg-type]
+        TPExecutor(
+            args=ServerArgs(tp_size=2, device="cpu"),
+            config=None,  # type: ignore[arg-type]
+            on_death=lambda reason: None,
+        )
     assert started == ["radix_runtime.engine.worker"]
 
 
