@@ -20,7 +20,7 @@ pytestmark = [
 ]  # the first test may wait for the compiler
 
 PTX = "sm_80"
-HOPPER = "sm_90a"  # has kernels of its own, csrc/cuda
+HOPPER = "sm_90a"  # has kernels of its own, csrc/sm90
 PORTABLE = gpu_objects.kernels_of(warp=32)
 SMALL_BLOCKS = (
     gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS

@@ -1,8 +1,8 @@
 // Gated activations on the GPU. Bound by bytes: two reads and one write an element.
 #include "api/activation.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
-#include "gpu/rows.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/rows.h"
 
 namespace radix {
 namespace {

@@ -1,8 +1,8 @@
 // Joining two partial attentions of one query by their log-sum-exps: a warp a row. Bound by bytes.
 #include "api/merge_state.h"
 #include "common/tensor.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

@@ -8,10 +8,10 @@
 // so there is no barrier inside. Places are counted in Words.
 #include "api/all_reduce.h"
 #include "common/tensor.h"
-#include "gpu/all_reduce_plan.h"
-#include "gpu/launch.h"
-#include "gpu/peer.h"
-#include "gpu/peer_sum.h"
+#include "gpu/comm/all_reduce_plan.h"
+#include "gpu/comm/peer.h"
+#include "gpu/comm/peer_sum.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

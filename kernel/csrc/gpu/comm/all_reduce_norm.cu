@@ -3,12 +3,12 @@
 // all-reduce; what is saved is the other ops' launches and their passes over memory.
 #include "api/all_reduce.h"
 #include "common/tensor.h"
-#include "gpu/all_reduce_plan.h"
-#include "gpu/fp8.h"
-#include "gpu/launch.h"
-#include "gpu/peer.h"
-#include "gpu/peer_sum.h"
-#include "gpu/reduce.h"
+#include "gpu/comm/all_reduce_plan.h"
+#include "gpu/comm/peer.h"
+#include "gpu/comm/peer_sum.h"
+#include "gpu/device/fp8.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
 
 namespace radix {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "gpu/peer_group.h"
+#include "gpu/comm/peer_group.h"
 
 namespace radix::gpu {
 

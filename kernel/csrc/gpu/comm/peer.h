@@ -13,8 +13,8 @@
 // own number only, so ranks whose blocks start at different times cannot block each other.
 #pragma once
 
-#include "gpu/compat.h"
-#include "gpu/peer_group.h"
+#include "gpu/comm/peer_group.h"
+#include "gpu/device/compat.h"
 
 namespace radix::gpu {
 

@@ -1,10 +1,10 @@
 // Making and taking down a group of GPUs. Host code only.
-#include "gpu/peer_group.h"
+#include "gpu/comm/peer_group.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
 
 using namespace radix;
 using namespace radix::gpu;

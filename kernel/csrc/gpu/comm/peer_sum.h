@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "gpu/element.h"
-#include "gpu/peer.h"
+#include "gpu/comm/peer.h"
+#include "gpu/device/element.h"
 
 namespace radix::gpu {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "common/dtype.h"
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 #if !defined(__HIP__)
 #include <cuda_fp16.h>
 #endif

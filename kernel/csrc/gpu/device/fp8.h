@@ -1,7 +1,7 @@
 // float to e4m3 (OCP, "fn": no infinities, 448 is the largest).
 #pragma once
 
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 
 namespace radix::gpu {
 

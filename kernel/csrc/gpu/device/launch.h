@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/error.h"
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 #include "radix_kernels/types.h"
 
 namespace radix::gpu {

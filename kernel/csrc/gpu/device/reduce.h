@@ -1,7 +1,7 @@
 // Reductions over a block in one fixed order, so that the same input gives the same bits.
 #pragma once
 
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 
 namespace radix::gpu {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/tensor.h"
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 
 namespace radix::gpu {
 

@@ -2,8 +2,8 @@
 // by bytes.
 #include "api/kv_cache.h"
 #include "common/tensor.h"
-#include "gpu/float8.h"
-#include "gpu/launch.h"
+#include "gpu/device/float8.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

@@ -1,8 +1,8 @@
 // Storing latent tokens and joining full keys for MLA on the GPU. Bound by bytes.
 #include "api/mla_kv.h"
 #include "common/tensor.h"
-#include "gpu/float8.h"
-#include "gpu/launch.h"
+#include "gpu/device/float8.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

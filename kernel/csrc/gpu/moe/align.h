@@ -1,8 +1,8 @@
 // Sorting of (token, place) pairs by expert.
 #pragma once
 
-#include "gpu/launch.h"
-#include "gpu/reduce.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
 
 namespace radix::gpu {
 

@@ -6,11 +6,11 @@
 
 #include <climits>
 
-#include "gpu/element.h"
-#include "gpu/launch.h"
-#include "gpu/moe_align.h"
-#include "gpu/reduce.h"
-#include "gpu/rows.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
+#include "gpu/device/rows.h"
+#include "gpu/moe/align.h"
 
 namespace radix {
 namespace {

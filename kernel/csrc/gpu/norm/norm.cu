@@ -3,10 +3,10 @@
 // Short rows (up to 4 packs of 16 bytes a lane) belong to a warp, longer ones to a block; what is longer still, or
 // cannot be read 16 bytes at a time, is read twice, the second time from L1 or L2.
 #include "api/norm.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
-#include "gpu/reduce.h"
-#include "gpu/rows.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
+#include "gpu/device/rows.h"
 
 namespace radix {
 namespace {

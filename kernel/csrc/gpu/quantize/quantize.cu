@@ -1,10 +1,10 @@
 // Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element. A block keeps its row in
 // registers; longer rows are read a second time, from L1 or L2.
 #include "api/quantize.h"
-#include "gpu/float8.h"
-#include "gpu/launch.h"
-#include "gpu/reduce.h"
-#include "gpu/rows.h"
+#include "gpu/device/float8.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
+#include "gpu/device/rows.h"
 
 namespace radix {
 namespace {

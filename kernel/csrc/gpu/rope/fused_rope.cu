@@ -4,8 +4,8 @@
 // units in registers; a unit is two packs of N elements: the partners of a rotation, or what lies beyond it.
 #include "api/fused_rope.h"
 #include "common/tensor.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

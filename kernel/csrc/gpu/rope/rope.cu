@@ -1,8 +1,8 @@
 // RoPE on the GPU. Bound by bytes: a thread rotates N pairs with 16-byte accesses where shapes and addresses allow.
 #include "api/rope.h"
 #include "common/tensor.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

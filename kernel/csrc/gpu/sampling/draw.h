@@ -4,7 +4,7 @@
 #include <cfloat>
 
 #include "common/philox.h"
-#include "gpu/logits.h"
+#include "gpu/sampling/logits.h"
 
 namespace radix::gpu {
 

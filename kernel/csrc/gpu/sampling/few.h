@@ -2,7 +2,7 @@
 // block runs it once and waits for its instructions longer than for its data.
 #pragma once
 
-#include "gpu/select.h"
+#include "gpu/sampling/select.h"
 
 namespace radix::gpu {
 

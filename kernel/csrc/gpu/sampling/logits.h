@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/tensor.h"
-#include "gpu/element.h"
+#include "gpu/device/element.h"
 
 namespace radix::gpu {
 

@@ -1,8 +1,8 @@
 // Penalties as an op of their own, in place, and the counts that they are made of. A draw applies the same penalties on
 // its way (logits.h).
 #include "api/sampling.h"
-#include "gpu/launch.h"
-#include "gpu/logits.h"
+#include "gpu/device/launch.h"
+#include "gpu/sampling/logits.h"
 
 namespace radix {
 namespace {

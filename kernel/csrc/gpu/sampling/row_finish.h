@@ -1,7 +1,7 @@
 // What the scan left becomes a token and its log-probabilities: a block a row.
 #pragma once
 
-#include "gpu/scores.h"
+#include "gpu/sampling/scores.h"
 
 namespace radix::gpu {
 

@@ -6,9 +6,9 @@
 // and, for log-probabilities, largest and mass of each group of the logits as they were given.
 #pragma once
 
-#include "gpu/draw.h"
-#include "gpu/launch.h"
-#include "gpu/reduce.h"
+#include "gpu/device/launch.h"
+#include "gpu/device/reduce.h"
+#include "gpu/sampling/draw.h"
 
 namespace radix::gpu {
 

@@ -1,8 +1,8 @@
 // Sampling and log-probabilities on the GPU: a scan of all logits by many blocks a row, then a block a row that
 // decides.
 #include "api/sampling.h"
-#include "gpu/row_finish.h"
-#include "gpu/sampling_run.h"
+#include "gpu/sampling/row_finish.h"
+#include "gpu/sampling/sampling_run.h"
 
 namespace radix {
 namespace {

@@ -1,7 +1,7 @@
 // The host side that sampling.cu and sampling_shards.cu share: tensors into device structs, and the scan's launch.
 #pragma once
 
-#include "gpu/row_scan.h"
+#include "gpu/sampling/row_scan.h"
 
 namespace radix::gpu {
 

@@ -1,8 +1,8 @@
 // Sampling from shards of the vocabulary: the scan of sampling.cu and a block a row that lists the shard's first ids;
 // later a block a row that draws from the lists of all shards.
 #include "api/sampling_shards.h"
-#include "gpu/row_finish.h"
-#include "gpu/sampling_run.h"
+#include "gpu/sampling/row_finish.h"
+#include "gpu/sampling/sampling_run.h"
 
 namespace radix {
 namespace {

@@ -1,8 +1,8 @@
 // The best score of a row: over the parts that the scan has left, or over some of the row's groups and ids.
 #pragma once
 
-#include "gpu/few.h"
-#include "gpu/row_scan.h"
+#include "gpu/sampling/few.h"
+#include "gpu/sampling/row_scan.h"
 
 namespace radix::gpu {
 

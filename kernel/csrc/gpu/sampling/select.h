@@ -7,8 +7,8 @@
 // histograms of words (value, id) needs: twice, or four times when many values are equal.
 #pragma once
 
-#include "gpu/draw.h"
-#include "gpu/reduce.h"
+#include "gpu/device/reduce.h"
+#include "gpu/sampling/draw.h"
 
 namespace radix::gpu {
 

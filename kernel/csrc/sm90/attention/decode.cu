@@ -1,5 +1,5 @@
-// Paged decode, the host side: what it serves, its space, its launches. See decode.h.
-#include "cuda/attention/decode.h"
+// Paged decode, the host side: what it serves, its space, its launches. See decode.cuh.
+#include "sm90/attention/decode.cuh"
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ int tile_rows(const Shape& s) {
   return s.max_seqlen_q * s.group() > 16 && s.head_dim <= 128 ? 32 : 16;
 }
 
-// As decode_kernel.h rounds it: FP8 values take at least 128 dimensions.
+// As decode_kernel.cuh rounds it: FP8 values take at least 128 dimensions.
 int vec_dim(const Shape& s) {
   return s.head_dim <= 128 ? 128 : 256;
 }

@@ -14,8 +14,8 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.h"
-#include "cuda/hopper/pdl.h"
+#include "sm90/attention/attention.cuh"
+#include "sm90/common/pdl.cuh"
 
 namespace radix::attention::decode {
 

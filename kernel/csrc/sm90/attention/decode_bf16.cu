@@ -1,5 +1,5 @@
 // Paged decode of bf16 queries over a bf16 cache.
-#include "cuda/attention/decode_kernel.h"
+#include "sm90/attention/decode_kernel.cuh"
 
 namespace radix::attention::decode {
 

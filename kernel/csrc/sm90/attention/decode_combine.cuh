@@ -1,7 +1,7 @@
 // The second kernel of decode: joins the nodes of rows that several blocks worked on.
 #pragma once
 
-#include "cuda/attention/decode_state.h"
+#include "sm90/attention/decode_state.cuh"
 
 namespace radix::attention::decode {
 
@@ -98,7 +98,7 @@ template <class T, class L>
 __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char shared[];
   const int kv_head = blockIdx.x, piece = blockIdx.y, border = blockIdx.z + 1;
-  hopper::pdl_trigger();
+  sm90::pdl_trigger();
   const Plan plan = make_plan<L::kThreads>(a, L::kRows, reinterpret_cast<int*>(shared));
   const int x = plan.start(border, a.groups);
   int row = 0;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_co
   }
   if (!needed) {
     // When this grid has ended, the one before must have ended too: one block waits in any case.
-    if (kv_head == 0 && piece == 0 && border == 1) hopper::pdl_wait();
+    if (kv_head == 0 && piece == 0 && border == 1) sm90::pdl_wait();
     return;
   }
 
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_co
       count = n + 1;
     }
   even = even && !walk.more();
-  hopper::pdl_wait();
+  sm90::pdl_wait();
   if (even) {
     Piece nodes[kMost];
 #pragma unroll
@@ -171,8 +171,8 @@ void launch_combine(const char* op, const Args& a, rk_stream stream) {
                                       cudaSharedmemCarveoutMaxShared),
                  op);
   const int shared = kPlanBytes + NodeStack<L>::bytes(a.levels);
-  hopper::launch_dependent(op, a.p.device, stream, combine_kernel<T, L>,
-                           {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);
+  sm90::launch_dependent(op, a.p.device, stream, combine_kernel<T, L>,
+                         {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);
 }
 
 }  // namespace radix::attention::decode

@@ -1,5 +1,5 @@
 // Paged decode of f16 queries over a f16 cache.
-#include "cuda/attention/decode_kernel.h"
+#include "sm90/attention/decode_kernel.cuh"
 
 namespace radix::attention::decode {
 

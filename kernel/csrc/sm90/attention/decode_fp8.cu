@@ -1,5 +1,5 @@
 // Paged decode over an e4m3 cache.
-#include "cuda/attention/decode_kernel.h"
+#include "sm90/attention/decode_kernel.cuh"
 
 namespace radix::attention::decode {
 

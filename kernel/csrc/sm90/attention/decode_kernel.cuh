@@ -11,11 +11,11 @@
 
 #include <type_traits>
 
-#include "cuda/attention/decode.h"
-#include "cuda/attention/decode_combine.h"
-#include "cuda/attention/decode_loader.h"
-#include "cuda/attention/decode_mma.h"
-#include "cuda/attention/decode_softmax.h"
+#include "sm90/attention/decode.cuh"
+#include "sm90/attention/decode_combine.cuh"
+#include "sm90/attention/decode_loader.cuh"
+#include "sm90/attention/decode_mma.cuh"
+#include "sm90/attention/decode_softmax.cuh"
 
 namespace radix::attention::decode {
 
@@ -286,9 +286,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   float* buffer = reinterpret_cast<float*>(shared + C::kRingBytes);
   float2* top = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
   char* after_top = shared + C::kRingBytes + C::kJoinBytes + C::kTopBytes;
-  hopper::pdl_wait();
+  sm90::pdl_wait();
   const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(after_top));
-  hopper::pdl_trigger();
+  sm90::pdl_trigger();
   const int x_end = plan.start(group + 1, a.groups);
   int x = plan.start(group, a.groups);
   if (x >= x_end) return;
@@ -358,8 +358,8 @@ template <class C>
 void launch_config(const Args& a, rk_stream stream) {
   const char* op = "flash_attn_with_kvcache";
   const unsigned heads = a.p.kv_heads;
-  hopper::launch_dependent(op, a.p.device, stream, decode_kernel<C>,
-                           {dim3(a.groups * heads), C::kThreads, C::kSharedBytes}, a);
+  sm90::launch_dependent(op, a.p.device, stream, decode_kernel<C>,
+                         {dim3(a.groups * heads), C::kThreads, C::kSharedBytes}, a);
   launch_combine<typename C::Q, typename C::L>(op, a, stream);
 }
 

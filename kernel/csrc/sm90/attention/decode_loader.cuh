@@ -1,8 +1,8 @@
 // The copies of decode: what a warp asks for, how far ahead, and where it lies in shared memory.
 #pragma once
 
-#include "cuda/attention/decode.h"
-#include "cuda/attention/decode_mma.h"
+#include "sm90/attention/decode.cuh"
+#include "sm90/attention/decode_mma.cuh"
 
 namespace radix::attention::decode {
 

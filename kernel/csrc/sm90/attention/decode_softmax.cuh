@@ -4,7 +4,7 @@
 // and [2, 3] = the same of row g + 8.
 #pragma once
 
-#include "cuda/attention/decode_state.h"
+#include "sm90/attention/decode_state.cuh"
 
 namespace radix::attention::decode {
 

@@ -5,7 +5,7 @@
 // the one that reads it.
 #pragma once
 
-#include "cuda/attention/decode.h"
+#include "sm90/attention/decode.cuh"
 
 namespace radix::attention::decode {
 

@@ -1,5 +1,5 @@
 // The host side of prefill: what it serves, and the numbers that its kernels want.
-#include "cuda/attention/prefill.h"
+#include "sm90/attention/prefill.cuh"
 
 #include <algorithm>
 

@@ -2,10 +2,10 @@
 //
 // A tile is a few query tokens of one row with all query heads of one KV head: kBlockM packed rows, a token's heads one
 // below the other, so that keys and values are read once for the group and short chunks still fill the tile. A block
-// stays on its SM and works through tiles, the longest first (prefill_schedule.h).
+// stays on its SM and works through tiles, the longest first (prefill_schedule.cuh).
 #pragma once
 
-#include "cuda/attention/attention.h"
+#include "sm90/attention/attention.cuh"
 
 namespace radix::attention::prefill {
 

@@ -1,5 +1,5 @@
 // Prefill kernels over bf16.
-#include "cuda/attention/prefill_launch.h"
+#include "sm90/attention/prefill_launch.cuh"
 
 namespace radix::attention::prefill {
 

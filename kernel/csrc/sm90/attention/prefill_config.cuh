@@ -3,12 +3,12 @@
 
 #include <type_traits>
 
-#include "cuda/attention/prefill_schedule.h"
-#include "cuda/hopper/wgmma_registers.h"
+#include "sm90/attention/prefill_schedule.cuh"
+#include "sm90/common/wgmma_registers.cuh"
 
 namespace radix::attention::prefill {
 
-using namespace hopper;
+using namespace sm90;
 
 // kDim: columns of queries and keys, kVDim: of values, the head dimensions rounded up to rows of 128 bytes. kConsumers:
 // warpgroups of 64 rows. kCluster: blocks that work on neighbouring tiles of one head; each copies its share of the

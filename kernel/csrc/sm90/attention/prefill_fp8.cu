@@ -1,5 +1,5 @@
 // Prefill kernels over e4m3; out is bf16 or f16.
-#include "cuda/attention/prefill_launch.h"
+#include "sm90/attention/prefill_launch.cuh"
 
 namespace radix::attention::prefill {
 

@@ -2,8 +2,8 @@
 // values row by row with cp.async, to where a tensor map would have put them.
 #pragma once
 
-#include "cuda/attention/prefill_schedule.h"
-#include "cuda/hopper/mbarrier.h"
+#include "sm90/attention/prefill_schedule.cuh"
+#include "sm90/common/mbarrier.cuh"
 
 namespace radix::attention::prefill {
 
@@ -80,20 +80,20 @@ class Gatherer {
 
   template <int kBytes>
   __device__ void copy(const Source& source, int n, const Pages& pages, char (&stages)[C::kStages][kBytes],
-                       uint64_t* full, uint64_t* empty, hopper::Ring<C::kStages>& ring) {
+                       uint64_t* full, uint64_t* empty, sm90::Ring<C::kStages>& ring) {
     const int token = n * C::kBlockN + first_, valid = kv_len_ - token;
     uint32_t begins[kPlaces];  // of this lane's rows, in units of 16 bytes
 #pragma unroll
     for (int i = 0; i < kPlaces; i++)
       begins[i] = (pages.at[i] * source.page + slot_of(token + row_of(i)) * source.token) / kPiece;
     const char* data = static_cast<const char*>(source.data) + kv_head_ * source.head * int{sizeof(T)} + lane_ % 8 * 16;
-    hopper::barrier_wait(&empty[ring.index], ring.parity ^ 1);
+    sm90::barrier_wait(&empty[ring.index], ring.parity ^ 1);
     if (valid >= kRows && source.dim * int{sizeof(T)} * C::kBlockN == kBytes) {
-      copy_rows<kBytes, false>(data, begins, valid, source.dim, hopper::shared_address(stages[ring.index]));
+      copy_rows<kBytes, false>(data, begins, valid, source.dim, sm90::shared_address(stages[ring.index]));
     } else {
-      copy_rows<kBytes, true>(data, begins, valid, source.dim, hopper::shared_address(stages[ring.index]));
+      copy_rows<kBytes, true>(data, begins, valid, source.dim, sm90::shared_address(stages[ring.index]));
     }
-    hopper::copy_async_arrive(&full[ring.index]);
+    sm90::copy_async_arrive(&full[ring.index]);
     ring.next();
   }
 
@@ -127,7 +127,7 @@ class Gatherer {
   int first_, lane_;  // row of a block
   int begin_, kv_len_, kv_head_;
   const int32_t* table_;
-  hopper::Ring<C::kStages> k_at_, v_at_;
+  sm90::Ring<C::kStages> k_at_, v_at_;
 };
 
 }  // namespace radix::attention::prefill

@@ -13,9 +13,9 @@
 // the warp, and builds the products' descriptors in uniform registers.
 #pragma once
 
-#include "cuda/attention/prefill_producer.h"
-#include "cuda/attention/prefill_softmax.h"
-#include "cuda/hopper/registers.h"
+#include "sm90/attention/prefill_producer.cuh"
+#include "sm90/attention/prefill_softmax.cuh"
+#include "sm90/common/registers.cuh"
 
 namespace radix::attention::prefill {
 
@@ -343,7 +343,7 @@ class Consumer {
     }
   }
 
-  // Of 16 columns a lane has four neighbours (prefill_transpose.h). Lanes 0 and 1, 2 and 3 share 32 columns out: the
+  // Of 16 columns a lane has four neighbours (prefill_transpose.cuh). Lanes 0 and 1, 2 and 3 share 32 columns out: the
   // even one gets 8 of the first 16.
   template <class Out>
   __device__ void store_turned_row(uint16_t* out, bool there, const float (&o)[C::kVDim / 2], int r) {

@@ -5,7 +5,7 @@
 #include <climits>
 #include <numeric>
 
-#include "cuda/attention/prefill_kernel.h"
+#include "sm90/attention/prefill_kernel.cuh"
 
 namespace radix::attention::prefill {
 

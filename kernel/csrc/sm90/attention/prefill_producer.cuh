@@ -1,12 +1,12 @@
 // The producer of prefill: deals the tiles, and brings queries, keys and values to shared memory.
 #pragma once
 
-#include "cuda/attention/prefill_config.h"
-#include "cuda/attention/prefill_gather.h"
-#include "cuda/attention/prefill_transpose.h"
-#include "cuda/hopper/cluster.h"
-#include "cuda/hopper/pdl.h"
-#include "cuda/hopper/tma.h"
+#include "sm90/attention/prefill_config.cuh"
+#include "sm90/attention/prefill_gather.cuh"
+#include "sm90/attention/prefill_transpose.cuh"
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/tma.cuh"
 
 namespace radix::attention::prefill {
 

@@ -8,7 +8,7 @@
 
 #include <climits>
 
-#include "cuda/attention/prefill.h"
+#include "sm90/attention/prefill.cuh"
 
 namespace radix::attention::prefill {
 

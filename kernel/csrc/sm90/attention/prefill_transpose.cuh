@@ -8,8 +8,8 @@
 //   dimensions  within 16: 0 2 .. 14  1 3 .. 15. A thread's four outputs of a row are neighbours.
 #pragma once
 
-#include "cuda/attention/prefill_config.h"
-#include "cuda/hopper/cluster.h"
+#include "sm90/attention/prefill_config.cuh"
+#include "sm90/common/cluster.cuh"
 
 namespace radix::attention::prefill {
 

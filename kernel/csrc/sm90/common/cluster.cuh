@@ -1,9 +1,9 @@
 // Blocks of one cluster: their barrier, and reads of each other's shared memory.
 #pragma once
 
-#include "cuda/hopper/mbarrier.h"
+#include "sm90/common/mbarrier.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 __device__ inline int cluster_rank() {
   int rank;
@@ -86,4 +86,4 @@ __device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) 
         : "memory");
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

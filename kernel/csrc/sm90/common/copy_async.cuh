@@ -1,9 +1,9 @@
 // Copies of 16 bytes from device to shared memory by each thread for itself (cp.async), past L1.
 #pragma once
 
-#include "cuda/hopper/mbarrier.h"
+#include "sm90/common/mbarrier.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 // Zeros where `there` is false; nothing is read then.
 __device__ inline void copy_async_16(uint32_t shared, const void* from, bool there) {
@@ -19,4 +19,4 @@ __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

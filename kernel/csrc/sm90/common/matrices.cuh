@@ -1,9 +1,9 @@
 // 8 x 8 matrices of 16-bit elements between registers and shared memory.
 #pragma once
 
-#include "cuda/hopper/mbarrier.h"
+#include "sm90/common/mbarrier.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 // Four matrices whose rows begin at the addresses that lanes 8 i .. 8 i + 7 give; a lane 4 g + t gets row g, columns 2
 // t,
@@ -33,4 +33,4 @@ __device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b, uin
                : "memory");
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

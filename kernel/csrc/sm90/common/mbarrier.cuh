@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -127,4 +127,4 @@ __device__ inline void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

@@ -5,9 +5,9 @@
 // blocks take their places; its own pdl_wait() still waits for this whole grid.
 #pragma once
 
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 __device__ inline void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -19,4 +19,4 @@ __device__ inline void pdl_trigger() {
 using gpu::launch_dependent;
 using gpu::LaunchShape;
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

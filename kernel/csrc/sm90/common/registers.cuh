@@ -6,7 +6,7 @@
 // them back waits until those they were for have them.
 #pragma once
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 template <int kRegisters>
 __device__ inline void give_registers() {
@@ -17,4 +17,4 @@ __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

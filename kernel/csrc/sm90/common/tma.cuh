@@ -9,10 +9,10 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "cuda/hopper/mbarrier.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
+#include "sm90/common/mbarrier.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 using TensorMap = CUtensorMap;
 
@@ -150,4 +150,4 @@ __device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

@@ -5,9 +5,9 @@
 // Operands lie K-major in the 128-byte swizzle that TMA writes: rows of 128 bytes, atoms of 8 rows, 1024-byte aligned.
 #pragma once
 
-#include "cuda/hopper/mbarrier.h"
+#include "sm90/common/mbarrier.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 // Describes an operand that begins at `p` (a row of 128 bytes a step of 1; K advances by 32 bytes within the row).
 __device__ inline uint64_t swizzled_operand(const void* p) {
@@ -125,4 +125,4 @@ RK_WGMMA(256, 128, 128, 129, 130)
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

@@ -1,5 +1,5 @@
 // Warpgroup products whose A lies in registers: d[64, N] += a[64, K] * b with K of 32 bytes. B is K-major as in
-// wgmma.h, or, 16-bit operands only, runs along its columns: b[16, N]. The second product of attention: a =
+// wgmma.cuh, or, 16-bit operands only, runs along its columns: b[16, N]. The second product of attention: a =
 // probabilities, b = values, one row of shared memory a token.
 //
 // A: thread 4 g + t of warp w holds a[0] row g, columns 2 t, + 1; a[1] row g + 8; a[2], a[3] the same 8 columns further
@@ -8,9 +8,9 @@
 // further on. Registers of a pending product must not be written.
 #pragma once
 
-#include "cuda/hopper/wgmma.h"
+#include "sm90/common/wgmma.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 // Describes such a B: rows (one a step of k) of 128 bytes in the 128-byte swizzle, 64 columns a block; `block_bytes`
 // from one block of 64 columns to the next. 16 rows further on is 2,048 bytes.
@@ -32,7 +32,7 @@ __device__ inline uint64_t advanced(uint64_t operand, int bytes) {
                : RK_O##count(d)                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 
-// d = a * b, or d += with accumulate. kTransposed: B as above, else as in wgmma.h. a: four registers.
+// d = a * b, or d += with accumulate. kTransposed: B as above, else as in wgmma.cuh. a: four registers.
 template <Operand kType, int kColumns, bool kTransposed = true>
 struct WgmmaRegisters;
 #define RK_WGMMA(columns, count, a0, a1, a2, a3, b_, p_)                                           \
@@ -64,4 +64,4 @@ RK_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

@@ -1,11 +1,11 @@
 // Warpgroup products of 16-bit operands in shared memory, one of which does not run along k: d[64, N] += a b with
-// a [64, 16] and b [16, N]. The operand that runs along rows or columns (transposed_operand of wgmma_registers.h) has a
-// row of 128 bytes for each of its k; the other one is K-major as in wgmma.h.
+// a [64, 16] and b [16, N]. The operand that runs along rows or columns (transposed_operand of wgmma_registers.cuh) has
+// a row of 128 bytes for each of its k; the other one is K-major as in wgmma.cuh.
 #pragma once
 
-#include "cuda/hopper/wgmma_registers.h"
+#include "sm90/common/wgmma_registers.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 enum class Turned { a, b };
 
@@ -35,4 +35,4 @@ RK_WGMMA(128, 64, 64, 65, b, "0, 1")
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

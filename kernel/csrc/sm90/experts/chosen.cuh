@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/experts/launch.h"
+#include "sm90/experts/launch.cuh"
 
 namespace radix::experts {
 

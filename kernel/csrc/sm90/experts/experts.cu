@@ -1,8 +1,8 @@
 // The family's entries: from checked tensors to one Problem, and the path by its number of pairs.
 #include "api/experts.h"
 
-#include "cuda/experts/wide.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
+#include "sm90/experts/wide.cuh"
 
 namespace radix {
 namespace experts {

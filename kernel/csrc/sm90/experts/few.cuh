@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/experts/few_kernel.h"
+#include "sm90/experts/few_kernel.cuh"
 
 namespace radix::experts {
 
@@ -12,10 +12,10 @@ constexpr int kUpDepth = 4, kDownDepth = 8;
 
 // launch_dependent() asks for what exceeds 48 KiB of dynamic memory; these declare some of their own beside it.
 template <class Kernel>
-void launch(const Problem& q, Kernel kernel, const hopper::LaunchShape& shape, const FewParams& p) {
+void launch(const Problem& q, Kernel kernel, const sm90::LaunchShape& shape, const FewParams& p) {
   const gpu::DeviceScope scope(q.device);
   gpu::check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), kOp);
-  hopper::launch_dependent(kOp, q.device, q.stream, kernel, shape, p);
+  sm90::launch_dependent(kOp, q.device, q.stream, kernel, shape, p);
 }
 
 template <class T, class W, int kHalves>
@@ -33,7 +33,7 @@ void launch_few(const Problem& q) {
   p.scales = scales_of(q, q.w1_scale, 2 * q.inter, q.hidden);
   p.out = q.workspace;
   p.out_step = q.inter;
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(std::min(blocks, std::min(q.pairs(), q.experts) * ((q.inter + 7) / 8)));
   shape.threads = kFewThreads;
   shape.shared_bytes = UnitRing<2, kUpDepth>::kBytes;

@@ -1,4 +1,4 @@
-#include "cuda/experts/few.h"
+#include "sm90/experts/few.cuh"
 
 namespace radix::experts {
 

@@ -11,13 +11,13 @@
 // Lane 4 g + t reads byte 16 t of row g (the weight: the mma's columns) and of tokens g, g + 8 (the mma's rows, from
 // L1).
 //
-// The second launch starts while the first runs (pdl.h): it finds the experts and fills its rings before it waits.
+// The second launch starts while the first runs (pdl.cuh): it finds the experts and fills its rings before it waits.
 #pragma once
 
-#include "cuda/experts/chosen.h"
-#include "cuda/experts/few_units.h"
-#include "cuda/hopper/pdl.h"
-#include "gpu/element.h"
+#include "gpu/device/element.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/experts/chosen.cuh"
+#include "sm90/experts/few_units.cuh"
 
 namespace radix::experts {
 
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) few_up_kernel(const __grid_con
   __shared__ Parts<2, kHalves> parts;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   chosen.clear();
-  hopper::pdl_wait();
-  hopper::pdl_trigger();  // after the wait: what came before this kernel has ended when the next one starts
+  sm90::pdl_wait();
+  sm90::pdl_trigger();  // after the wait: what came before this kernel has ended when the next one starts
   chosen.find(p.routing);
 
   const int groups = (p.n + 7) / 8;
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) few_down_kernel(const __grid_c
     ring.next();
   };
   for (int i = 0; i < kDepth; i++) fetch();
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
 
   const auto load = [&](const Place& place) {
     const int at = place.unit * kUnitBytes + t * 16;

@@ -1,9 +1,9 @@
 // The units of the path for few tokens: 128 bytes of 8 weight rows, their ring in shared memory, and their products.
 #pragma once
 
-#include "cuda/experts/chosen.h"
-#include "cuda/experts/e4m3.h"
-#include "cuda/hopper/copy_async.h"
+#include "sm90/common/copy_async.cuh"
+#include "sm90/experts/chosen.cuh"
+#include "sm90/experts/e4m3.cuh"
 
 namespace radix::experts {
 
@@ -19,7 +19,7 @@ class UnitRing {
   __device__ explicit UnitRing(uint4* memory) : mine_(memory + threadIdx.x / 32 * kDepth * kUnit + threadIdx.x % 32) {}
 
   // The oldest unit; wait for it first.
-  __device__ void wait() const { hopper::copy_async_wait<kDepth - 1>(); }
+  __device__ void wait() const { sm90::copy_async_wait<kDepth - 1>(); }
   // This lane's 16 bytes of a half of it.
   struct Unit {
     uint4 at[2];
@@ -30,10 +30,10 @@ class UnitRing {
   }
   // Copies a unit over the oldest one, whose place the ring then leaves.
   __device__ void copy(int group, int half, const char* from, bool there) const {
-    hopper::copy_async_16(hopper::shared_address(mine_ + ((stage_ * kGroups + group) * 2 + half) * 32), from, there);
+    sm90::copy_async_16(sm90::shared_address(mine_ + ((stage_ * kGroups + group) * 2 + half) * 32), from, there);
   }
   __device__ void next() {
-    hopper::copy_async_commit();
+    sm90::copy_async_commit();
     if (++stage_ == kDepth) stage_ = 0;
   }
 

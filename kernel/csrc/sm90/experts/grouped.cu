@@ -1,10 +1,10 @@
 // The entries of the grouped products, and what a launch ahead of them prepares: where each group's rows are, and x's
 // scales by chunks of k.
-#include "cuda/experts/grouped.h"
+#include "sm90/experts/grouped.cuh"
 
 #include "api/experts.h"
-#include "cuda/experts/wide.h"
-#include "cuda/hopper/pdl.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/experts/wide.cuh"
 
 namespace radix {
 namespace experts {
@@ -38,8 +38,8 @@ __device__ void find_groups(const Preparation& p) {
 // Block 0 finds the groups, the others transpose scales, kTile rows at a time.
 __global__ void __launch_bounds__(kThreads) prepare_kernel(Preparation p) {
   __shared__ float tile[kTile][kTile + 1];
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   if (p.indices && blockIdx.x == 0) return find_groups(p);
   const int first_block = p.indices ? 1 : 0, lane = threadIdx.x % kTile, warp = threadIdx.x / kTile;
   if (!p.scales) return;
@@ -158,10 +158,10 @@ void m_grouped_gemm(const rk_m_grouped_gemm_args& args, rk_stream stream) {
     p.step = g.scale_step;
   }
   if (!masked || fp8) {
-    hopper::LaunchShape shape;
+    sm90::LaunchShape shape;
     shape.grid = dim3(gpu::blocks_for(fp8 ? g.rows : 1, kTile, 4 * multiprocessors(x.device)) + (masked ? 0 : 1));
     shape.threads = kThreads;
-    hopper::launch_dependent(g.q.op, x.device, stream, prepare_kernel, shape, p);
+    sm90::launch_dependent(g.q.op, x.device, stream, prepare_kernel, shape, p);
   }
   fp8 ? grouped_fp8(g) : g.q.type == DType::bf16 ? grouped_bf16(g) : grouped_f16(g);
 }

@@ -1,7 +1,7 @@
 // Grouped products: rows of x by the weight of their group. The kernel for sorted pairs without what stands around it.
 #pragma once
 
-#include "cuda/experts/many.h"
+#include "sm90/experts/many.cuh"
 
 namespace radix::experts {
 
@@ -34,7 +34,7 @@ void launch_grouped(const Grouped& g) {
   p.scales = {g.w_scale, int64_t{(g.n + 127) / 128} * blocks, blocks, 1, blocks - 1};
   p.out = g.out;
   p.out_step = g.out_step;
-  hopper::TensorMap scales = {};
+  sm90::TensorMap scales = {};
   if (kFormat == Format::fp8) scales = scales_map(g.x_scale, blocks, g.scale_step, Tile::kScaleBox);
   launch_product<T, Tile>(g.q, p,
                           rows_map(g.q, g.weight, g.k, int64_t{g.k} * kItem, int64_t{g.groups} * g.n, kTileRows, kItem),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/tensor.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
 #include "radix_kernels/types.h"
 
 namespace radix::experts {

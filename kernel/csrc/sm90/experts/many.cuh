@@ -1,52 +1,52 @@
 // Launches of the path for sorted pairs.
 #pragma once
 
-#include "cuda/experts/many_kernel.h"
-#include "cuda/experts/order.h"
+#include "sm90/experts/many_kernel.cuh"
+#include "sm90/experts/order.cuh"
 
 namespace radix::experts {
 
-inline hopper::TensorMap matrix_map(const Problem& q, const void* data, const hopper::TileShape& shape, int item) {
+inline sm90::TensorMap matrix_map(const Problem& q, const void* data, const sm90::TileShape& shape, int item) {
   const auto type = item == 1               ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                     : q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return hopper::make_tensor_map(data, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+  return sm90::make_tensor_map(data, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // Rows of k elements of `item` bytes, `step` bytes apart: boxes of `box` rows.
-inline hopper::TensorMap rows_map(const Problem& q, const void* data, int k, int64_t step, int64_t rows, int box,
-                                  int item) {
-  const hopper::TileShape shape = {
-      2, {uint64_t(k), uint64_t(rows)}, {hopper::map_stride(step, rows)}, {uint32_t(128 / item), uint32_t(box)}};
+inline sm90::TensorMap rows_map(const Problem& q, const void* data, int k, int64_t step, int64_t rows, int box,
+                                int item) {
+  const sm90::TileShape shape = {
+      2, {uint64_t(k), uint64_t(rows)}, {sm90::map_stride(step, rows)}, {uint32_t(128 / item), uint32_t(box)}};
   return matrix_map(q, data, shape, item);
 }
 
 // w1 as [hidden, 8, gate or up, units of 8 rows]: a box alternates between 8 gate rows and 8 up rows. The units run
 // through all experts; at an expert's end a box may take rows of what follows, whose results nobody stores.
-inline hopper::TensorMap gated_map(const Problem& q, int item) {
+inline sm90::TensorMap gated_map(const Problem& q, int item) {
   const uint64_t row = uint64_t(q.hidden) * item, units = uint64_t(q.inter) / 8;
-  const hopper::TileShape shape = {4,
-                                   {uint64_t(q.hidden), 8, 2, units * (2 * q.experts - 1)},
-                                   {row, row * q.inter, 8 * row},
-                                   {uint32_t(128 / item), 8, 2, kTileRows / 16}};
+  const sm90::TileShape shape = {4,
+                                 {uint64_t(q.hidden), 8, 2, units * (2 * q.experts - 1)},
+                                 {row, row * q.inter, 8 * row},
+                                 {uint32_t(128 / item), 8, 2, kTileRows / 16}};
   return matrix_map(q, q.w1, shape, item);
 }
 
 // The scales of x's rows [chunks, step]: a box for the pairs of a tile.
-inline hopper::TensorMap scales_map(const float* data, int chunks, int step, int box) {
-  const hopper::TileShape shape = {2, {uint64_t(step), uint64_t(chunks)}, {uint64_t(step) * 4}, {uint32_t(box), 1}};
-  return hopper::make_tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, shape, CU_TENSOR_MAP_SWIZZLE_NONE);
+inline sm90::TensorMap scales_map(const float* data, int chunks, int step, int box) {
+  const sm90::TileShape shape = {2, {uint64_t(step), uint64_t(chunks)}, {uint64_t(step) * 4}, {uint32_t(box), 1}};
+  return sm90::make_tensor_map(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, shape, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 template <class T, class Tile>
-void launch_product(const Problem& q, const ManyParams& p, const hopper::TensorMap& weight, const hopper::TensorMap& x,
-                    const hopper::TensorMap& scales) {
-  hopper::LaunchShape shape;
+void launch_product(const Problem& q, const ManyParams& p, const sm90::TensorMap& weight, const sm90::TensorMap& x,
+                    const sm90::TensorMap& scales) {
+  sm90::LaunchShape shape;
   shape.grid = dim3(multiprocessors(q.device) / Tile::kCluster * Tile::kCluster);
   shape.threads = kManyThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = Tile::kCluster;
-  hopper::launch_dependent(q.op, q.device, q.stream, many_kernel<T, Tile>, shape, weight, x, scales, p);
+  sm90::launch_dependent(q.op, q.device, q.stream, many_kernel<T, Tile>, shape, weight, x, scales, p);
 }
 
 template <class T, Format kFormat, int kMaxColumns, int kCluster = 1>
@@ -76,7 +76,7 @@ void launch_many(const Problem& q, const Scratch& s) {
   p.permuted = kFormat == Format::widened;
   p.out_scales = s.act_scales;
   p.scale_step = s.scale_step;
-  hopper::TensorMap scales = {};
+  sm90::TensorMap scales = {};
   if (kFp8) scales = scales_map(s.row_scales, p.chunks, s.scale_step, Up::kScaleBox);
   launch_product<T, Up>(q, p, gated_map(q, kWeight),
                         rows_map(q, s.rows, q.hidden, int64_t{q.hidden} * kX, q.pairs(), Up::kBox, kX), scales);

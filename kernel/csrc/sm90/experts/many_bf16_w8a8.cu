@@ -1,4 +1,4 @@
-#include "cuda/experts/grouped.h"
+#include "sm90/experts/grouped.cuh"
 
 namespace radix::experts {
 

@@ -1,4 +1,4 @@
-#include "cuda/experts/many.h"
+#include "sm90/experts/many.cuh"
 
 namespace radix::experts {
 

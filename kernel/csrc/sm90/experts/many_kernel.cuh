@@ -13,12 +13,12 @@
 //   has both), transposed through shared memory, rows of the result in pieces of 16 bytes.
 #pragma once
 
-#include "cuda/experts/many_producer.h"
-#include "cuda/experts/wgmma_narrow.h"
-#include "cuda/hopper/cluster.h"
-#include "cuda/hopper/matrices.h"
-#include "cuda/hopper/pdl.h"
-#include "cuda/hopper/registers.h"
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/matrices.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/registers.cuh"
+#include "sm90/experts/many_producer.cuh"
+#include "sm90/experts/wgmma_narrow.cuh"
 
 namespace radix::experts {
 
@@ -37,8 +37,8 @@ __device__ inline uint32_t round_pair(float first, float second) {
 template <class T, class Tile>
 class ManyConsumer {
  public:
-  using Ring = hopper::Ring<Tile::kStages>;
-  static constexpr hopper::Operand kType = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+  using Ring = sm90::Ring<Tile::kStages>;
+  static constexpr sm90::Operand kType = __is_same(T, bf16) ? sm90::Operand::bf16 : sm90::Operand::f16;
 
   // stages: then the scales of their pairs, then where results are staged.
   __device__ ManyConsumer(const ManyParams& p, char* stages, uint64_t* full, uint64_t* empty)
@@ -95,11 +95,11 @@ class ManyConsumer {
   }
 
   // This warp has read a stage.
-  __device__ void release(int stage) { hopper::barrier_arrive_warp(&empty_[stage], Tile::kCluster); }
+  __device__ void release(int stage) { sm90::barrier_arrive_warp(&empty_[stage], Tile::kCluster); }
 
   template <int kColumns>
   __device__ void multiply(float (&sum)[kColumns / 2]) {
-    using namespace hopper;
+    using namespace sm90;
     int last = 0;
     for (int chunk = 0; chunk < p_.chunks; chunk++) {
       barrier_wait(&full_[ring_.index], ring_.parity);
@@ -115,9 +115,9 @@ class ManyConsumer {
   }
 
   // The products of a stage whose operands both lie in shared memory, on top of `sum` or not.
-  template <hopper::Operand kOperand, int kColumns>
+  template <sm90::Operand kOperand, int kColumns>
   __device__ void start(float (&sum)[kColumns / 2], bool more) {
-    using namespace hopper;
+    using namespace sm90;
     const char* stage = stages_ + ring_.index * Tile::kStageBytes;
     const uint64_t rows = swizzled_operand(stage + group_ * 64 * 128);
     const uint64_t columns = swizzled_operand(stage + Tile::kWeightBytes);
@@ -130,7 +130,7 @@ class ManyConsumer {
   // A chunk is a block of scales along k, of the weights and of x: its sum is multiplied by both.
   template <int kColumns>
   __device__ void multiply_fp8(const TilePlace& at, float (&sum)[kColumns / 2]) {
-    using namespace hopper;
+    using namespace sm90;
     const int first = min(at.row_tile * Tile::kFeatures, p_.n - 1);
     WeightScales scales(p_.scales.of(at.expert, first), p_.scales.of(at.expert, first + p_.up_rows), p_.chunks, lane_);
     for (int chunk = 0; chunk < p_.chunks; chunk++) {
@@ -180,7 +180,7 @@ class ManyConsumer {
   // chunk is a block of scales along k, its sum is multiplied by them.
   template <int kColumns>
   __device__ void multiply_widened(const TilePlace& at, float (&sum)[kColumns / 2]) {
-    using namespace hopper;
+    using namespace sm90;
     const int strip = group_ * 4 + warp_, row = lane_ / 8 % 2 * 8 + lane_ % 8;  // this lane's row for ldmatrix
     const int first = at.row_tile * (Tile::kGated ? 64 : 128) + strip * (Tile::kGated ? 8 : 16);
     const float* low_scale = p_.scales.of(at.expert, min(first, p_.n - 1));
@@ -240,14 +240,14 @@ class ManyConsumer {
 #pragma unroll
     for (int first = 0; first < kColumns; first += kStaged) {
       if (first >= at.count) break;
-      hopper::named_barrier(1 + group_, 128);  // the pieces before have been read
+      sm90::named_barrier(1 + group_, 128);  // the pieces before have been read
 #pragma unroll
       for (int c = 0; c < kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        hopper::store_transposed(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
+        sm90::store_transposed(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
       }
-      hopper::named_barrier(1 + group_, 128);
+      sm90::named_barrier(1 + group_, 128);
       const int count = min(kStaged, at.count - first);
       const int column = at.row_tile * Tile::kFeatures + group_ * (Tile::kFeatures / 2);
       for (int i = threadIdx.x % 128; i < count * Tile::kPieces; i += 128) {
@@ -264,7 +264,7 @@ class ManyConsumer {
   // A warp's own 16 features: a sector of the pair's row. No warp waits for another.
   template <int kColumns>
   __device__ void store(const TilePlace& at, const float (&sum)[kColumns / 2]) {
-    const uint32_t from = hopper::shared_address(staging_) + warp_ * Tile::kStaged * 32;
+    const uint32_t from = sm90::shared_address(staging_) + warp_ * Tile::kStaged * 32;
     const auto staged = [&](int pair, int piece) { return from + pair * 32 + (piece ^ pair / 4 % 2) * 16; };
     const int piece = lane_ % 2, column = at.row_tile * kTileRows + (group_ * 4 + warp_) * 16 + piece * 8;
     int row[kColumns / 16];
@@ -281,8 +281,8 @@ class ManyConsumer {
       for (int c = 0; c < Tile::kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        hopper::store_transposed(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
-                                 round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
+        sm90::store_transposed(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
+                               round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
       }
       __syncwarp();
 #pragma unroll
@@ -297,18 +297,18 @@ class ManyConsumer {
   // One run's features of all pairs, rounded; both warpgroups stage beside each other.
   template <int kColumns>
   __device__ void stage(int run, int count, const float (&sum)[kColumns / 2]) {
-    if (run == 0) hopper::named_barrier(1, 256);  // the tile before has been read
+    if (run == 0) sm90::named_barrier(1, 256);  // the tile before has been read
 #pragma unroll
     for (int c = 0; c < kColumns / 16; c++) {
       if (c * 16 >= count) break;
       const float* d = sum + c * 8;
-      hopper::store_transposed(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
+      sm90::store_transposed(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
     }
   }
 
   // The 128 features of each pair in FP8, by 8 lanes.
   __device__ void store_quantized(const TilePlace& at) {
-    hopper::named_barrier(1, 256);
+    sm90::named_barrier(1, 256);
     const int column = at.row_tile * Tile::kFeatures;
     if (column >= p_.n) return;
     for (int i = threadIdx.x - 128; i - lane_ < at.count * 8; i += 256) {
@@ -357,7 +357,7 @@ class ManyConsumer {
   // Where a piece of a pair's row is staged, so that neighbouring pairs meet in no bank.
   __device__ uint32_t staged(int pair, int piece) const {
     const int turned = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
-    return hopper::shared_address(staging_) + (pair * Tile::kPieces + turned) * 16;
+    return sm90::shared_address(staging_) + (pair * Tile::kPieces + turned) * 16;
   }
 
   const ManyParams& p_;
@@ -372,9 +372,9 @@ class ManyConsumer {
 // scale_map: of x's scales, where it has some.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kManyThreads, 1)
-    many_kernel(const __grid_constant__ hopper::TensorMap weight_map, const __grid_constant__ hopper::TensorMap x_map,
-                const __grid_constant__ hopper::TensorMap scale_map, const __grid_constant__ ManyParams p) {
-  using namespace hopper;
+    many_kernel(const __grid_constant__ sm90::TensorMap weight_map, const __grid_constant__ sm90::TensorMap x_map,
+                const __grid_constant__ sm90::TensorMap scale_map, const __grid_constant__ ManyParams p) {
+  using namespace sm90;
   constexpr int kStages = Tile::kStages, kCluster = Tile::kCluster;
   extern __shared__ char unaligned[];
   __shared__ uint64_t full[kStages], empty[kStages];

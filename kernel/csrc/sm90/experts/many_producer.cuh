@@ -1,8 +1,8 @@
 // The copies of the kernel for sorted pairs.
 #pragma once
 
-#include "cuda/experts/many_tile.h"
-#include "cuda/hopper/tma.h"
+#include "sm90/common/tma.cuh"
+#include "sm90/experts/many_tile.cuh"
 
 namespace radix::experts {
 
@@ -10,7 +10,7 @@ namespace radix::experts {
 template <class Tile>
 class ManyProducer {
  public:
-  using Ring = hopper::Ring<Tile::kStages>;
+  using Ring = sm90::Ring<Tile::kStages>;
 
   __device__ ManyProducer(const ManyParams& p, char* stages, uint64_t* full, int rank)
       : p_(p), stages_(stages), full_(full), rank_(rank) {}
@@ -26,34 +26,34 @@ class ManyProducer {
   }
 
   // Announces all of a stage's bytes.
-  __device__ void load_weights(const Ring& ring, int run, int chunk, const hopper::TensorMap* map) const {
+  __device__ void load_weights(const Ring& ring, int run, int chunk, const sm90::TensorMap* map) const {
     uint64_t* barrier = &full_[ring.index];
     char* stage = stages_ + ring.index * Tile::kStageBytes;
     const int k = chunk * Tile::kChunk, rows = rows_ + run * kMapRows;
-    hopper::barrier_arrive_expect(barrier, bytes_);
+    sm90::barrier_arrive_expect(barrier, bytes_);
     if constexpr (Tile::kGated) {
-      hopper::tma_load_4d(stage, map, barrier, k, 0, 0, rows);
+      sm90::tma_load_4d(stage, map, barrier, k, 0, 0, rows);
     } else {
-      hopper::tma_load_2d(stage, map, barrier, k, rows);
+      sm90::tma_load_2d(stage, map, barrier, k, rows);
     }
   }
 
-  __device__ void load_pairs(const Ring& ring, int chunk, const hopper::TensorMap* map,
-                             const hopper::TensorMap* scale_map) const {
+  __device__ void load_pairs(const Ring& ring, int chunk, const sm90::TensorMap* map,
+                             const sm90::TensorMap* scale_map) const {
     uint64_t* barrier = &full_[ring.index];
     char* x = stages_ + ring.index * Tile::kStageBytes + Tile::kWeightBytes;
     if constexpr (Tile::kScaleBytes > 0)
-      hopper::tma_load_2d(stages_ + Tile::kStages * Tile::kStageBytes + ring.index * Tile::kScaleBytes, scale_map,
-                          barrier, begin_ & ~3, chunk);
+      sm90::tma_load_2d(stages_ + Tile::kStages * Tile::kStageBytes + ring.index * Tile::kScaleBytes, scale_map,
+                        barrier, begin_ & ~3, chunk);
 #pragma unroll
     for (int part = 0; part < Tile::kParts; part++) {
       const int k = chunk * Tile::kChunk + part * Tile::kPartK;
       for (int box = first_; box < last_; box++) {
         char* to = x + part * Tile::kPartBytes + box * kBoxBytes;
         if constexpr (Tile::kCluster == 1) {
-          hopper::tma_load_2d(to, map, barrier, k, begin_ + box * Tile::kBox);
+          sm90::tma_load_2d(to, map, barrier, k, begin_ + box * Tile::kBox);
         } else {
-          hopper::tma_multicast_2d(to, map, barrier, (1 << Tile::kCluster) - 1, k, begin_ + box * Tile::kBox);
+          sm90::tma_multicast_2d(to, map, barrier, (1 << Tile::kCluster) - 1, k, begin_ + box * Tile::kBox);
         }
       }
     }

@@ -1,7 +1,7 @@
 // Tiles of the kernel for sorted pairs: their sizes, their order, and what a launch passes.
 #pragma once
 
-#include "cuda/experts/e4m3.h"
+#include "sm90/experts/e4m3.cuh"
 
 namespace radix::experts {
 

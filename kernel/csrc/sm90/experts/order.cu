@@ -1,12 +1,12 @@
-#include "cuda/experts/order.h"
+#include "sm90/experts/order.cuh"
 
 #include <climits>
 
-#include "cuda/experts/e4m3.h"
-#include "cuda/hopper/pdl.h"
-#include "gpu/element.h"
-#include "gpu/launch.h"
-#include "gpu/moe_align.h"
+#include "gpu/device/element.h"
+#include "gpu/device/launch.h"
+#include "gpu/moe/align.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/experts/e4m3.cuh"
 
 namespace radix::experts {
 namespace {
@@ -56,8 +56,8 @@ struct QuantizeRows {
 template <class Rows>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(Rows rows, const int32_t* sorted, const int32_t* count, int topk) {
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   const int64_t total = int64_t{*count} * rows.pieces, step = int64_t{gridDim.x} * kThreads;
   const int lane = threadIdx.x % 32;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i - lane < total; i += step) {
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kThreads)
     place_kernel(Rows rows, Routing r, int pairs, int32_t* sorted, int32_t* offsets) {
   __shared__ int ids[kPlacedPairs];
   constexpr int kNobody = INT_MAX;
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   for (int i = threadIdx.x; i < pairs; i += kThreads) {
     const int id = r.ids[i];
     ids[i] = r.local(id) < 0 ? kNobody : id;
@@ -101,8 +101,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(Routing r, const char* part, const int32_t* places, int pieces, char* out, int64_t out_step) {
   using gpu::Pack;
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   const int64_t total = int64_t{r.tokens} * pieces;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
     const int64_t token = i / pieces, piece = i % pieces;
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-hopper::LaunchShape shape_of(const Problem& q, int64_t items) {
-  hopper::LaunchShape shape;
+sm90::LaunchShape shape_of(const Problem& q, int64_t items) {
+  sm90::LaunchShape shape;
   shape.grid = dim3(gpu::blocks_for(items, kThreads, 16 * multiprocessors(q.device)));
   shape.threads = kThreads;
   return shape;
@@ -134,22 +134,22 @@ hopper::LaunchShape shape_of(const Problem& q, int64_t items) {
 void sort_pairs(const Problem& q, const Scratch& s) {
   const gpu::AlignTask task{q.routing.ids, q.routing.map, q.pairs(), q.routing.named, 1,
                             s.sorted,      nullptr,       nullptr,   s.offsets,       q.experts};
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(q.routing.named);
   shape.threads = gpu::kAlignThreads;
-  hopper::launch_dependent(kOp, q.device, q.stream, sort_kernel, shape, task);
+  sm90::launch_dependent(kOp, q.device, q.stream, sort_kernel, shape, task);
 }
 
 template <class Rows>
 void order(const Problem& q, const Scratch& s, const Rows& rows) {
   if (q.pairs() <= kPlacedPairs) {
     const auto shape = shape_of(q, int64_t{q.pairs() + q.routing.named + 1} * 32);
-    return hopper::launch_dependent(kOp, q.device, q.stream, place_kernel<Rows>, shape, rows, q.routing, q.pairs(),
-                                    s.sorted, s.offsets);
+    return sm90::launch_dependent(kOp, q.device, q.stream, place_kernel<Rows>, shape, rows, q.routing, q.pairs(),
+                                  s.sorted, s.offsets);
   }
   sort_pairs(q, s);
-  hopper::launch_dependent(kOp, q.device, q.stream, gather_kernel<Rows>, shape_of(q, int64_t{q.pairs()} * rows.pieces),
-                           rows, s.sorted, s.offsets + q.routing.named, q.routing.topk);
+  sm90::launch_dependent(kOp, q.device, q.stream, gather_kernel<Rows>, shape_of(q, int64_t{q.pairs()} * rows.pieces),
+                         rows, s.sorted, s.offsets + q.routing.named, q.routing.topk);
 }
 
 }  // namespace
@@ -173,8 +173,8 @@ bool gather_rows(const Problem& q, const Scratch& s) {
 void combine(const Problem& q, const char* part, const int32_t* places) {
   const int pieces = q.hidden / 8;
   const auto kernel = q.type == DType::bf16 ? combine_kernel<bf16> : combine_kernel<f16>;
-  hopper::launch_dependent(kOp, q.device, q.stream, kernel, shape_of(q, int64_t{q.routing.tokens} * pieces), q.routing,
-                           part, places, pieces, q.out, q.out_step);
+  sm90::launch_dependent(kOp, q.device, q.stream, kernel, shape_of(q, int64_t{q.routing.tokens} * pieces), q.routing,
+                         part, places, pieces, q.out, q.out_step);
 }
 
 }  // namespace radix::experts

@@ -1,9 +1,9 @@
-// Warpgroup products with A in registers (cuda/hopper/wgmma_registers.h) for 16 and 32 columns, B as in wgmma.h.
+// Warpgroup products with A in registers (common/wgmma_registers.cuh) for 16 and 32 columns, B as in wgmma.cuh.
 #pragma once
 
-#include "cuda/hopper/wgmma_registers.h"
+#include "sm90/common/wgmma_registers.cuh"
 
-namespace radix::hopper {
+namespace radix::sm90 {
 
 #define RK_WGMMA_RUN(columns, types, count, a0, a1, a2, a3, b_, p_)                           \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                       \
@@ -28,4 +28,4 @@ RK_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 #undef RK_WGMMA
 #undef RK_WGMMA_RUN
 
-}  // namespace radix::hopper
+}  // namespace radix::sm90

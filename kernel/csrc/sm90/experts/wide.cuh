@@ -1,8 +1,8 @@
-// Products of many rows a group or an expert on the wide kernel (cuda/gemm/wide_grouped.h), in FP8 with block scales.
+// Products of many rows a group or an expert on the wide kernel (gemm/wide_grouped.cuh), in FP8 with block scales.
 #pragma once
 
-#include "cuda/experts/launch.h"
-#include "cuda/gemm/wide_grouped.h"
+#include "sm90/experts/launch.cuh"
+#include "sm90/gemm/wide_grouped.cuh"
 
 namespace radix::experts {
 

@@ -3,11 +3,11 @@
 //   x --gather, quantise--> rows --up, silu * mul--> act (bf16) --quantise in place--> act (FP8) --down--> part --> out
 //
 // `act` keeps its stride: a row's codes take the first half of what its 16-bit values took.
-#include "cuda/experts/e4m3.h"
-#include "cuda/experts/order.h"
-#include "cuda/experts/wide.h"
-#include "cuda/hopper/pdl.h"
-#include "gpu/element.h"
+#include "gpu/device/element.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/experts/e4m3.cuh"
+#include "sm90/experts/order.cuh"
+#include "sm90/experts/wide.cuh"
 
 namespace radix::experts {
 namespace {
@@ -18,8 +18,8 @@ constexpr int kThreads = 256;
 // were read.
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(char* act, const int32_t* count, int inter, float* scales, int scale_step) {
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   const int lane = threadIdx.x % 32, rows = *count;
   for (int row = (blockIdx.x * kThreads + threadIdx.x) / 32; row < rows; row += gridDim.x * (kThreads / 32)) {
     char* at = act + int64_t{row} * inter * 2;
@@ -67,12 +67,11 @@ void wide_experts(const Problem& q, const Scratch& s) {
   p.out_step = q.inter;
   wide_fp8(p);
 
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(gpu::blocks_for(int64_t{q.pairs()} * 32, kThreads, 8 * multiprocessors(q.device)));
   shape.threads = kThreads;
-  hopper::launch_dependent(q.op, q.device, q.stream, quantize_kernel, shape, s.act,
-                           static_cast<const int32_t*>(s.offsets + q.routing.named), q.inter, s.act_scales,
-                           s.scale_step);
+  sm90::launch_dependent(q.op, q.device, q.stream, quantize_kernel, shape, s.act,
+                         static_cast<const int32_t*>(s.offsets + q.routing.named), q.inter, s.act_scales, s.scale_step);
 
   p.x = s.act;
   p.weight = q.w2;

@@ -1,18 +1,18 @@
-#include "cuda/experts/wide.h"
-#include "cuda/gemm/wide.h"
+#include "sm90/experts/wide.cuh"
+#include "sm90/gemm/wide.cuh"
 
 namespace radix::experts {
 namespace {
 
 // Weight rows as [k, 8, gate or up, units of 8 rows]: a box alternates between 8 gate rows and 8 up rows. The units run
 // through all groups; at a group's end a box may take rows of what follows, whose results nobody stores.
-hopper::TensorMap gated_map(const WideProduct& q, int columns) {
+sm90::TensorMap gated_map(const WideProduct& q, int columns) {
   const uint64_t row = q.k, units = q.n / 16;
-  const hopper::TileShape shape = {4,
-                                   {row, 8, 2, units * (2 * q.groups - 1)},
-                                   {row, row * (q.n / 2), 8 * row},
-                                   {128, 8, 2, static_cast<uint32_t>(columns / 16)}};
-  return hopper::make_tensor_map(q.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+  const sm90::TileShape shape = {4,
+                                 {row, 8, 2, units * (2 * q.groups - 1)},
+                                 {row, row * (q.n / 2), 8 * row},
+                                 {128, 8, 2, static_cast<uint32_t>(columns / 16)}};
+  return sm90::make_tensor_map(q.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 template <int kColumns, gemm::Weights kWeights>
@@ -24,18 +24,18 @@ void launch(const WideProduct& q, gemm::Problem& dense) {
   p.n_tiles = ceil_div(q.n, kColumns * kWideCluster) * kWideCluster;
   p.gated = kGated;
   p.block_w_matrix = int64_t{ceil_div(q.n, 128)} * p.block_w_step;
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(multiprocessors(q.device) / kWideCluster * kWideCluster);
   shape.threads = kWideThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kWideCluster;
   dense.batch = q.groups;
-  const hopper::TensorMap weight = kGated ? gated_map(q, kColumns) : weight_map(dense, kColumns);
+  const sm90::TensorMap weight = kGated ? gated_map(q, kColumns) : weight_map(dense, kColumns);
   dense.batch = 1;
   if (kGated) dense.epilogue.gate = Gate::halves;
-  hopper::launch_dependent(
-      q.op, q.device, q.stream, wide_grouped_kernel<hopper::Operand::e4m3, bf16, Tile, Sums::blocks, kWeights>, shape,
-      token_map(dense, kWideTokens / kWideCluster), weight, result_map(dense, kWideBox), p, q.tiles);
+  sm90::launch_dependent(q.op, q.device, q.stream,
+                         wide_grouped_kernel<sm90::Operand::e4m3, bf16, Tile, Sums::blocks, kWeights>, shape,
+                         token_map(dense, kWideTokens / kWideCluster), weight, result_map(dense, kWideBox), p, q.tiles);
 }
 
 // Cycles in tiles of so many weight rows, as gemm::wide_cycles.

@@ -1,7 +1,7 @@
 // Lists of the wide kernel's tiles, made by a launch ahead of it.
-#include "cuda/experts/many_tile.h"
-#include "cuda/experts/wide.h"
-#include "cuda/hopper/pdl.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/experts/many_tile.cuh"
+#include "sm90/experts/wide.cuh"
 
 namespace radix::experts {
 namespace {
@@ -15,8 +15,8 @@ constexpr int kThreads = 256;
 __global__ void __launch_bounds__(kThreads)
     contiguous_kernel(const int32_t* indices, int64_t rows, int groups, TileList to) {
   constexpr int kRuns = kWideTokens / 32;
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   const int lane = threadIdx.x % 32, all = static_cast<int>((rows + kWideTokens - 1) / kWideTokens);
   if (blockIdx.x == 0 && threadIdx.x == 0) *to.count() = all;
   for (int tile = (blockIdx.x * kThreads + threadIdx.x) / 32; tile < all; tile += gridDim.x * (kThreads / 32)) {
@@ -57,16 +57,16 @@ __device__ void list_groups(const ManyParams& p, Schedule& schedule, TileList to
 __global__ void __launch_bounds__(kThreads)
     list_kernel(ManyParams p, const int32_t* sorted, int32_t* places, TileList to) {
   __shared__ Schedule schedule;
-  hopper::pdl_wait();
-  hopper::pdl_trigger();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
   if (blockIdx.x == 0) return list_groups(p, schedule, to);
   const int count = p.ends[p.named - 1];
   for (int i = (blockIdx.x - 1) * kThreads + threadIdx.x; i < count; i += (gridDim.x - 1) * kThreads)
     places[sorted[i]] = i;
 }
 
-hopper::LaunchShape shape_of(const Problem& q, int64_t items, int more) {
-  hopper::LaunchShape shape;
+sm90::LaunchShape shape_of(const Problem& q, int64_t items, int more) {
+  sm90::LaunchShape shape;
   shape.grid = dim3(gpu::blocks_for(items, kThreads, 4 * multiprocessors(q.device)) + more);
   shape.threads = kThreads;
   return shape;
@@ -76,8 +76,8 @@ hopper::LaunchShape shape_of(const Problem& q, int64_t items, int more) {
 
 void list_contiguous(const Problem& q, const int32_t* indices, int64_t rows, int groups, TileList to) {
   const int64_t tiles = (rows + kWideTokens - 1) / kWideTokens;
-  hopper::launch_dependent(q.op, q.device, q.stream, contiguous_kernel, shape_of(q, tiles * 32, 0), indices, rows,
-                           groups, to);
+  sm90::launch_dependent(q.op, q.device, q.stream, contiguous_kernel, shape_of(q, tiles * 32, 0), indices, rows, groups,
+                         to);
 }
 
 void list_masked(const Problem& q, const int32_t* counts, int room, int groups, TileList to) {
@@ -85,8 +85,8 @@ void list_masked(const Problem& q, const int32_t* counts, int room, int groups, 
   p.ends = counts;
   p.room = room;
   p.named = groups;
-  hopper::launch_dependent(q.op, q.device, q.stream, list_kernel, shape_of(q, 0, 1), p,
-                           static_cast<const int32_t*>(nullptr), static_cast<int32_t*>(nullptr), to);
+  sm90::launch_dependent(q.op, q.device, q.stream, list_kernel, shape_of(q, 0, 1), p,
+                         static_cast<const int32_t*>(nullptr), static_cast<int32_t*>(nullptr), to);
 }
 
 void list_pairs(const Problem& q, const Scratch& s) {
@@ -95,8 +95,8 @@ void list_pairs(const Problem& q, const Scratch& s) {
   p.ends = s.offsets + 1;
   p.map = q.routing.map;
   p.named = q.routing.named;
-  hopper::launch_dependent(q.op, q.device, q.stream, list_kernel, shape_of(q, q.pairs(), 1), p,
-                           static_cast<const int32_t*>(s.sorted), s.places, TileList{s.tiles});
+  sm90::launch_dependent(q.op, q.device, q.stream, list_kernel, shape_of(q, q.pairs(), 1), p,
+                         static_cast<const int32_t*>(s.sorted), s.places, TileList{s.tiles});
 }
 
 }  // namespace radix::experts

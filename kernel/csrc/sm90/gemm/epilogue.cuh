@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "common/tensor.h"
-#include "gpu/element.h"
+#include "gpu/device/element.h"
 
 namespace radix::gemm {
 

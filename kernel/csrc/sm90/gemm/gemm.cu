@@ -1,8 +1,8 @@
 // The gemm family's entries: from checked tensors to one Problem, and the kernel by its number of tokens.
 #include "api/gemm.h"
 
-#include "cuda/gemm/launch.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
+#include "sm90/gemm/launch.cuh"
 
 namespace radix {
 namespace gemm {

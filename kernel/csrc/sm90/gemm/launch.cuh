@@ -1,9 +1,9 @@
 // One product as the kernels' launchers take it, and the launchers; each is instantiated in files of its own.
 #pragma once
 
-#include "cuda/gemm/epilogue.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
 #include "radix_kernels/types.h"
+#include "sm90/gemm/epilogue.cuh"
 
 namespace radix::gemm {
 
@@ -26,7 +26,7 @@ struct Problem {
   bool gated() const { return epilogue.gate != Gate::none; }
 };
 
-// What the parameters of the kernels on wgmma (narrow.h, wide.h) say alike of a product.
+// What the parameters of the kernels on wgmma (narrow.cuh, wide.cuh) say alike of a product.
 template <class Params>
 Params params_of(const Problem& q) {
   Params p = {};

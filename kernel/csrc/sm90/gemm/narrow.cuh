@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "cuda/gemm/launch.h"
-#include "cuda/gemm/maps.h"
-#include "cuda/gemm/narrow_kernel.h"
+#include "sm90/gemm/launch.cuh"
+#include "sm90/gemm/maps.cuh"
+#include "sm90/gemm/narrow_kernel.cuh"
 
 namespace radix::gemm {
 
@@ -34,19 +34,19 @@ inline int narrow_share(const Problem& q, int multiprocessors) {
   return q.m <= kSkinnyTokens ? 8 : 4;
 }
 
-template <hopper::Operand kType, class Out, class Tile>
+template <sm90::Operand kType, class Out, class Tile>
 void launch_narrow(const Problem& q, const NarrowShape& s) {
   NarrowParams p = params_of<NarrowParams>(q);
   if (p.gated) p.n = q.n / 2;
   p.rows = s.rows;
   p.tiles = (q.n + s.rows - 1) / s.rows;
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.clusters, p.tiles), q.batch);
   shape.threads = Tile::kThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = s.share;
-  hopper::launch_dependent(q.op, q.device, q.stream, narrow_kernel<kType, Out, Tile>, shape, weight_map(q, s.rows),
-                           token_map(q, Tile::kTokens), p);
+  sm90::launch_dependent(q.op, q.device, q.stream, narrow_kernel<kType, Out, Tile>, shape, weight_map(q, s.rows),
+                         token_map(q, Tile::kTokens), p);
 }
 
 // From so many bytes on a weight is read by blocks that take a whole multiprocessor, with twice the bytes on their way:
@@ -56,7 +56,7 @@ constexpr int64_t kNarrowLarge = 96 << 20;
 // Weights whose k is shared: blocks with up to 64 rows, of half a multiprocessor, two beside each other where a round
 // is not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
 // multiprocessor, so that x is read seldom.
-template <hopper::Operand kType, class Out, int kTokens, bool kBlockScaled>
+template <sm90::Operand kType, class Out, int kTokens, bool kBlockScaled>
 void narrow(const Problem& q) {
   const int sms = multiprocessors(q.device), share = narrow_share(q, sms);
   const bool large = int64_t{q.n} * q.k * q.element_size() >= kNarrowLarge;

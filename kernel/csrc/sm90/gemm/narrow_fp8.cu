@@ -1,11 +1,11 @@
-#include "cuda/gemm/narrow.h"
+#include "sm90/gemm/narrow.cuh"
 
 namespace radix::gemm {
 namespace {
 
 template <class Out, bool kBlockScaled>
 void run(const Problem& problem) {
-  using hopper::Operand;
+  using sm90::Operand;
   problem.m <= 32 ? narrow<Operand::e4m3, Out, 32, kBlockScaled>(problem)
                   : narrow<Operand::e4m3, Out, 64, kBlockScaled>(problem);
 }

@@ -14,17 +14,17 @@
 //
 // `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it hold leftovers
 // that only reach sums nobody reads. Where a block takes at most half of a multiprocessor, the next kernel's blocks
-// wait beside it with their rings full of weights (pdl.h). FP8 sums move to float32 registers every 128 elements of k
+// wait beside it with their rings full of weights (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k
 // (the tensor cores keep about 14 bits), times the scales of the block where there are any.
 //
 // SiLU-and-mul: the tensor map interleaves 8 gate rows and 8 up rows, so that a strip of 16 rows is 8 pairs.
 #pragma once
 
-#include "cuda/gemm/epilogue.h"
-#include "cuda/hopper/cluster.h"
-#include "cuda/hopper/pdl.h"
-#include "cuda/hopper/tma.h"
-#include "cuda/hopper/wgmma.h"
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/tma.cuh"
+#include "sm90/common/wgmma.cuh"
+#include "sm90/gemm/epilogue.cuh"
 
 namespace radix::gemm {
 
@@ -83,12 +83,12 @@ struct Chunks {
 template <int kElementBytes, class Tile>
 class NarrowProducer {
  public:
-  __device__ NarrowProducer(const NarrowParams& p, const NarrowShared<Tile>& shared,
-                            const hopper::TensorMap* weight_map, const hopper::TensorMap* x_map)
+  __device__ NarrowProducer(const NarrowParams& p, const NarrowShared<Tile>& shared, const sm90::TensorMap* weight_map,
+                            const sm90::TensorMap* x_map)
       : p_(p), s_(shared), weight_map_(weight_map), x_map_(x_map), lane_(threadIdx.x % 32) {}
 
   __device__ void run(Chunks chunks, int first_tile, int step) {
-    using namespace hopper;
+    using namespace sm90;
     // The first stages of the first tile: the weight before the kernel ahead has ended, then what that one wrote.
     const int early = min(Tile::kStages, chunks.last - chunks.first);
     if (!p_.static_weight) pdl_wait();
@@ -115,49 +115,49 @@ class NarrowProducer {
     for (int i = lane_ * 32; i < columns; i += 32 * 32)
       for (int up = 0; up <= (p_.gated ? 1 : 0); up++) {
         const int row = p_.weight_row(min(first + i, p_.n - 1), up);
-        if (e.scale_w) hopper::prefetch_l2(e.scale_w + row * e.scale_w_step);
-        if (e.bias) hopper::prefetch_l2(e.bias + row * (e.bias_float ? 4 : 2));
+        if (e.scale_w) sm90::prefetch_l2(e.scale_w + row * e.scale_w_step);
+        if (e.bias) sm90::prefetch_l2(e.bias + row * (e.bias_float ? 4 : 2));
       }
   }
 
   __device__ void load_weight(int stage, int tile, int chunk) const {
     if (lane_ != 0) return;
     uint64_t* barrier = &s_.full[stage];
-    hopper::barrier_arrive_expect(barrier, p_.rows * 128 + Tile::kTokenBytes);
+    sm90::barrier_arrive_expect(barrier, p_.rows * 128 + Tile::kTokenBytes);
     const int y = p_.gated ? 0 : tile * p_.rows, z = p_.gated ? 0 : blockIdx.z,
               w = p_.gated ? tile * (p_.rows / 16) : 0;
-    hopper::tma_load_4d(s_.weight(stage), weight_map_, barrier, chunk * kChunk, y, z, w, hopper::L2Keep::first_out);
+    sm90::tma_load_4d(s_.weight(stage), weight_map_, barrier, chunk * kChunk, y, z, w, sm90::L2Keep::first_out);
   }
 
   __device__ void load_x(int stage, int tile, int chunk) const {
-    if (lane_ == 0) hopper::tma_load_3d(s_.x(stage), x_map_, &s_.full[stage], chunk * kChunk, 0, blockIdx.z);
+    if (lane_ == 0) sm90::tma_load_3d(s_.x(stage), x_map_, &s_.full[stage], chunk * kChunk, 0, blockIdx.z);
     if constexpr (Tile::kBlockScaled) {
       float* to = s_.scale(stage);
       for (int token = lane_; token < p_.m; token += 32)
-        hopper::copy_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
+        sm90::copy_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
       // Up to 3 blocks of rows; gated, 2 of gates and 2 of ups.
       if (lane_ < 4) {
         const int column = p_.first_column(tile), up = p_.gated ? lane_ / 2 : 0;
         const int block = p_.weight_row(column, up) / 128 + (p_.gated ? lane_ % 2 : lane_);
         const int last = p_.weight_row(p_.n - 1, up) / 128;
-        hopper::copy_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
+        sm90::copy_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
       }
-      hopper::copy_async_arrive(&s_.full[stage]);
+      sm90::copy_async_arrive(&s_.full[stage]);
     }
   }
 
   const NarrowParams& p_;
   const NarrowShared<Tile>& s_;
-  const hopper::TensorMap *weight_map_, *x_map_;
+  const sm90::TensorMap *weight_map_, *x_map_;
   const int lane_;
 };
 
-template <hopper::Operand kType, class Out, class Tile>
+template <sm90::Operand kType, class Out, class Tile>
 class NarrowConsumer {
  public:
   static constexpr int kBlocks = Tile::kBlocks, kGroups = Tile::kGroups, kTokens = Tile::kTokens;
   static constexpr int kSums = kTokens / 2;  // of a lane and 64 rows
-  static constexpr bool kFp8 = kType == hopper::Operand::e4m3;
+  static constexpr bool kFp8 = kType == sm90::Operand::e4m3;
 
   __device__ NarrowConsumer(const NarrowParams& p, const NarrowShared<Tile>& shared)
       : p_(p),
@@ -187,7 +187,7 @@ class NarrowConsumer {
   }
 
   __device__ void multiply(int stage) {
-    using namespace hopper;
+    using namespace sm90;
     const uint64_t tokens = swizzled_operand(s_.x(stage));
     const auto products = [&](float(&target)[kSums], int b, bool add) {
       const uint64_t rows = swizzled_operand(s_.weight(stage) + (group_ * kBlocks + b) * 64 * 128);
@@ -323,7 +323,7 @@ class NarrowConsumer {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const float4 part = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
-                                       : hopper::load_remote(hopper::remote_address(from + 4 * h, other));
+                                       : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
         v[4 * h] += part.x, v[4 * h + 1] += part.y, v[4 * h + 2] += part.z, v[4 * h + 3] += part.w;
       }
     }
@@ -336,11 +336,11 @@ class NarrowConsumer {
   int row_slot_[kBlocks][2];
 };
 
-template <hopper::Operand kType, class Out, class Tile>
+template <sm90::Operand kType, class Out, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
-    narrow_kernel(const __grid_constant__ hopper::TensorMap weight_map, const __grid_constant__ hopper::TensorMap x_map,
+    narrow_kernel(const __grid_constant__ sm90::TensorMap weight_map, const __grid_constant__ sm90::TensorMap x_map,
                   const __grid_constant__ NarrowParams p) {
-  using namespace hopper;
+  using namespace sm90;
   constexpr int kStages = Tile::kStages, kConsumers = 128 * Tile::kGroups;
   extern __shared__ char unaligned[];
   __shared__ uint64_t full[kStages], empty[kStages];

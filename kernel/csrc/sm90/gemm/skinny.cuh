@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "cuda/gemm/launch.h"
-#include "cuda/gemm/skinny_kernel.h"
+#include "sm90/gemm/launch.cuh"
+#include "sm90/gemm/skinny_kernel.cuh"
 
 namespace radix::gemm {
 
@@ -31,11 +31,11 @@ void launch_skinny(const Problem& q) {
   p.static_weight = q.static_weight;
   p.epilogue = q.epilogue;
   const int groups = (p.n + 7) / 8;
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3(std::min(multiprocessors(q.device) * Tile::kBlocks, groups), 1, q.batch);
   shape.threads = kSkinnyThreads;
-  hopper::launch_dependent(q.op, q.device, q.stream,
-                           skinny_kernel<Mma, Tile::kGroups, kHalves, Tile::kDepth, Tile::kBlocks>, shape, p);
+  sm90::launch_dependent(q.op, q.device, q.stream,
+                         skinny_kernel<Mma, Tile::kGroups, kHalves, Tile::kDepth, Tile::kBlocks>, shape, p);
 }
 
 template <class Mma>

@@ -1,4 +1,4 @@
-#include "cuda/gemm/skinny.h"
+#include "sm90/gemm/skinny.cuh"
 
 namespace radix::gemm {
 

@@ -15,9 +15,9 @@
 
 #include <type_traits>
 
-#include "cuda/gemm/epilogue.h"
-#include "cuda/hopper/mbarrier.h"
-#include "cuda/hopper/pdl.h"
+#include "sm90/common/mbarrier.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/gemm/epilogue.cuh"
 
 namespace radix::gemm {
 
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kSkinnyThreads, kMinBlocks) skinny_kernel(cons
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int teams = kSkinnyWarps / p.team, team = warp / p.team, member = warp % p.team;
   const Warp self(p);
-  hopper::pdl_trigger();
-  if (!p.static_weight) hopper::pdl_wait();
+  sm90::pdl_trigger();
+  if (!p.static_weight) sm90::pdl_wait();
 
   const int groups = (p.n + 7) / 8, total = gridDim.x * teams, index = blockIdx.x * teams + team;
   const int begin = static_cast<int>(int64_t{groups} * index / total);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kMinBlocks) skinny_kernel(cons
     self.load_weight(units[i], ahead.group, end, ahead.k);
     ahead.next(stride, stop, first, step);
   }
-  if (p.static_weight) hopper::pdl_wait();
+  if (p.static_weight) sm90::pdl_wait();
 
   for (int group = begin; group < end; group += step) {
     float sum[kGroups][4] = {};
@@ -228,9 +228,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, kMinBlocks) skinny_kernel(cons
     for (int r = 0; r < kGroups; r++)
 #pragma unroll
       for (int j = 0; j < 2 * kHalves; j++) parts[warp][r][j][lane] = sum[r][j];
-    hopper::named_barrier(1 + team, p.team * 32);
+    sm90::named_barrier(1 + team, p.team * 32);
     finish_pass<typename Mma::Out, kGroups, kHalves>(p, parts + team * p.team, group, end, member * 32 + lane);
-    hopper::named_barrier(1 + team, p.team * 32);
+    sm90::named_barrier(1 + team, p.team * 32);
   }
 }
 

@@ -1,9 +1,9 @@
 // Choice of the wide kernel's tile: the one that takes the least time, by a model of it.
 #pragma once
 
-#include "cuda/gemm/launch.h"
-#include "cuda/gemm/maps.h"
-#include "cuda/gemm/wide_kernel.h"
+#include "sm90/gemm/launch.cuh"
+#include "sm90/gemm/maps.cuh"
+#include "sm90/gemm/wide_kernel.cuh"
 
 namespace radix::gemm {
 
@@ -25,7 +25,7 @@ inline int64_t wide_cycles(const Problem& q, int m, int tokens, int columns, Sha
   return int64_t{rounds} * (chunks * each + 1500 + 10 * columns + (share == Share::k ? 1000 : 0));
 }
 
-template <hopper::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
+template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 void launch_wide(const Problem& q) {
   constexpr int kAlongM = wide_along_m(kShare), kAlongN = wide_along_n(kShare);
   WideParams p = params_of<WideParams>(q);
@@ -33,14 +33,14 @@ void launch_wide(const Problem& q) {
   p.n_tiles = ceil_div(q.n, Tile::kColumns * kAlongN) * kAlongN;
   p.tiles = wide_tiles(q, q.m, Tile::kTokens, Tile::kColumns, kShare);
   const int clusters = multiprocessors(q.device) / kWideCluster;
-  hopper::LaunchShape shape;
+  sm90::LaunchShape shape;
   shape.grid = dim3((kShare == Share::k ? p.tiles : std::min(clusters, p.tiles)) * kWideCluster);
   shape.threads = kWideThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kWideCluster;
-  hopper::launch_dependent(q.op, q.device, q.stream, wide_kernel<kType, Out, Tile, kSums, kShare>, shape,
-                           token_map(q, Tile::kTokens / kAlongN), weight_map(q, Tile::kColumns / kAlongM),
-                           result_map(q, kWideBox), p);
+  sm90::launch_dependent(q.op, q.device, q.stream, wide_kernel<kType, Out, Tile, kSums, kShare>, shape,
+                         token_map(q, Tile::kTokens / kAlongN), weight_map(q, Tile::kColumns / kAlongM),
+                         result_map(q, kWideBox), p);
 }
 
 struct WideChoice {
@@ -56,7 +56,7 @@ struct WideChoice {
   }
 };
 
-template <hopper::Operand kType, class Out, Sums kSums, Share kShare, class... Tiles>
+template <sm90::Operand kType, class Out, Sums kSums, Share kShare, class... Tiles>
 const WideChoice& fastest(const Problem& q, int m) {
   static constexpr WideChoice kChoices[] = {
       {Tiles::kTokens, Tiles::kColumns, kShare, launch_wide<kType, Out, Tiles, kSums, kShare>}...};
@@ -67,7 +67,7 @@ const WideChoice& fastest(const Problem& q, int m) {
 }
 
 // Weights of few rows, up to kWideTokens tokens: k shared where that is faster.
-template <hopper::Operand kType, class Out, Sums kSums, class... Tiles>
+template <sm90::Operand kType, class Out, Sums kSums, class... Tiles>
 void wide(const Problem& q) {
   if (q.m <= kWideTokens && q.k >= 1024 && !q.gated()) {
     const WideChoice& shared = fastest<kType, Out, kSums, Share::k, WideTile<64>>(q, kWideTokens);
@@ -81,7 +81,7 @@ void wide(const Problem& q) {
 // and whether there are more than kWideTokens tokens, of 16-bit operands also more than kWideFew.
 template <class Out>
 void wide_fp8(const Problem& q) {
-  constexpr auto kType = hopper::Operand::e4m3;
+  constexpr auto kType = sm90::Operand::e4m3;
   if (q.block_w)
     return wide<kType, Out, Sums::blocks, WideTile<192>, WideTile<128, 2, true>, WideTile<160>, WideTile<128>,
                 WideTile<96>, WideTile<64>>(q);
@@ -97,7 +97,7 @@ void wide_fp8(const Problem& q) {
 // tiles for all multiprocessors, unless k is shared.
 constexpr int kWideFew = 2 * kWideTokens;
 
-template <hopper::Operand kType, class Out>
+template <sm90::Operand kType, class Out>
 void wide_halves(const Problem& q) {
   if (q.m <= kWideTokens) return wide<kType, Out, Sums::fast, WideTile<128>, WideTile<64>>(q);
   constexpr auto whole =

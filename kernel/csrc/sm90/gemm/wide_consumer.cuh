@@ -7,19 +7,19 @@
 // stay together.
 #pragma once
 
-#include "cuda/gemm/wide_tile.h"
-#include "cuda/hopper/cluster.h"
-#include "cuda/hopper/matrices.h"
-#include "cuda/hopper/tma.h"
-#include "cuda/hopper/wgmma.h"
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/matrices.cuh"
+#include "sm90/common/tma.cuh"
+#include "sm90/common/wgmma.cuh"
+#include "sm90/gemm/wide_tile.cuh"
 
 namespace radix::gemm {
 
-template <hopper::Operand kType, class Out, class Tile, Sums kSums, Share kShare, Weights kWeights = Weights::dense>
+template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare, Weights kWeights = Weights::dense>
 class WideConsumer {
  public:
   static constexpr int kColumns = Tile::kColumns, kHalves = Tile::kHalves;
-  static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == hopper::Operand::e4m3;
+  static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == sm90::Operand::e4m3;
   static constexpr bool kGrouped = kWeights != Weights::dense, kPaired = kWeights == Weights::grouped_gated;
   // Whether the warpgroups start their products in turn; then a tile begins before all of the last one has left.
   static constexpr bool kInTurn = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
@@ -27,14 +27,14 @@ class WideConsumer {
 
   __device__ WideConsumer(const WideParams& p, const WideShared<Tile>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
-    using hopper::shared_address;
-    tokens_ = fixed(hopper::operand_low(shared.tokens(0) + group_ * 64 * 128));
-    weight_ = fixed(hopper::operand_low(shared.weight(0)));
+    using sm90::shared_address;
+    tokens_ = fixed(sm90::operand_low(shared.tokens(0) + group_ * 64 * 128));
+    weight_ = fixed(sm90::operand_low(shared.weight(0)));
     full_ = fixed(shared_address(shared.full));
     scales_ = shared_address(shared.scales) + (group_ * 64 + row()) * 4;
     empty_ =
-        kShare == Share::k ? shared_address(shared.empty) : hopper::remote_address(shared.empty, lane() % kWideCluster);
-    ready_ = hopper::barrier_test_at(full_, 0);
+        kShare == Share::k ? shared_address(shared.empty) : sm90::remote_address(shared.empty, lane() % kWideCluster);
+    ready_ = sm90::barrier_test_at(full_, 0);
     if (kInTurn && group_ == 1) give_turn();
   }
 
@@ -55,7 +55,7 @@ class WideConsumer {
       for (int chunk = 1; chunk < chunks; chunk++) {
         wait_full();
         products<0>(true);
-        hopper::wgmma_wait<1>();
+        sm90::wgmma_wait<1>();
         release();
       }
       complete();
@@ -75,10 +75,10 @@ class WideConsumer {
   }
   // The products under way: to the sums.
   __device__ void complete() {
-    hopper::wgmma_wait<0>();
+    sm90::wgmma_wait<0>();
     release();
     if constexpr (kSums == Sums::fast) {
-      hopper::wgmma_hold(sum_[0]);
+      sm90::wgmma_hold(sum_[0]);
     } else {
       add(sum_[kHalves - 1]);
     }
@@ -88,9 +88,9 @@ class WideConsumer {
   __device__ bool idle(const WidePlace& at) const { return at.row + group_ * 64 >= at.end; }
   __device__ void pass(int chunks) {
     for (int chunk = 0; chunk < chunks; chunk++) {
-      if (!ready_) hopper::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+      if (!ready_) sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
       ring_.next();
-      ready_ = hopper::barrier_test_at(full_ + ring_.index * 8, ring_.parity);
+      ready_ = sm90::barrier_test_at(full_ + ring_.index * 8, ring_.parity);
       release();
       if constexpr (kInTurn) take_turn(), give_turn();
     }
@@ -99,7 +99,7 @@ class WideConsumer {
   // Sums of the block that has the other half of k: of half of the columns, which this one then keeps. All threads of
   // the cluster meet here.
   __device__ void exchange(int rank) {
-    using namespace hopper;
+    using namespace sm90;
     constexpr int kKept = kColumns / 4;
     // Where the results' place is too small: the stages behind what store() writes, once both warpgroups have read
     // them.
@@ -125,17 +125,17 @@ class WideConsumer {
   }
 
   // The last products' sums, and the first of two halves to the result.
-  __device__ void end(const hopper::TensorMap& map, const WidePlace& at) {
+  __device__ void end(const sm90::TensorMap& map, const WidePlace& at) {
     if constexpr (kHalves == 2) store_half<0>(map, at, 0);
     if constexpr (kInTurn) complete();
   }
   // The last half of a tile, columns kept .. of it, to the result, a round at a time.
-  __device__ void store(const hopper::TensorMap& map, const WidePlace& at, int kept) {
+  __device__ void store(const sm90::TensorMap& map, const WidePlace& at, int kept) {
     store_half<kHalves - 1>(map, at, kept);
   }
   __device__ void finish() const {
-    if constexpr (kInTurn) hopper::wgmma_wait<0>();
-    if (leader()) hopper::tma_store_wait();
+    if constexpr (kInTurn) sm90::wgmma_wait<0>();
+    if (leader()) sm90::tma_store_wait();
   }
 
  private:
@@ -172,8 +172,8 @@ class WideConsumer {
 
   // The tensor cores do one warpgroup's products after the other's, not both at half the speed: else both would end,
   // and be added, at the same time.
-  __device__ void take_turn() const { hopper::named_barrier(4 + group_, 256); }
-  __device__ void give_turn() const { hopper::named_arrive(5 - group_, 256); }
+  __device__ void take_turn() const { sm90::named_barrier(4 + group_, 256); }
+  __device__ void give_turn() const { sm90::named_arrive(5 - group_, 256); }
 
   // Where products go.
   __device__ auto& target() {
@@ -185,7 +185,7 @@ class WideConsumer {
   }
 
   __device__ void wait_full() {
-    if (!ready_) hopper::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+    if (!ready_) sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
   }
   // All halves of a stage but the last, each of which is followed by the products of the next.
   template <int... kHalf>
@@ -194,7 +194,7 @@ class WideConsumer {
   }
   template <int kHalf>
   __device__ void add_first_half() {
-    hopper::wgmma_wait<0>();
+    sm90::wgmma_wait<0>();
     add(sum_[kHalf]);
     products<kHalf + 1>(false);
   }
@@ -202,7 +202,7 @@ class WideConsumer {
   // Starts on a half of a stage; `more`: on top of the stage before. The last half goes on to the next stage.
   template <int kHalf>
   __device__ void products(bool more) {
-    using namespace hopper;
+    using namespace sm90;
     const uint32_t step = ring_.index * (Tile::kStageBytes >> 4),
                    tokens = tokens_ + step + kHalf * (kWideTokens * 128 >> 4);
     if constexpr (kInTurn) take_turn();
@@ -223,22 +223,22 @@ class WideConsumer {
   template <int kHalf>
   __device__ void load_scales() {
     const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
-    x_[0] = hopper::load_shared(at + kHalf * (kWideTokens * 4));
-    x_[1] = hopper::load_shared(at + kHalf * (kWideTokens * 4) + 32);
+    x_[0] = sm90::load_shared(at + kHalf * (kWideTokens * 4));
+    x_[1] = sm90::load_shared(at + kHalf * (kWideTokens * 4) + 32);
     if constexpr (kHalf == 0) {
 #pragma unroll
-      for (int i = 0; i < kBorders; i++) w_[i] = hopper::load_shared(rows + (Tile::kTokens + i) * 4);
+      for (int i = 0; i < kBorders; i++) w_[i] = sm90::load_shared(rows + (Tile::kTokens + i) * 4);
     }
   }
   // The oldest stage that this warp has not given back, to all that fill it.
   __device__ void release() {
     const uint32_t at = empty_ + behind_.index * 8;
     if constexpr (kShare == Share::k) {
-      hopper::barrier_arrive_warp_at(at);
-    } else if constexpr (hopper::kWarpArrivals > 1) {
-      hopper::barrier_arrive_warp(shared_.empty + behind_.index, kWideCluster);
+      sm90::barrier_arrive_warp_at(at);
+    } else if constexpr (sm90::kWarpArrivals > 1) {
+      sm90::barrier_arrive_warp(shared_.empty + behind_.index, kWideCluster);
     } else {
-      if (lane() < kWideCluster) hopper::barrier_arrive_remote_at(at);
+      if (lane() < kWideCluster) sm90::barrier_arrive_remote_at(at);
     }
     behind_.next();
   }
@@ -247,7 +247,7 @@ class WideConsumer {
   __device__ void add(float (&sum)[kColumns / 2]) {
     // Borders of 128 rows lie at multiples of this within a tile.
     constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
-    hopper::wgmma_hold(part_);
+    sm90::wgmma_hold(part_);
     float scale[kBorders] = {};  // of both tokens; gated for gate, then for up
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i++) {
@@ -268,7 +268,7 @@ class WideConsumer {
   }
 
   template <int kHalf>
-  __device__ void store_half(const hopper::TensorMap& map, const WidePlace& at, int kept) {
+  __device__ void store_half(const sm90::TensorMap& map, const WidePlace& at, int kept) {
     constexpr int kEach = kRounds / kHalves;
     if (kPaired || (!kBlockScaled && p_.gated)) {
       store_rounds<true, kHalf * kEach>(map, at, kept, std::make_integer_sequence<int, kEach>());
@@ -277,13 +277,13 @@ class WideConsumer {
     }
   }
   template <bool kGated, int kFirst, int... r>
-  __device__ void store_rounds(const hopper::TensorMap& map, const WidePlace& at, int kept,
+  __device__ void store_rounds(const sm90::TensorMap& map, const WidePlace& at, int kept,
                                std::integer_sequence<int, r...>) {
     (store_round<kGated, kFirst + r>(map, at, kept), ...);
   }
   template <bool kGated, int r>
-  __device__ void store_round(const hopper::TensorMap& map, const WidePlace& at, int kept) {
-    using namespace hopper;
+  __device__ void store_round(const sm90::TensorMap& map, const WidePlace& at, int kept) {
+    using namespace sm90;
     constexpr int kHalf = r / (kRounds / kHalves), kFrom = r % (kRounds / kHalves) * Tile::kRound,
                   kColumnsNow = kShare == Share::k ? kColumns / 2 : Tile::kRound;
     constexpr int kGates = kGated ? 2 : 1;
@@ -328,7 +328,7 @@ class WideConsumer {
       load_residual(token(at, kHalf), at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
     // Lane 16 i + r gives the place of row r of the warp's 16, of the first or second of two pieces.
     const int staged_row = threadIdx.x % 128 / 32 * 16 + lane() % 16, turned = staged_row / 2 % 4;
-    const uint32_t to = hopper::shared_address(shared) + staged_row * 64;
+    const uint32_t to = sm90::shared_address(shared) + staged_row * 64;
     uint32_t words[2][2];
     // Scale and bias of columns 8 i + 2 t, + 1.
     float4 columns[kCount / 8];
@@ -359,8 +359,8 @@ class WideConsumer {
       words[piece % 2][0] = round_pair<Out>(v[0], v[1]);
       words[piece % 2][1] = round_pair<Out>(v[2], v[3]);
       if (piece % 2 == 1)
-        hopper::store_matrices(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
-                               words[0][1], words[1][0], words[1][1]);
+        sm90::store_matrices(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
+                             words[0][1], words[1][0], words[1][1]);
     }
   }
 
@@ -402,10 +402,10 @@ class WideConsumer {
   static constexpr int kBorders = kPaired ? 4 : 2;
   float x_[2], w_[kBorders], token_scale_[kHalves][2];
   int split_, turn_ = 0;
-  hopper::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
-  uint32_t tokens_, weight_;                   // low words of the first stage's descriptors
-  uint32_t full_, empty_, scales_;             // addresses in shared memory
-  bool ready_;                                 // the stage to read is full for certain
+  sm90::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
+  uint32_t tokens_, weight_;                 // low words of the first stage's descriptors
+  uint32_t full_, empty_, scales_;           // addresses in shared memory
+  bool ready_;                               // the stage to read is full for certain
 };
 
 }  // namespace radix::gemm

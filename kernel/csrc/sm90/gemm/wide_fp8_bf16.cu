@@ -1,4 +1,4 @@
-#include "cuda/gemm/wide.h"
+#include "sm90/gemm/wide.cuh"
 
 namespace radix::gemm {
 

@@ -10,7 +10,7 @@
 // that run together.
 #pragma once
 
-#include "cuda/gemm/wide_kernel.h"
+#include "sm90/gemm/wide_kernel.cuh"
 
 namespace radix::gemm {
 
@@ -60,13 +60,13 @@ class WideTour {
   WideRows rows_;
 };
 
-template <hopper::Operand kType, class Out, class Tile, Sums kSums, Weights kWeights>
+template <sm90::Operand kType, class Out, class Tile, Sums kSums, Weights kWeights>
 __global__ void __launch_bounds__(kWideThreads, 1)
-    wide_grouped_kernel(const __grid_constant__ hopper::TensorMap x_map,
-                        const __grid_constant__ hopper::TensorMap weight_map,
-                        const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p,
+    wide_grouped_kernel(const __grid_constant__ sm90::TensorMap x_map,
+                        const __grid_constant__ sm90::TensorMap weight_map,
+                        const __grid_constant__ sm90::TensorMap out_map, const __grid_constant__ WideParams p,
                         const __grid_constant__ WideGroups groups) {
-  using namespace hopper;
+  using namespace sm90;
   constexpr Share kShare = Share::tokens;
   constexpr bool kBlockScaled = kSums == Sums::blocks;
   extern __shared__ __align__(1024) char begin[];

@@ -10,7 +10,7 @@
 // Producer: one thread waits until a stage is empty in both blocks, then TMA. One warp copies the scales of a stage's
 // blocks, or fetches scale and bias of a tile's columns while it is multiplied.
 //
-// Consumers (wide_consumer.h): the tensor cores keep about 14 bits of a sum, so sums move to float32 registers every
+// Consumers (wide_consumer.cuh): the tensor cores keep about 14 bits of a sum, so sums move to float32 registers every
 // 128 elements of k, times the scales of blocks where there are any; or, where the caller allows, never (Sums).
 //
 // End of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
@@ -18,9 +18,9 @@
 // results are made.
 #pragma once
 
-#include "cuda/gemm/wide_consumer.h"
-#include "cuda/hopper/pdl.h"
-#include "cuda/hopper/registers.h"
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/registers.cuh"
+#include "sm90/gemm/wide_consumer.cuh"
 
 namespace radix::gemm {
 
@@ -46,12 +46,12 @@ class WideScales {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kRuns; i++) {
-      hopper::copy_async_4(to + lane + 32 * i, x_[i]);
+      sm90::copy_async_4(to + lane + 32 * i, x_[i]);
       x_[i] += unit_;
     }
-    if (lane < (kPaired ? 4 : 2)) hopper::copy_async_4(to + Tile::kTokens + lane, w_);
+    if (lane < (kPaired ? 4 : 2)) sm90::copy_async_4(to + Tile::kTokens + lane, w_);
     w_++;
-    hopper::copy_async_arrive(full);
+    sm90::copy_async_arrive(full);
   }
 
  private:
@@ -74,15 +74,15 @@ __device__ void wide_columns(const WideParams& p, const WidePlace& at, float2* c
 }
 
 // What the producer's thread loads: stages of tiles, in the order in which consumers read them.
-template <hopper::Operand kType, class Tile, Share kShare>
+template <sm90::Operand kType, class Tile, Share kShare>
 class WideProducer {
  public:
-  __device__ WideProducer(const WideParams& p, const WideShared<Tile>& shared, const hopper::TensorMap& x_map,
-                          const hopper::TensorMap& weight_map, int first_chunk)
+  __device__ WideProducer(const WideParams& p, const WideShared<Tile>& shared, const sm90::TensorMap& x_map,
+                          const sm90::TensorMap& weight_map, int first_chunk)
       : p_(p), s_(shared), x_map_(x_map), weight_map_(weight_map), first_chunk_(first_chunk) {}
 
   __device__ void run(int first, int step, int rank, int chunks) {
-    using namespace hopper;
+    using namespace sm90;
     // A static weight may fill the ring while the kernel ahead still runs.
     int ahead = 0;
     if (p_.static_weight) {
@@ -99,7 +99,7 @@ class WideProducer {
       if (ahead > 0) {
         ahead--;
       } else {
-        hopper::barrier_wait(&s_.empty[ring_.index], ring_.parity ^ 1);
+        sm90::barrier_wait(&s_.empty[ring_.index], ring_.parity ^ 1);
         load_weight(ring_.index, at, rank, chunk);
       }
       load_tokens(ring_.index, at, rank, chunk);
@@ -109,8 +109,7 @@ class WideProducer {
  private:
   static constexpr uint16_t kBoth = 3;
   static constexpr int kAlongN = wide_along_n(kShare), kAlongM = wide_along_m(kShare);
-  static constexpr int kChunk =
-      kType == hopper::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
+  static constexpr int kChunk = kType == sm90::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
 
   __device__ void load_weight(int stage, const WidePlace& at, int rank, int chunk) const {
     const int part = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + part;
@@ -119,11 +118,11 @@ class WideProducer {
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
     char* to = s_.weight(stage) + part * 128;
     uint64_t* full = &s_.full[stage];
-    hopper::barrier_arrive_expect(full, Tile::kStageBytes);
+    sm90::barrier_arrive_expect(full, Tile::kStageBytes);
     if constexpr (kAlongM > 1) {
-      hopper::tma_multicast_4d(to, &weight_map_, full, kBoth, k, y, z, w);
+      sm90::tma_multicast_4d(to, &weight_map_, full, kBoth, k, y, z, w);
     } else {
-      hopper::tma_load_4d(to, &weight_map_, full, k, y, z, w);
+      sm90::tma_load_4d(to, &weight_map_, full, k, y, z, w);
     }
   }
   __device__ void load_tokens(int stage, const WidePlace& at, int rank, int chunk) const {
@@ -131,24 +130,24 @@ class WideProducer {
     const int k = (first_chunk_ + chunk) * kChunk;
     char* to = s_.tokens(stage) + part * 128;
     if constexpr (kAlongN > 1) {
-      hopper::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
+      sm90::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
     } else {
-      hopper::tma_load_3d(to, &x_map_, &s_.full[stage], k, y, at.batch);
+      sm90::tma_load_3d(to, &x_map_, &s_.full[stage], k, y, at.batch);
     }
   }
 
   const WideParams& p_;
   const WideShared<Tile> s_;
-  const hopper::TensorMap &x_map_, &weight_map_;
+  const sm90::TensorMap &x_map_, &weight_map_;
   const int first_chunk_;
-  hopper::Ring<Tile::kStages> ring_;
+  sm90::Ring<Tile::kStages> ring_;
 };
 
-template <hopper::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
+template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 __global__ void __launch_bounds__(kWideThreads, 1)
-    wide_kernel(const __grid_constant__ hopper::TensorMap x_map, const __grid_constant__ hopper::TensorMap weight_map,
-                const __grid_constant__ hopper::TensorMap out_map, const __grid_constant__ WideParams p) {
-  using namespace hopper;
+    wide_kernel(const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ sm90::TensorMap weight_map,
+                const __grid_constant__ sm90::TensorMap out_map, const __grid_constant__ WideParams p) {
+  using namespace sm90;
   constexpr bool kBlockScaled = kSums == Sums::blocks, kShareK = kShare == Share::k;
   extern __shared__ __align__(1024) char begin[];  // without static shared memory it begins at a multiple of 1024
   const WideShared<Tile> shared(begin);

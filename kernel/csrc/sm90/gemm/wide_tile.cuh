@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/gemm/epilogue.h"
+#include "sm90/gemm/epilogue.cuh"
 
 namespace radix::gemm {
 

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "cuda/attention/decode_state.h"
-#include "cuda/hopper/mbarrier.h"
-#include "cuda/hopper/pdl.h"
-#include "cuda/mla/run.h"
+#include "sm90/attention/decode_state.cuh"
+#include "sm90/common/mbarrier.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/mla/run.cuh"
 
 namespace radix::mla {
 
@@ -98,8 +98,8 @@ __device__ void combine(const WideArgs& a, const Place& place, char* raw, uint64
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   // Not __syncthreads(), which racecheck does not follow behind the roles' partial barriers.
   auto meet = [meeting, parity = 0u]() mutable {
-    hopper::barrier_arrive(meeting);
-    hopper::barrier_wait(meeting, parity);
+    sm90::barrier_arrive(meeting);
+    sm90::barrier_wait(meeting, parity);
     parity ^= 1;
   };
   cooperative_groups::this_grid().sync();

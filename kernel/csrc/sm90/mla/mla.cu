@@ -1,11 +1,11 @@
 // The front of Hopper's MLA: a checked call becomes Args, and the kernel that serves it is chosen.
-#include "cuda/mla/mla.h"
+#include "sm90/mla/mla.cuh"
 
 #include <algorithm>
 
 #include "api/mla.h"
 #include "common/tensor.h"
-#include "gpu/launch.h"
+#include "gpu/device/launch.h"
 
 namespace radix {
 namespace {

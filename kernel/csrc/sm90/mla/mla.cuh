@@ -2,11 +2,11 @@
 // arXiv:2405.04434).
 //
 // A token of the cache is kLatent latent values followed by kRope rotary ones; all of it is the key, the latent part
-// also the value. The plan, the tree of chunks and combine_kernel are those of paged decode (cuda/attention/decode.h)
+// also the value. The plan, the tree of chunks and combine_kernel are those of paged decode (attention/decode.cuh)
 // with one KV head.
 #pragma once
 
-#include "cuda/attention/decode.h"
+#include "sm90/attention/decode.cuh"
 
 namespace radix::mla {
 
@@ -23,7 +23,7 @@ struct Args : attention::decode::Args {
 struct WideArgs : Args {
   int cluster = 1;     // blocks of a run, each with 64 of the query rows
   int sharing = 1;     // of them that copy for each other
-  int halves = 1;      // 2: two blocks may have half of a run's tiles each (run.h); cluster is 1
+  int halves = 1;      // 2: two blocks may have half of a run's tiles each (run.cuh); cluster is 1
   int box_tokens = 0;  // of a box of the tensor map; 0: no map, tokens are copied one by one
 };
 

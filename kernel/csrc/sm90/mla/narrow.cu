@@ -11,11 +11,11 @@
 // then asked for tile i + kStages: about 147 KiB are on the way at any time.
 #include <type_traits>
 
-#include "cuda/attention/decode_combine.h"
-#include "cuda/attention/decode_mma.h"
-#include "cuda/attention/decode_softmax.h"
-#include "cuda/hopper/mbarrier.h"
-#include "cuda/mla/mla.h"
+#include "sm90/attention/decode_combine.cuh"
+#include "sm90/attention/decode_mma.cuh"
+#include "sm90/attention/decode_softmax.cuh"
+#include "sm90/common/mbarrier.cuh"
+#include "sm90/mla/mla.cuh"
 
 namespace radix::mla {
 namespace {
@@ -86,7 +86,7 @@ class TileLoader {
       if (kTile * kPieces % kThreads == 0 || at < kTile * kPieces)
         copy_async(stage + token * C::kTokenStride + piece * 16, from, valid_ >> token & 1);
     }
-    hopper::copy_async_arrive(full_ + slot_);
+    sm90::copy_async_arrive(full_ + slot_);
     slot_ = slot_ + 1 == C::kStages ? 0 : slot_ + 1;
     token_ += kTile;
     settle();
@@ -346,23 +346,23 @@ __global__ void __launch_bounds__(kThreads, 1) mla_narrow_kernel(const __grid_co
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + C::kStages * C::kStageBytes + C::kScoreBytes);
   const int group = blockIdx.x;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kStages; i++) hopper::barrier_init(full + i, kThreads);
-    hopper::barrier_init_fence();
+    for (int i = 0; i < C::kStages; i++) sm90::barrier_init(full + i, kThreads);
+    sm90::barrier_init_fence();
   }
-  hopper::pdl_wait();
+  sm90::pdl_wait();
   // Its barriers also show the threads the barriers just made.
   const Plan plan = make_plan<kThreads>(
       a, L::kRows, reinterpret_cast<int*>(shared + C::kStages * C::kStageBytes + C::kScoreBytes + 64));
-  hopper::pdl_trigger();
+  sm90::pdl_trigger();
   const int x_end = plan.start(group + 1, a.groups);
   int x = plan.start(group, a.groups);
   if (x >= x_end) return;
 
-  const uint32_t stages = hopper::shared_address(shared);
+  const uint32_t stages = sm90::shared_address(shared);
   TileLoader<C> loader(a, plan, stages, full, x, x_end);
   for (int i = 0; i < C::kStages; i++) loader.next();
   char* nodes = a.nodes + int64_t{group} * nodes_of_block(a.levels) * L::kNodeBytes;
-  hopper::Ring<C::kStages> ring;
+  sm90::Ring<C::kStages> ring;
   int row = plan.row_of(x), turn = 0;
   Queries<C> queries;
   QueryBlock block{};
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_narrow_kernel(const __grid_co
 #pragma unroll 1
     for (int token = c.begin; token < c.end; token += kTile) {
       const uint32_t stage = stages + ring.index * C::kStageBytes;
-      hopper::barrier_wait(full + ring.index, ring.parity);
+      sm90::barrier_wait(full + ring.index, ring.parity);
       float s[C::kTiles][4][4];
       make_scores<C>(s, queries, stage, exchange + turn * (C::kScoreBytes / 32));
       // Behind its barrier: the tile before has been used by all.
@@ -416,8 +416,8 @@ __global__ void __launch_bounds__(kThreads, 1) mla_narrow_kernel(const __grid_co
 template <class T, int kTiles, bool kFp8>
 void launch(const Args& a, rk_stream stream) {
   using C = Config<T, kTiles, kFp8>;
-  hopper::launch_dependent("mla_decode", a.p.device, stream, mla_narrow_kernel<C>,
-                           {dim3(a.groups), kThreads, C::kSharedBytes}, a);
+  sm90::launch_dependent("mla_decode", a.p.device, stream, mla_narrow_kernel<C>,
+                         {dim3(a.groups), kThreads, C::kSharedBytes}, a);
   launch_combine<T, typename C::L>("mla_decode", a, stream);
 }
 

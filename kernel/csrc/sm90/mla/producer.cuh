@@ -7,10 +7,10 @@
 // cluster each block fetches half of a tile's tokens for both); others token by token (cp.async).
 #pragma once
 
-#include "cuda/attention/decode_mma.h"
-#include "cuda/hopper/cluster.h"
-#include "cuda/hopper/tma.h"
-#include "cuda/mla/run.h"
+#include "sm90/attention/decode_mma.cuh"
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/tma.cuh"
+#include "sm90/mla/run.cuh"
 
 namespace radix::mla {
 
@@ -37,13 +37,13 @@ __device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlock
 template <class Block>
 class Producer {
  public:
-  __device__ Producer(const WideArgs& a, const hopper::TensorMap& map, Block& shared)
+  __device__ Producer(const WideArgs& a, const sm90::TensorMap& map, Block& shared)
       : a_(a),
         map_(map),
         shared_(shared),
         warp_(threadIdx.x / 32 % 4),
         lane_(threadIdx.x % 32),
-        rank_(a.sharing > 1 ? hopper::cluster_rank() : 0) {}
+        rank_(a.sharing > 1 ? sm90::cluster_rank() : 0) {}
 
   __device__ void run(Walk walk) {
     Segment s;
@@ -54,7 +54,7 @@ class Producer {
 
  private:
   // Until a part of tile buffer `at` is free.
-  __device__ void wait_empty(int at, int part) { hopper::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
+  __device__ void wait_empty(int at, int part) { sm90::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
   __device__ int page_of(int token) const {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
@@ -84,15 +84,15 @@ class Producer {
       const int token = __shfl_sync(~0u, boxes.token, (first + mine) % 32);
       uint64_t* full = &shared_.full[at][warp_];
       // What was copied here before has come: the next bytes may be announced before there is room for them.
-      hopper::barrier_wait(full, (use_ >> at & 1) ^ 1);
-      if (lane_ == 0) hopper::barrier_arrive_expect(full, bytes);
+      sm90::barrier_wait(full, (use_ >> at & 1) ^ 1);
+      if (lane_ == 0) sm90::barrier_arrive_expect(full, bytes);
       __syncwarp();
       wait_empty(at, warp_);
       if (sends) {
         if (a_.sharing > 1) {
-          hopper::tma_multicast_3d(to + at * sizeof(shared_.tile[0]), &map_, full, 3, block * 64, token, page);
+          sm90::tma_multicast_3d(to + at * sizeof(shared_.tile[0]), &map_, full, 3, block * 64, token, page);
         } else {
-          hopper::tma_load_3d(to + at * sizeof(shared_.tile[0]), &map_, full, block * 64, token, page);
+          sm90::tma_load_3d(to + at * sizeof(shared_.tile[0]), &map_, full, block * 64, token, page);
         }
       }
       __syncwarp();
@@ -112,7 +112,7 @@ class Producer {
   // the tokens 4 k + lane / 8.
   __device__ void gather(const Segment& s) {
     const int token = warp_ * 16 + lane_ / 8, piece = lane_ % 8;  // in the tile, for k = 0
-    const uint32_t tile = hopper::shared_address(shared_.tile[0]) + place_of(token, piece);
+    const uint32_t tile = sm90::shared_address(shared_.tile[0]) + place_of(token, piece);
     const uint32_t odd = place_of(token + 4, piece) - place_of(token, piece) - 512;  // the swizzle of rows 4 to 7
     int pages[4];
     find(pages, s, token);
@@ -136,7 +136,7 @@ class Producer {
           for (int k = 0; k < 4; k++)
             copy_async(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
                        first + 4 * k < s.kv_len);
-        hopper::copy_async_arrive(&shared_.full[at][part]);
+        sm90::copy_async_arrive(&shared_.full[at][part]);
       }
       use_ ^= 1 << at;
     }
@@ -151,20 +151,20 @@ class Producer {
   }
 
   const WideArgs& a_;
-  const hopper::TensorMap& map_;
+  const sm90::TensorMap& map_;
   Block& shared_;
   int warp_, lane_, rank_;
   uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
 };
 
-inline hopper::TensorMap cache_map(const WideArgs& a) {
+inline sm90::TensorMap cache_map(const WideArgs& a) {
   const attention::Params& p = a.p;
-  const hopper::TileShape shape = {
+  const sm90::TileShape shape = {
       3,
       {kKey, static_cast<uint64_t>(p.page_size), static_cast<uint64_t>(p.kv_pages)},
-      {hopper::map_stride(p.k_token * 2, p.page_size), hopper::map_stride(p.k_page * 2, p.kv_pages)},
+      {sm90::map_stride(p.k_token * 2, p.page_size), sm90::map_stride(p.k_page * 2, p.kv_pages)},
       {64, static_cast<uint32_t>(a.box_tokens), 1}};
-  return hopper::make_tensor_map(
+  return sm90::make_tensor_map(
       p.k, p.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, shape,
       CU_TENSOR_MAP_SWIZZLE_128B);
 }

@@ -1,4 +1,4 @@
-// The copying warpgroup for the FP8 cache: it widens tokens on their way to the tiles that producer.h describes, so
+// The copying warpgroup for the FP8 cache: it widens tokens on their way to the tiles that producer.cuh describes, so
 // that the other warpgroups compute as with a bf16 cache.
 //
 // A latent value becomes bf16(e4m3 * scale). A part of a tile is one scale group, 128 dimensions. Four lanes share a
@@ -11,24 +11,23 @@
 // loads on their way.
 #pragma once
 
-#include "cuda/attention/decode_state.h"
-#include "cuda/mla/producer.h"
+#include "sm90/attention/decode_state.cuh"
+#include "sm90/mla/producer.cuh"
 
 namespace radix::mla {
 
-// Block: as in producer.h; the `full` barriers take an arrival of each warp. kEach: tokens of a lane, 2, or 1 where two
-// blocks share the work.
+// Block: as in producer.cuh; the `full` barriers take an arrival of each warp. kEach: tokens of a lane, 2, or 1 where
+// two blocks share the work.
 template <int kEach, class Block>
 class WideningProducer {
  public:
   __device__ WideningProducer(const WideArgs& a, Block& shared)
       : a_(a),
         shared_(shared),
-        row_((threadIdx.x / 32 % 4 + (kEach == 1 ? hopper::cluster_rank() * 4 : 0)) * (8 * kEach) +
-             threadIdx.x % 32 / 4),
+        row_((threadIdx.x / 32 % 4 + (kEach == 1 ? sm90::cluster_rank() * 4 : 0)) * (8 * kEach) + threadIdx.x % 32 / 4),
         quarter_(threadIdx.x % 4),
-        tile_(hopper::shared_address(shared.tile[0])),
-        other_(kEach == 1 ? hopper::remote_address(shared.tile[0], 1 - hopper::cluster_rank()) : 0) {}
+        tile_(sm90::shared_address(shared.tile[0])),
+        other_(kEach == 1 ? sm90::remote_address(shared.tile[0], 1 - sm90::cluster_rank()) : 0) {}
 
   __device__ void run(Walk walk) {
     Tile tile = look(walk);
@@ -133,7 +132,7 @@ class WideningProducer {
   __device__ void put(int at) {
     wait_empty(at, kPart);
     uint64_t* full = &shared_.full[at][kPart];
-    const uint32_t other_full = kEach == 1 ? hopper::remote_address(full, 1 - hopper::cluster_rank()) : 0;
+    const uint32_t other_full = kEach == 1 ? sm90::remote_address(full, 1 - sm90::cluster_rank()) : 0;
     const Raw& raw = raw_[kPart % kAhead];
     const uint32_t to = at * (kBlocks * kBlockBytes) + place_of(row_, 2 * quarter_);
 #pragma unroll
@@ -154,17 +153,17 @@ class WideningProducer {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     if (kEach == 1 && threadIdx.x / 32 % 4 == 0) {
-      hopper::barrier_arrive_expect(full, (part_last(kPart) - part_first(kPart)) * (kBlockBytes / 2));
+      sm90::barrier_arrive_expect(full, (part_last(kPart) - part_first(kPart)) * (kBlockBytes / 2));
     } else {
-      hopper::barrier_arrive(full);
+      sm90::barrier_arrive(full);
     }
   }
   // Until a part of tile buffer `at` is free.
-  __device__ void wait_empty(int at, int part) { hopper::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
+  __device__ void wait_empty(int at, int part) { sm90::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
   // To this block's tile, and to the other's if they share the work.
   __device__ void store(uint32_t place, const uint4& x, uint32_t other_full) {
     attention::decode::store_shared(tile_ + place, x);
-    if constexpr (kEach == 1) hopper::store_async(other_ + place, x, other_full);
+    if constexpr (kEach == 1) sm90::store_async(other_ + place, x, other_full);
   }
   // Eight values.
   __device__ static uint4 widened(uint32_t low, uint32_t high, float scale) {

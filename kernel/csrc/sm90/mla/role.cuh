@@ -1,14 +1,14 @@
-// What the computing warpgroups of the kernels on wgmma (slim.h, wide.h) have in common.
+// What the computing warpgroups of the kernels on wgmma (slim.cuh, wide.cuh) have in common.
 #pragma once
 
-#include "cuda/hopper/wgmma_turned.h"
-#include "cuda/mla/combine.h"
-#include "cuda/mla/producer.h"
+#include "sm90/common/wgmma_turned.cuh"
+#include "sm90/mla/combine.cuh"
+#include "sm90/mla/producer.cuh"
 
 namespace radix::mla {
 
 template <class T>
-constexpr hopper::Operand kOperand = __is_same(T, bf16) ? hopper::Operand::bf16 : hopper::Operand::f16;
+constexpr sm90::Operand kOperand = __is_same(T, bf16) ? sm90::Operand::bf16 : sm90::Operand::f16;
 
 // The segment's query rows from `packed` on, `rows` of kRows, to q: kBlocks blocks of 64 dimensions. By kWarps warps,
 // which meet behind it; the products that read the queries before are done.
@@ -22,7 +22,7 @@ __device__ inline void load_queries(const WideArgs& a, const Segment& s, int pac
   const int token = s.q_begin + at / a.group, head = at % a.group;
   const int64_t nope_of = token * a.p.q_token + head * a.p.q_head;
   const int64_t rope_of = token * a.rope_token + head * a.rope_head;
-  const uint32_t to = hopper::shared_address(q);
+  const uint32_t to = sm90::shared_address(q);
 #pragma unroll 4
   for (int i = 0; i < kEach; i++) {
     const int r = warp + i * kWarps;
@@ -38,18 +38,18 @@ __device__ inline void load_queries(const WideArgs& a, const Segment& s, int pac
   }
   attention::decode::copy_commit();
   attention::decode::copy_wait<0>();
-  hopper::fence_async_shared();
+  sm90::fence_async_shared();
 }
 
 // Zeros in place of what a page holds past the row's end, in the 256 dimensions of a side of a tile: a probability of 0
 // does not silence a NaN. By a warpgroup, which meets behind it.
 __device__ inline void clear_tokens(char* tile, int side, int from, int thread) {
-  const uint32_t half = hopper::shared_address(tile) + side * kLeftBlocks * kBlockBytes;
+  const uint32_t half = sm90::shared_address(tile) + side * kLeftBlocks * kBlockBytes;
   for (int i = from * 8 + thread; i < kTile * 8; i += 128)
 #pragma unroll
     for (int block = 0; block < kLeftBlocks; block++)
       attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
-  hopper::fence_async_shared();
+  sm90::fence_async_shared();
 }
 
 }  // namespace radix::mla

@@ -12,7 +12,7 @@
 // meetings.
 #pragma once
 
-#include "cuda/mla/mla.h"
+#include "sm90/mla/mla.cuh"
 
 namespace radix::mla {
 

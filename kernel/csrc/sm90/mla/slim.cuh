@@ -7,12 +7,12 @@
 // shared memory, and P^T lies there as the operand of the second product. The third warpgroup copies.
 #pragma once
 
-#include "cuda/mla/role.h"
+#include "sm90/mla/role.cuh"
 
 namespace radix::mla::slim {
 
 using attention::decode::exp2_approx;
-using hopper::named_barrier;
+using sm90::named_barrier;
 
 constexpr int kRows = 16, kThreads = 384, kConsumers = 256;
 constexpr int kQueryBlockBytes = kRows * 128;
@@ -99,24 +99,24 @@ class Consumer {
   // S^T of a tile.
   __device__ void scores(float (&s)[8], int at) {
     float part[2][8];  // two chains: a product would wait for the one before it
-    const uint64_t q = hopper::swizzled_operand(shared_.q), k = hopper::swizzled_operand(shared_.tile[at]);
+    const uint64_t q = sm90::swizzled_operand(shared_.q), k = sm90::swizzled_operand(shared_.tile[at]);
 #pragma unroll
     for (int quarter = kSide; quarter < kParts; quarter += 2) {
-      hopper::barrier_wait(&shared_.full[at][quarter], use_ >> at & 1);
-      if (a_.box_tokens == 0) hopper::fence_async_shared();
-      hopper::wgmma_fence();
+      sm90::barrier_wait(&shared_.full[at][quarter], use_ >> at & 1);
+      if (a_.box_tokens == 0) sm90::fence_async_shared();
+      sm90::wgmma_fence();
 #pragma unroll
       for (int block = part_first(quarter); block < part_last(quarter); block++)
 #pragma unroll
         for (int step = 0; step < 4; step++)
-          hopper::Wgmma<kOperand<T>, kRows>::run(part[step % 2], hopper::next_k(k + block * (kBlockBytes >> 4), step),
-                                                 hopper::next_k(q + block * (kQueryBlockBytes >> 4), step),
-                                                 step > 1 || block > part_first(kSide));
+          sm90::Wgmma<kOperand<T>, kRows>::run(part[step % 2], sm90::next_k(k + block * (kBlockBytes >> 4), step),
+                                               sm90::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                               step > 1 || block > part_first(kSide));
     }
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_hold(part[0]);
-    hopper::wgmma_hold(part[1]);
+    sm90::wgmma_commit();
+    sm90::wgmma_wait<0>();
+    sm90::wgmma_hold(part[0]);
+    sm90::wgmma_hold(part[1]);
     float4(&halves)[2][2][128] = shared_.part[turn_];
 #pragma unroll
     for (int e = 0; e < 8; e++) s[e] = part[0][e] + part[1][e];
@@ -186,36 +186,36 @@ class Consumer {
   __device__ void hand_over(const float (&s)[8]) {
     // Matrix i of the four: tokens 8 (i % 2), query rows 8 (i / 2); lane 8 i + r names the place of its row r.
     const int row = lane_ / 16 * 8 + lane_ % 8, piece = warp_ * 2 + lane_ / 8 % 2;
-    const uint32_t to = hopper::shared_address(shared_.p[kSide]) + row * 128 + ((piece ^ row % 8) << 4);
+    const uint32_t to = sm90::shared_address(shared_.p[kSide]) + row * 128 + ((piece ^ row % 8) << 4);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                  "r"(pack2<T>(s[0], s[1])), "r"(pack2<T>(s[2], s[3])), "r"(pack2<T>(s[4], s[5])),
                  "r"(pack2<T>(s[6], s[7]))
                  : "memory");
-    hopper::fence_async_shared();
+    sm90::fence_async_shared();
     named_barrier(kOwn + kSide, 128);
   }
 
   // O^T += V^T P^T. This warp has read a part of the buffer, as the scores' products have.
   __device__ void add_values(int at) {
-    const uint64_t v = hopper::transposed_operand(shared_.tile[at] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
-    const uint64_t p = hopper::swizzled_operand(shared_.p[kSide]);
-    hopper::wgmma_fence();
+    const uint64_t v = sm90::transposed_operand(shared_.tile[at] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
+    const uint64_t p = sm90::swizzled_operand(shared_.p[kSide]);
+    sm90::wgmma_fence();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
 #pragma unroll
       for (int step = 0; step < 4; step++)
 #pragma unroll
         for (int b = 2 * half; b < 2 * half + 2; b++)
-          hopper::WgmmaTurned<kOperand<T>, kRows, hopper::Turned::a>::run(
-              o_[b], hopper::advanced(v, b * kBlockBytes + step * 2048), hopper::next_k(p, step));
-      hopper::wgmma_commit();
+          sm90::WgmmaTurned<kOperand<T>, kRows, sm90::Turned::a>::run(
+              o_[b], sm90::advanced(v, b * kBlockBytes + step * 2048), sm90::next_k(p, step));
+      sm90::wgmma_commit();
     }
-    hopper::wgmma_wait<1>();
-    hopper::barrier_arrive_warp(&shared_.empty[at][kSide]);
-    hopper::wgmma_wait<0>();
+    sm90::wgmma_wait<1>();
+    sm90::barrier_arrive_warp(&shared_.empty[at][kSide]);
+    sm90::wgmma_wait<0>();
 #pragma unroll
-    for (int b = 0; b < 4; b++) hopper::wgmma_hold(o_[b]);
-    hopper::barrier_arrive_warp(&shared_.empty[at][kSide + 2]);
+    for (int b = 0; b < 4; b++) sm90::wgmma_hold(o_[b]);
+    sm90::barrier_arrive_warp(&shared_.empty[at][kSide + 2]);
   }
 
   // l becomes the sum over all lanes and warps.
@@ -242,8 +242,8 @@ class Consumer {
   __device__ void meet() {
     const int at = meetings_ & 1;
     if (kSide != place_.half) {
-      const uint32_t to = hopper::remote_address(&shared_.other[at][0][thread_], kSide);
-      const uint32_t told = hopper::remote_address(&shared_.told[at], kSide);
+      const uint32_t to = sm90::remote_address(&shared_.other[at][0][thread_], kSide);
+      const uint32_t told = sm90::remote_address(&shared_.told[at], kSide);
 #pragma unroll
       for (int b = 0; b < 4; b++)
 #pragma unroll
@@ -251,8 +251,8 @@ class Consumer {
       send(to + 8 * 2048, m_, told);
       send(to + 9 * 2048, l_, told);
     } else {
-      if (thread_ == 0) hopper::barrier_arrive_expect(&shared_.told[at], sizeof shared_.other[at]);
-      hopper::barrier_wait_cluster(&shared_.told[at], meetings_ >> 1 & 1);
+      if (thread_ == 0) sm90::barrier_arrive_expect(&shared_.told[at], sizeof shared_.other[at]);
+      sm90::barrier_wait_cluster(&shared_.told[at], meetings_ >> 1 & 1);
       const float4(&other)[10][128] = shared_.other[at];
       const float4 m4 = other[8][thread_], l4 = other[9][thread_];
       const float m[4] = {m4.x, m4.y, m4.z, m4.w}, l[4] = {l4.x, l4.y, l4.z, l4.w};
@@ -280,8 +280,8 @@ class Consumer {
   }
 
   __device__ static void send(uint32_t to, const float* v, uint32_t told) {
-    hopper::store_async(
-        to, {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])}, told);
+    sm90::store_async(to, {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])},
+                      told);
   }
 
   // Dimension of element e of o_[b].
@@ -336,27 +336,27 @@ class Consumer {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    mla_slim_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ hopper::TensorMap map) {
+    mla_slim_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ sm90::TensorMap map) {
   extern __shared__ __align__(1024) char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
       for (int part = 0; part < kParts; part++) {
-        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
-        hopper::barrier_init(&shared.empty[at][part], hopper::kWarpArrivals * 4);
+        sm90::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : 128);
+        sm90::barrier_init(&shared.empty[at][part], sm90::kWarpArrivals * 4);
       }
-    for (int at = 0; at < 2; at++) hopper::barrier_init(&shared.told[at], 1);
-    hopper::barrier_init(&shared.meeting, kThreads);
-    hopper::barrier_init_fence();
-    if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
+    for (int at = 0; at < 2; at++) sm90::barrier_init(&shared.told[at], 1);
+    sm90::barrier_init(&shared.meeting, kThreads);
+    sm90::barrier_init_fence();
+    if (a.box_tokens > 0) sm90::prefetch_tensor_map(&map);
   }
   __syncwarp();
   if (a.halves > 1)
-    hopper::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
-  hopper::pdl_wait();
+    sm90::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
+  sm90::pdl_wait();
   const Place place = find_start<kThreads>(a, kRows, shared.scratch);
-  if (a.halves > 1) hopper::cluster_wait();
-  hopper::pdl_trigger();
+  if (a.halves > 1) sm90::cluster_wait();
+  sm90::pdl_trigger();
   const Walk walk(a, kRows, place);
   if (threadIdx.x >= kConsumers) {
     Producer(a, map, shared).run(walk);
@@ -366,16 +366,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     Consumer<T, 1>(a, shared, place).run(walk);
   }
   __syncwarp();
-  if (a.halves > 1) hopper::cluster_sync_relaxed();  // the other block's shared memory is there until it was written
+  if (a.halves > 1) sm90::cluster_sync_relaxed();  // the other block's shared memory is there until it was written
   if (place.whole) return;
   combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
 }
 
 template <class T>
 void launch(const WideArgs& a, rk_stream stream) {
-  const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
-  hopper::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
-                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.halves, true}, a, map);
+  const sm90::TensorMap map = a.box_tokens > 0 ? cache_map(a) : sm90::TensorMap{};
+  sm90::launch_dependent("mla_decode", a.p.device, stream, mla_slim_kernel<T>,
+                         {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.halves, true}, a, map);
 }
 
 }  // namespace radix::mla::slim

@@ -1,4 +1,4 @@
-#include "cuda/mla/slim.h"
+#include "sm90/mla/slim.cuh"
 
 namespace radix::mla {
 

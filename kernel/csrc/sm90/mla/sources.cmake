@@ -1,2 +1,2 @@
 file(GLOB _files RELATIVE ${CMAKE_CURRENT_LIST_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
-radix_hopper_family(mla ${_files})
+radix_sm90_family(mla ${_files})

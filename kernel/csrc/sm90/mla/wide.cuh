@@ -11,15 +11,15 @@
 // during the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
 #pragma once
 
-#include "cuda/attention/prefill_softmax.h"
-#include "cuda/hopper/registers.h"
-#include "cuda/mla/producer_fp8.h"
-#include "cuda/mla/role.h"
+#include "sm90/attention/prefill_softmax.cuh"
+#include "sm90/common/registers.cuh"
+#include "sm90/mla/producer_fp8.cuh"
+#include "sm90/mla/role.cuh"
 
 namespace radix::mla::wide {
 
 using attention::prefill::Softmax;
-using hopper::named_barrier;
+using sm90::named_barrier;
 
 constexpr int kRows = 64, kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
@@ -64,7 +64,7 @@ struct Role {
         shared(memory),
         thread(threadIdx.x % 128),
         lane(threadIdx.x % 32),
-        rank(args.cluster > 1 ? hopper::cluster_rank() : 0) {}
+        rank(args.cluster > 1 ? sm90::cluster_rank() : 0) {}
 
   __device__ int row(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
   __device__ int packed_of(const Segment& s) const { return s.packed + rank * kRows; }
@@ -73,8 +73,8 @@ struct Role {
   __device__ char* probabilities(int at) const { return shared.tile[at] + (kBlocks - 1) * kBlockBytes; }
   // Until a part of tile buffer `at` is there.
   __device__ void wait_full(int at, int part) const {
-    hopper::barrier_wait(&shared.full[at][part], use >> at & 1);
-    if (a.box_tokens == 0) hopper::fence_async_shared();
+    sm90::barrier_wait(&shared.full[at][part], use >> at & 1);
+    if (a.box_tokens == 0) sm90::fence_async_shared();
   }
 };
 
@@ -106,9 +106,9 @@ class Scorer : Role {
       for (int t = 0;; t++) {
         const int at = t & 1, token = (s.first + t) * kTile;
         const bool last = t + 1 == s.tiles;
-        hopper::barrier_wait(&shared.taken[at], (use >> at & 1) ^ 1);
-        hopper::wgmma_wait<0>();
-        hopper::wgmma_hold(s_);
+        sm90::barrier_wait(&shared.taken[at], (use >> at & 1) ^ 1);
+        sm90::wgmma_wait<0>();
+        sm90::wgmma_hold(s_);
         // Two copies: behind a branch that changes scores, all of them would be moved to other registers.
         token + kTile > all_ ? soften<true>(at, token, last) : soften<false>(at, token, last);
         use ^= 1 << at;
@@ -126,24 +126,24 @@ class Scorer : Role {
   // Starts S of the tile in buffer `at`.
   __device__ void start(int at) {
     // Made anew each time: kept from tile to tile, the operands' 72 descriptors would be spilled.
-    uint64_t q = hopper::swizzled_operand(shared.q), tile = hopper::swizzled_operand(shared.tile[0]);
+    uint64_t q = sm90::swizzled_operand(shared.q), tile = sm90::swizzled_operand(shared.tile[0]);
     asm volatile("" : "+l"(q), "+l"(tile));
-    tile = hopper::advanced(tile, at * (kBlocks * kBlockBytes));
+    tile = sm90::advanced(tile, at * (kBlocks * kBlockBytes));
 #pragma unroll
     for (int part = 0; part < kParts; part++) {
       wait_full(at, part);
       // Behind the branches of the wait, else the compiler makes one product wait for the other.
-      hopper::wgmma_fence();
+      sm90::wgmma_fence();
 #pragma unroll
       for (int block = part_first(part); block < part_last(part); block++)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-          const uint64_t keys = hopper::next_k(tile + block * (kBlockBytes >> 4), k);
-          hopper::Wgmma<kOperand<T>, 64>::run(s_, hopper::next_k(q + block * (kBlockBytes >> 4), k), keys,
-                                              block > 0 || k > 0);
+          const uint64_t keys = sm90::next_k(tile + block * (kBlockBytes >> 4), k);
+          sm90::Wgmma<kOperand<T>, 64>::run(s_, sm90::next_k(q + block * (kBlockBytes >> 4), k), keys,
+                                            block > 0 || k > 0);
         }
     }
-    hopper::wgmma_commit();
+    sm90::wgmma_commit();
   }
 
   // P of the tile in buffer `at` to the two sides, a half at a time: they add the first half's values while the other's
@@ -191,7 +191,7 @@ class Scorer : Role {
   __device__ void give(int at, const float (&p)[16]) {
     // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r names the place of its row r.
     const int row = thread / 32 * 16 + lane % 16;
-    const uint32_t to = hopper::shared_address(probabilities(at)) + row * 128;
+    const uint32_t to = sm90::shared_address(probabilities(at)) + row * 128;
 #pragma unroll
     for (int k = 0; k < 2; k++)
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -199,8 +199,8 @@ class Scorer : Role {
                    "r"(pack2<T>(p[8 * k], p[8 * k + 1])), "r"(pack2<T>(p[8 * k + 2], p[8 * k + 3])),
                    "r"(pack2<T>(p[8 * k + 4], p[8 * k + 5])), "r"(pack2<T>(p[8 * k + 6], p[8 * k + 7]))
                    : "memory");
-    hopper::fence_async_shared();
-    hopper::barrier_arrive(&shared.ready[at][kHalf]);
+    sm90::fence_async_shared();
+    sm90::barrier_arrive(&shared.ready[at][kHalf]);
   }
 
   // The factors of O at the end of a segment, whose last tile is in buffer `at`.
@@ -267,37 +267,37 @@ class Side : Role {
       clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
       named_barrier(kSides + kSide, 128);
     }
-    hopper::barrier_wait(&shared.ready[at][0], use >> at & 1);
+    sm90::barrier_wait(&shared.ready[at][0], use >> at & 1);
     const float2 by = shared.by[at][thread];
     if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
     }
-    uint64_t v = hopper::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
-    uint64_t p = hopper::swizzled_operand(probabilities(0));
+    uint64_t v = sm90::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
+    uint64_t p = sm90::swizzled_operand(probabilities(0));
     asm volatile("" : "+l"(v), "+l"(p));
-    v = hopper::advanced(v, at * (kBlocks * kBlockBytes)), p = hopper::advanced(p, at * (kBlocks * kBlockBytes));
+    v = sm90::advanced(v, at * (kBlocks * kBlockBytes)), p = sm90::advanced(p, at * (kBlocks * kBlockBytes));
     // Sixteen tokens for 128 of the dimensions.
     const auto product = [&](int half, int k) {
-      hopper::WgmmaTurned<kOperand<T>, 128, hopper::Turned::b>::run(
-          o_[half], hopper::next_k(p, k), hopper::advanced(v, 2048 * k + half * 2 * kBlockBytes));
+      sm90::WgmmaTurned<kOperand<T>, 128, sm90::Turned::b>::run(o_[half], sm90::next_k(p, k),
+                                                                sm90::advanced(v, 2048 * k + half * 2 * kBlockBytes));
     };
-    hopper::wgmma_fence();
+    sm90::wgmma_fence();
     product(0, 0), product(0, 1);
-    hopper::barrier_wait(&shared.ready[at][1], use >> at & 1);
+    sm90::barrier_wait(&shared.ready[at][1], use >> at & 1);
     const float2 last = shared.last[at][thread];
-    hopper::wgmma_fence();
+    sm90::wgmma_fence();
     product(0, 2), product(0, 3);
-    hopper::wgmma_commit();
+    sm90::wgmma_commit();
 #pragma unroll
     for (int k = 0; k < 4; k++) product(1, k);
-    hopper::wgmma_commit();
-    hopper::barrier_arrive(&shared.taken[at]);
-    hopper::wgmma_wait<1>();
-    hopper::wgmma_hold(o_[0]);
+    sm90::wgmma_commit();
+    sm90::barrier_arrive(&shared.taken[at]);
+    sm90::wgmma_wait<1>();
+    sm90::wgmma_hold(o_[0]);
     release(at, kSide);
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_hold(o_[1]);
+    sm90::wgmma_wait<0>();
+    sm90::wgmma_hold(o_[1]);
     release(at, kSide + 2);
     if (kSide == 0) release(at, kParts - 1);  // P
     use ^= 1 << at;
@@ -305,7 +305,7 @@ class Side : Role {
   }
   // This warp has read a part of the buffer, as the scores' products have: P came after them.
   __device__ void release(int at, int part) {
-    hopper::barrier_arrive_warp(&shared.empty[at][part], a.sharing > 1 ? 2 : 1);
+    sm90::barrier_arrive_warp(&shared.empty[at][part], a.sharing > 1 ? 2 : 1);
   }
 
   __device__ void store(const Segment& s, float2 by) {
@@ -357,39 +357,39 @@ class Side : Role {
 
 template <class T, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
-    mla_wide_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ hopper::TensorMap map) {
+    mla_wide_kernel(const __grid_constant__ WideArgs a, const __grid_constant__ sm90::TensorMap map) {
   extern __shared__ __align__(1024) char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
       for (int part = 0; part < kParts; part++) {
-        hopper::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
+        sm90::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
         // Both sides read P, which lies in the last part.
-        hopper::barrier_init(&shared.empty[at][part], hopper::kWarpArrivals * (part == kParts - 1 ? 8 : 4) * a.sharing);
+        sm90::barrier_init(&shared.empty[at][part], sm90::kWarpArrivals * (part == kParts - 1 ? 8 : 4) * a.sharing);
       }
     for (int at = 0; at < 2; at++) {
-      for (int half = 0; half < 2; half++) hopper::barrier_init(&shared.ready[at][half], 128);
-      hopper::barrier_init(&shared.taken[at], 256);
+      for (int half = 0; half < 2; half++) sm90::barrier_init(&shared.ready[at][half], 128);
+      sm90::barrier_init(&shared.taken[at], 256);
     }
-    hopper::barrier_init(&shared.meeting, kThreads);
-    hopper::barrier_init_fence();
-    if (a.box_tokens > 0) hopper::prefetch_tensor_map(&map);
+    sm90::barrier_init(&shared.meeting, kThreads);
+    sm90::barrier_init_fence();
+    if (a.box_tokens > 0) sm90::prefetch_tensor_map(&map);
   }
   __syncwarp();
   if (a.cluster > 1)
-    hopper::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
+    sm90::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
   using R = Share<kFp8>;
   // At the barrier behind which registers that were given are taken back.
   constexpr int kTakers = R::kScorer < 128 ? 512 : 384;
   static_assert(2 * R::kSide + R::kScorer + R::kCopier <= 512);
   const int block_rows = kRows * a.cluster;
-  hopper::pdl_wait();
+  sm90::pdl_wait();
   const Place place = find_start<kThreads>(a, block_rows, shared.scratch);
-  if (a.cluster > 1) hopper::cluster_wait();
-  hopper::pdl_trigger();
+  if (a.cluster > 1) sm90::cluster_wait();
+  sm90::pdl_trigger();
   const Walk walk(a, block_rows, place);
   if (threadIdx.x >= 384) {
-    hopper::give_registers<R::kCopier>();
+    sm90::give_registers<R::kCopier>();
     if constexpr (kFp8) {
       if (a.sharing > 1) {
         WideningProducer<1, Shared>(a, shared).run(walk);
@@ -401,28 +401,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncwarp();
     named_barrier(kTaken, kTakers);  // what it gave is not there to be taken back before the sides have it
-    hopper::take_registers<128>();
+    sm90::take_registers<128>();
   } else if (threadIdx.x >= 256) {
     if constexpr (R::kScorer < 128) {
-      hopper::give_registers<R::kScorer>();
+      sm90::give_registers<R::kScorer>();
       Scorer<T>(a, shared).run(walk, place);
       named_barrier(kTaken, kTakers);
     }
-    hopper::take_registers<128>();
+    sm90::take_registers<128>();
     if constexpr (R::kScorer == 128) Scorer<T>(a, shared).run(walk, place);
   } else {
-    hopper::take_registers<R::kSide>();
-    hopper::named_arrive(kTaken, kTakers);
+    sm90::take_registers<R::kSide>();
+    sm90::named_arrive(kTaken, kTakers);
     if (threadIdx.x < 128) {
       Side<T, 0>(a, shared).run(walk, place);
     } else {
       Side<T, 1>(a, shared).run(walk, place);
     }
-    hopper::give_registers<128>();
+    sm90::give_registers<128>();
   }
   // A block's shared memory is there until the other one's last signal and write have come.
   __syncwarp();
-  if (kFp8 && a.sharing > 1) hopper::cluster_sync_relaxed();
+  if (kFp8 && a.sharing > 1) sm90::cluster_sync_relaxed();
   if (place.whole) return;
   combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
 }
@@ -430,9 +430,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T, bool kFp8 = false>
 void launch(const WideArgs& a, rk_stream stream) {
   const char* op = "mla_decode";
-  const hopper::TensorMap map = a.box_tokens > 0 ? cache_map(a) : hopper::TensorMap{};
-  hopper::launch_dependent(op, a.p.device, stream, mla_wide_kernel<T, kFp8>,
-                           {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
+  const sm90::TensorMap map = a.box_tokens > 0 ? cache_map(a) : sm90::TensorMap{};
+  sm90::launch_dependent(op, a.p.device, stream, mla_wide_kernel<T, kFp8>,
+                         {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
 }
 
 }  // namespace radix::mla::wide

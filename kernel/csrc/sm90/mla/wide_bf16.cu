@@ -1,4 +1,4 @@
-#include "cuda/mla/wide.h"
+#include "sm90/mla/wide.cuh"
 
 namespace radix::mla {
 

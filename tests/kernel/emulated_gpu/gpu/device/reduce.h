@@ -1,4 +1,4 @@
-// In place of csrc/gpu/reduce.h: a block without warps.
+// In place of csrc/gpu/device/reduce.h: a block without warps.
 #pragma once
 
 #include "harness.h"
