@@ -166,7 +166,8 @@ void m_grouped_gemm(const rk_m_grouped_gemm_args& args, rk_stream stream) {
     shape.threads = kThreads;
     sm90::launch_dependent(g.q.op, x.device, stream, prepare_kernel, shape, p);
   }
-  fp8 ? grouped_fp8(g) : g.q.type == DType::bf16 ? grouped_bf16(g) : grouped_f16(g);
+  if (fp8) return m_grouped_gemm<bf16, Format::fp8>(g);
+  g.q.type == DType::bf16 ? m_grouped_gemm<bf16, Format::half>(g) : m_grouped_gemm<f16, Format::half>(g);
 }
 
 }  // namespace backend

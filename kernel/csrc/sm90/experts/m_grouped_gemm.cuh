@@ -42,12 +42,8 @@ void launch_grouped(const Grouped& g) {
 }
 
 template <class T, Format kFormat>
-void grouped(const Grouped& g) {
+void m_grouped_gemm(const Grouped& g) {
   g.expected <= 32 ? launch_grouped<T, kFormat, 64>(g) : launch_grouped<T, kFormat, kMostColumns<kFormat>>(g);
 }
-
-void grouped_bf16(const Grouped& g);
-void grouped_f16(const Grouped& g);
-void grouped_fp8(const Grouped& g);
 
 }  // namespace radix::experts
