@@ -47,7 +47,7 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench
-	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 test: $(TEST_PACKAGES) lint install
 	$(PYTEST) -q tests
@@ -82,7 +82,7 @@ dev: $(VENV)/.packages
 
 # dist/radix_kernels_<backend>-<version>-py3-none-manylinux_*.whl. PYTHONS="/path/python3.10 ..." puts a binding for
 # each of them into the one wheel; ARCHS="90a-real" (ROCm: "gfx942") builds for those GPUs only, FAMILIES="gemm norm" only
-# those families of kernels (a folder of csrc/cpu or csrc/cuda, a file of csrc/gpu): ops of the others run what they run without.
+# those families of kernels (as csrc/*/*/sources.cmake name them): ops of the others run what they run without.
 wheel: $(VENV)/.packages
 	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ARCHS),--archs "$(ARCHS)") \
 	    $(if $(FAMILIES),--families "$(FAMILIES)")

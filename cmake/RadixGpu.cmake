@@ -1,14 +1,17 @@
-# The single-source GPU kernels: what CUDA and ROCm compile alike. A family <name> is csrc/gpu/<name>.cu and what else is
-# named for it here.
+# The single-source GPU kernels, which CUDA and ROCm compile alike. A folder csrc/gpu/<group> has a sources.cmake that
+# calls radix_gpu_family(<name> files...) for each of its families, files relative to the folder: adding one touches no
+# file that another group uses.
 set(RADIX_ONLY "" CACHE STRING "development: build only these families")
-set(_files_sampling penalties)
-set(_files_all_reduce all_reduce_norm peer_group)
 set(RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/backend.cu)
-foreach(_name norm rope fused_rope activation kv_cache merge_state mla_kv moe sampling sampling_shards all_reduce quantize)
-  if(NOT RADIX_ONLY OR _name IN_LIST RADIX_ONLY)
-    radix_family(${_name})
-    foreach(_file ${_name} ${_files_${_name}})
-      list(APPEND RADIX_GPU_SOURCES ${RADIX_CSRC}/gpu/${_file}.cu)
-    endforeach()
+macro(radix_gpu_family name)
+  if(NOT RADIX_ONLY OR ${name} IN_LIST RADIX_ONLY)
+    radix_family(${name})
+    set(_sources ${ARGN})
+    list(TRANSFORM _sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+    list(APPEND RADIX_GPU_SOURCES ${_sources})
   endif()
+endmacro()
+file(GLOB _manifests CONFIGURE_DEPENDS ${RADIX_CSRC}/gpu/*/sources.cmake)
+foreach(manifest ${_manifests})
+  include(${manifest})
 endforeach()

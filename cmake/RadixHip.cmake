@@ -51,12 +51,13 @@ endforeach()
 
 include(cmake/RadixGpu.cmake)
 foreach(source ${RADIX_GPU_SOURCES})
-  cmake_path(GET source STEM _name)
+  cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${RADIX_CSRC}/gpu OUTPUT_VARIABLE _name)
   set(_object ${CMAKE_BINARY_DIR}/hip/${_name}.o)
+  cmake_path(GET _object PARENT_PATH _folder)
   add_custom_command(OUTPUT ${_object}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/hip
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${_folder}
     COMMAND ${RADIX_HIPCXX} ${_flags} -MD -MF ${_object}.d -MT hip/${_name}.o -c ${source} -o ${_object}
-    DEPENDS ${source} DEPFILE ${_object}.d COMMENT "HIP ${_name}.cu [${_archs}]" VERBATIM)
+    DEPENDS ${source} DEPFILE ${_object}.d COMMENT "HIP ${_name} [${_archs}]" VERBATIM)
   set_source_files_properties(${_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_sources(radix_kernels PRIVATE ${_object})
 endforeach()

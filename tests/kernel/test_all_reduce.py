@@ -57,7 +57,7 @@ def test_device_code_on_threads(tmp_path, program, last):
     """Sequences of all collectives and sizes with ranks out of step, a rank that does not come, an
     abort; the norm."""
     threads = "constexpr int kThreads = 1024;"
-    norm = (gpu_objects.ROOT / "kernel/csrc/gpu/all_reduce_norm.cu").read_text()
+    norm = (gpu_objects.ROOT / "kernel/csrc/gpu/comm/all_reduce_norm.cu").read_text()
     assert threads in norm
     (tmp_path / "all_reduce_norm.cu").write_text(
         norm.replace(threads, "constexpr int kThreads = 4;")

@@ -2,7 +2,7 @@
 #include "api/all_reduce.h"
 
 #include "common/check.h"
-#include "gpu/peer_group.h"
+#include "gpu/comm/peer_group.h"
 
 using namespace radix;
 

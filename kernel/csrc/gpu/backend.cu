@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "gpu/compat.h"
+#include "gpu/device/compat.h"
 
 namespace radix::backend {
 

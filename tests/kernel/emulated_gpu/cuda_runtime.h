@@ -14,7 +14,7 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
-#define __shared__ static thread_local  // of what a thread reads back only; gpu/reduce.h is replaced
+#define __shared__ static thread_local  // of what a thread reads back only; gpu/device/reduce.h is replaced
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/peer.h"
+#include "gpu/comm/peer.h"
 
 namespace emulated {
 

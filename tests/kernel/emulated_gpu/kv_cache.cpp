@@ -2,7 +2,7 @@
 // e4m3's values.
 #include "harness.h"
 
-#include "gpu/kv_cache.cu"
+#include "gpu/kv/kv_cache.cu"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // not come. Prints what was checked; exits with 1 and a text at the first wrong result.
 #include "harness.h"
 
-#include "gpu/all_reduce.cu"
+#include "gpu/comm/all_reduce.cu"
 
 namespace {
 

@@ -1,2 +1,0 @@
-file(GLOB _files RELATIVE ${CMAKE_CURRENT_LIST_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
-radix_hopper_family(attention ${_files})

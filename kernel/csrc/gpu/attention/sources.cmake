@@ -1,0 +1,1 @@
+radix_gpu_family(merge_state merge_state.cu)

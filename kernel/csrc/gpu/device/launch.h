@@ -1,0 +1,132 @@
+// Launching: on the tensors' device, with the error of this very launch.
+#pragma once
+
+#include "common/error.h"
+#include "gpu/device/compat.h"
+#include "radix_kernels/types.h"
+
+namespace radix::gpu {
+
+inline void check_gpu(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail(RK_RUNTIME, "%s: %s", what, cudaGetErrorString(error));
+}
+
+// Asked for once a device.
+inline int multiprocessors(rk_device device) {
+  static int counts[64] = {};
+  int& count = counts[device.id % 64];
+  if (count == 0)
+    check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
+  return count;
+}
+
+// Makes the tensors' device current for the time of a launch.
+class DeviceScope {
+ public:
+  explicit DeviceScope(rk_device device) {
+    check_gpu(cudaGetDevice(&previous_), "current device");
+    if (previous_ == device.id) return;
+    check_gpu(cudaSetDevice(device.id), "set device");
+    changed_ = true;
+  }
+  ~DeviceScope() {
+    if (changed_) (void)cudaSetDevice(previous_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+template <class... Params, class... Args>
+void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid, dim3 block,
+            Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  const DeviceScope scope(device);
+  // The launch's own status: GetLastError may hold somebody else's.
+  const auto call = [&](Params... params) {
+    void* pointers[] = {static_cast<void*>(&params)...};
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, 0,
+                            reinterpret_cast<cudaStream_t>(stream));
+  };
+  check_gpu(call(args...), op);
+}
+
+#if !defined(__HIP__)
+struct LaunchShape {
+  dim3 grid, threads;
+  int shared_bytes = 0;      // dynamic; above 48 KiB the kernel's limit is raised
+  int cluster = 1;           // blocks of a cluster, along x (Hopper)
+  bool cooperative = false;  // all blocks run at once, so they may wait for each other
+};
+
+// The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
+// them in the stream still runs (programmatic dependent launch), which hides the time of a launch.
+template <class... Params, class... Args>
+void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...),
+                      const LaunchShape& shape, Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  const DeviceScope scope(device);
+  if (shape.shared_bytes > 48 << 10)
+    check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), op);
+  int major = 0;
+  check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
+  cudaLaunchAttribute attributes[3] = {};
+  unsigned count = 0;
+  if (major >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.cooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  const auto call = [&](Params... params) {
+    void* pointers[] = {static_cast<void*>(&params)...};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers);
+  };
+  check_gpu(call(args...), op);
+}
+#endif
+
+// For blocks without dynamic shared memory; on AMD an ordinary launch.
+template <class... Params, class... Args>
+void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...), dim3 grid,
+                      dim3 block, Args... args) {
+#if defined(__HIP__)
+  launch(op, device, stream, kernel, grid, block, args...);
+#else
+  launch_dependent(op, device, stream, kernel, LaunchShape{grid, block}, args...);
+#endif
+}
+
+// Every thread of a kernel for launch_dependent() calls it before it reads or writes what other kernels touch; what
+// nothing in flight writes (weights) may be read before. The next kernel's blocks may take their places from here on:
+// their own call waits for this whole grid.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Enough blocks for n items, at most `most`: kernels stride over the rest.
+inline unsigned blocks_for(int64_t n, int64_t per_block, int64_t most = 1 << 20) {
+  const int64_t blocks = (n + per_block - 1) / per_block;
+  return static_cast<unsigned>(blocks < most ? blocks : most);
+}
+
+}  // namespace radix::gpu

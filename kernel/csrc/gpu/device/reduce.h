@@ -1,0 +1,46 @@
+// Reductions over a block in one fixed order, so that the same input gives the same bits.
+#pragma once
+
+#include "gpu/device/compat.h"
+
+namespace radix::gpu {
+
+template <class T, class Op>
+__device__ inline T warp_reduce(T value, Op op) {
+#pragma unroll
+  for (int mask = RK_WARP / 2; mask > 0; mask >>= 1) value = op(value, shuffle_xor(value, mask));
+  return value;
+}
+
+// Every thread gets the result. kThreads is a multiple of RK_WARP; all threads of the block call it.
+template <int kThreads, class T, class Op>
+__device__ inline T block_reduce(T value, Op op) {
+  constexpr int kWarps = kThreads / RK_WARP;
+  static_assert(kThreads % RK_WARP == 0 && kWarps >= 1 && kWarps <= 64);
+  __shared__ T part[kWarps];
+  value = warp_reduce(value, op);
+  if (threadIdx.x % RK_WARP == 0) part[threadIdx.x / RK_WARP] = value;
+  __syncthreads();
+  value = part[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; w++) value = op(value, part[w]);
+  __syncthreads();  // part is free again for the next reduction
+  return value;
+}
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+// The larger number; a NaN loses.
+struct Max {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+struct MaxWord {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+
+}  // namespace radix::gpu

@@ -1,0 +1,159 @@
+// Storing latent tokens and joining full keys for MLA on the GPU. Bound by bytes.
+#include "api/mla_kv.h"
+#include "common/tensor.h"
+#include "gpu/device/fp8.h"
+#include "gpu/device/launch.h"
+
+namespace radix {
+namespace {
+
+using namespace gpu;
+
+constexpr int kThreads = 256;
+constexpr int kLatent = 512, kRope = 64, kGroup = 128;  // of an FP8 token
+constexpr int kScaleAt = kLatent, kRopeAt = kLatent + 16;
+
+// Two parts that become one row; strides in bytes, lengths in words of the access width.
+struct Join {
+  const char *first, *second;
+  char* to;
+  int64_t first_token, first_head, second_token, to_outer, to_inner;
+  int64_t first_words, words;
+
+  bool aligned(uintptr_t bytes, int64_t first_bytes, int64_t row_bytes) const {
+    const auto addresses =
+        reinterpret_cast<uintptr_t>(first) | reinterpret_cast<uintptr_t>(second) | reinterpret_cast<uintptr_t>(to);
+    const auto steps =
+        static_cast<uintptr_t>(first_token | first_head | second_token | to_outer | to_inner | first_bytes | row_bytes);
+    return (addresses | steps) % bytes == 0;
+  }
+};
+
+struct alignas(16) Wide {
+  uint32_t word[4];
+};
+
+template <class Word>
+__device__ inline void copy_word(const char* first, const char* second, char* to, int64_t first_words, int64_t word) {
+  const auto* from = word < first_words ? reinterpret_cast<const Word*>(first) + word
+                                        : reinterpret_cast<const Word*>(second) + (word - first_words);
+  reinterpret_cast<Word*>(to)[word] = *from;
+}
+
+// Rows of the cache: a thread a word.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) store_latent_kernel(Join j, const int64_t* slots, int64_t slots_step,
+                                                                int64_t tokens, int64_t page_size, int64_t num_slots) {
+  wait_for_previous();
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < tokens * j.words; i += step) {
+    const int64_t token = i / j.words, slot = slots[token * slots_step];
+    if (slot < 0 || slot >= num_slots) continue;
+    copy_word<Word>(j.first + token * j.first_token, j.second + token * j.second_token,
+                    j.to + slot / page_size * j.to_outer + slot % page_size * j.to_inner, j.first_words, i % j.words);
+  }
+}
+
+// FP8 tokens: a thread for 8 latent values, 16 neighbours for a scale, 64 for a token.
+__global__ void __launch_bounds__(kThreads)
+    store_latent_fp8_kernel(Join j, const int64_t* slots, int64_t slots_step, int64_t tokens, int64_t page_size,
+                            int64_t num_slots) {
+  constexpr int kPerToken = kLatent / 8, kLanes = kGroup / 8;
+  wait_for_previous();
+  const int piece = threadIdx.x % kPerToken;
+  // Whole blocks go round together: the shuffles need every lane.
+  for (int64_t first = int64_t{blockIdx.x} * (kThreads / kPerToken); first < tokens;
+       first += int64_t{gridDim.x} * (kThreads / kPerToken)) {
+    const int64_t token = first + threadIdx.x / kPerToken;
+    const int64_t slot = token < tokens ? slots[token * slots_step] : -1;
+    const bool stored = slot >= 0 && slot < num_slots;
+    float v[8] = {}, largest = 0;
+    if (stored) {
+      const auto pack = load_pack<8>(reinterpret_cast<const bf16*>(j.first + token * j.first_token) + piece * 8);
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        v[i] = to_float(pack.at[i]);
+        largest = fmaxf(largest, fabsf(v[i]));
+      }
+    }
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+    if (!stored) continue;
+    const float scale = fmaxf(largest, 1e-10f) / e4m3::kLargest;
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = v[i] / scale;
+    char* to = j.to + slot / page_size * j.to_outer + slot % page_size * j.to_inner;
+    store_pack<8>(reinterpret_cast<uint8_t*>(to) + piece * 8, to_fp8<e4m3>(v));
+    if (piece % kLanes == 0) reinterpret_cast<float*>(to + kScaleAt)[piece / kLanes] = scale;
+    if (piece < kRope / 8)
+      reinterpret_cast<Wide*>(to + kRopeAt)[piece] =
+          reinterpret_cast<const Wide*>(j.second + token * j.second_token)[piece];
+  }
+}
+
+// Full keys: a thread a word.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) concat_key_kernel(Join j, int64_t tokens, int64_t heads) {
+  wait_for_previous();
+  const int64_t step = int64_t{gridDim.x} * kThreads, total = tokens * heads * j.words;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
+    const int64_t row = i / j.words, token = row / heads, head = row % heads;
+    copy_word<Word>(j.first + token * j.first_token + head * j.first_head, j.second + token * j.second_token,
+                    j.to + token * j.to_outer + head * j.to_inner, j.first_words, i % j.words);
+  }
+}
+
+}  // namespace
+
+namespace backend {
+
+void store_mla_kv(const rk_store_mla_kv_args& a, rk_stream stream) {
+  const int64_t tokens = a.latent->shape[0], page_size = a.kv_cache->shape[1];
+  if (tokens == 0) return;
+  const int64_t num_slots = a.kv_cache->shape[0] * page_size;
+  const int64_t latent_bytes = a.latent->shape[1] * 2, bytes = latent_bytes + a.rope->shape[1] * 2;
+  const int64_t item = element_size(*a.kv_cache);
+  Join j = {data_ptr<char>(*a.latent),
+            data_ptr<char>(*a.rope),
+            data_ptr<char>(*a.kv_cache),
+            a.latent->strides[0] * 2,
+            0,
+            a.rope->strides[0] * 2,
+            a.kv_cache->strides[0] * item,
+            a.kv_cache->strides[1] * item,
+            0,
+            0};
+  const auto* slots = static_cast<const int64_t*>(data_ptr<int64_t>(*a.slot_mapping));
+  const auto run = [&](auto* kernel, int64_t threads_per_token) {
+    launch_dependent("store_mla_kv", a.latent->device, stream, kernel, blocks_for(tokens * threads_per_token, kThreads),
+                     kThreads, j, slots, a.slot_mapping->strides[0], tokens, page_size, num_slots);
+  };
+  if (item == 1) return run(store_latent_fp8_kernel, kLatent / 8);
+  const int word = j.aligned(16, latent_bytes, bytes) ? 16 : 2;
+  j.first_words = latent_bytes / word, j.words = bytes / word;
+  run(word == 16 ? store_latent_kernel<Wide> : store_latent_kernel<uint16_t>, j.words);
+}
+
+void concat_mla_k(const rk_concat_mla_k_args& a, rk_stream stream) {
+  const int64_t tokens = a.k->shape[0], heads = a.k->shape[1];
+  const int64_t nope_bytes = a.k_nope->shape[2] * 2, bytes = a.k->shape[2] * 2;
+  if (tokens * heads * bytes == 0) return;
+  Join j = {data_ptr<char>(*a.k_nope),
+            data_ptr<char>(*a.k_rope),
+            data_ptr<char>(*a.k),
+            a.k_nope->strides[0] * 2,
+            a.k_nope->strides[1] * 2,
+            a.k_rope->strides[0] * 2,
+            a.k->strides[0] * 2,
+            a.k->strides[1] * 2,
+            0,
+            0};
+  const int word = j.aligned(16, nope_bytes, bytes) ? 16 : 2;
+  j.first_words = nope_bytes / word, j.words = bytes / word;
+  launch_dependent("concat_mla_k", a.k->device, stream,
+                   word == 16 ? concat_key_kernel<Wide> : concat_key_kernel<uint16_t>,
+                   blocks_for(tokens * heads * j.words, kThreads), kThreads, j, tokens, heads);
+}
+
+}  // namespace backend
+}  // namespace radix

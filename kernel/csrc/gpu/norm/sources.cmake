@@ -1,0 +1,1 @@
+radix_gpu_family(norm norm.cu)

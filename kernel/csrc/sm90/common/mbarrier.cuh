@@ -1,0 +1,130 @@
+// Barriers in shared memory that count arrivals and the bytes of asynchronous copies (PTX mbarrier).
+//
+// A pipeline of kStages has a "full" barrier a stage (the producer arrives and announces bytes) and an "empty" one (its
+// consumers arrive). A barrier's phases alternate 0, 1, 0, ...: waiting for the parity of a phase returns once that
+// phase has completed. A fresh barrier passes a wait for parity 1.
+#pragma once
+
+#include <cstdint>
+
+namespace radix::sm90 {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+// After the inits, before anyone else (the copy engine, another block of the cluster) may use the barriers.
+__device__ inline void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Names ending in _at take the barrier's address in shared memory, for loops that keep it in a register.
+__device__ inline void barrier_arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  barrier_arrive_at(shared_address(barrier));
+}
+
+// A warp has read or written a stage: its lane 0 arrives for all. racecheck takes that for lane 0's own accesses, so
+// that with RADIX_EVERY_LANE_ARRIVES, which tools/sanitize.sh wants, each lane arrives. Barriers of warps are made for
+// kWarpArrivals of each.
+#ifdef RADIX_EVERY_LANE_ARRIVES
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+__device__ inline void barrier_arrive_warp_at(uint32_t barrier) {
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) barrier_arrive_at(barrier);
+}
+__device__ inline void barrier_arrive_warp(uint64_t* barrier) {
+  barrier_arrive_warp_at(shared_address(barrier));
+}
+
+// Arrives, and keeps the phase open until so many bytes have been copied.
+__device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+__device__ inline bool barrier_try_wait_at(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+__device__ inline void barrier_wait_at(uint32_t barrier, uint32_t parity) {
+  while (!barrier_try_wait_at(barrier, parity)) {
+  }
+}
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  barrier_wait_at(shared_address(barrier), parity);
+}
+// Whether the phase has completed; does not wait.
+__device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
+__device__ inline float load_shared(uint32_t address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+
+// One float from device to shared memory, without a register in between.
+__device__ inline void copy_async_4(float* shared, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(from) : "memory");
+}
+// Arrives once this thread's copies so far are there; the barrier counts the thread among its arrivals.
+__device__ inline void copy_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// The place in a ring of stages: index, and the parity that its barrier's wait takes.
+template <int kStages>
+struct Ring {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ void next() {
+    if (++index == kStages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Orders ordinary writes to shared memory before accesses of the tensor cores and the copy engine.
+__device__ inline void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A barrier among `threads` threads of the block; ids 1 to 15 (0 is __syncthreads).
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Counts this warp's threads in without waiting.
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace radix::sm90
