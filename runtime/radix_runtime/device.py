@@ -35,12 +35,13 @@ class OutOfMemory:
     @classmethod
     def of(cls, error: BaseException) -> OutOfMemory | None:
         """What `error` says of a failed allocation; None when it is another error."""
-        said = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+        text = str(error)
+        said = re.search(r"tried to allocate [\d.]+ \w+", text, re.IGNORECASE)
         wanted = said[0] if said else ""
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return cls(wanted)
-        # torch has no class for host memory: its allocator raises a plain RuntimeError.
-        if type(error) is RuntimeError and said:
+        # torch and the kernel wheel have no class for host memory: a plain RuntimeError says it.
+        if type(error) is RuntimeError and (said or "out of host memory" in text):
             return cls(wanted)
         return None
 

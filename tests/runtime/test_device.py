@@ -130,6 +130,7 @@ def test_a_failed_allocation_is_told_from_other_errors() -> None:
     assert OutOfMemory.of(gpu) == OutOfMemory("Tried to allocate 9.50 GiB")
     assert OutOfMemory.of(torch.OutOfMemoryError("no room for a graph")) == OutOfMemory("")
     assert OutOfMemory.of(MemoryError()) == OutOfMemory("")
+    assert OutOfMemory.of(RuntimeError("out of host memory")) == OutOfMemory("")  # the wheel's
     with pytest.raises(RuntimeError) as other:
         torch.ones(2) @ torch.ones(3)
     assert OutOfMemory.of(other.value) is None
