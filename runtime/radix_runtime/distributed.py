@@ -74,8 +74,8 @@ class Communicator:
 
 
 class _AbortErrors:
-    """Within it, a RuntimeError of a group that was aborted becomes CommunicatorAborted. A rank that
-    waited too long aborts the group too: its own error stays what it is."""
+    """Within it, a RuntimeError of a group that was aborted becomes CommunicatorAborted. A rank
+    that waited too long aborts the group too: its own error stays what it is."""
 
     def __init__(self, shm: ops.ShmCommunicator) -> None:
         self._shm = shm

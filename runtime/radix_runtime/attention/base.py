@@ -2,18 +2,20 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..batch import ForwardBatch
 from ..device import Device
 from ..model_config import ModelConfig
+from ..shortcuts import reset_shortcuts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """One attention layer; head counts are this rank's. `window`: tokens that a token sees with
-    itself; None: all."""
+    """One attention layer; head counts are this rank's. `window`: how many tokens a token sees,
+    itself included; None for all."""
 
     layer_id: int
     num_heads: int
@@ -25,10 +27,20 @@ class AttentionSpec:
 
 class AttentionBackend(ABC):
     """Only reads the KV cache, in which the step's keys and values are already. One instance serves
-    all layers."""
+    all layers of a rank."""
+
+    # Whether `forward` gives the bits of the wheel's `flash_attn_with_kvcache`, so that the wheel's
+    # `DenseDecoder`, which contains it, may run instead of the layers. Not inherited by a subclass
+    # that overrides `forward`.
+    supports_fused_decoder = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reset_shortcuts(cls, AttentionBackend, "forward", ["supports_fused_decoder"])
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
 
     @classmethod
     @abstractmethod

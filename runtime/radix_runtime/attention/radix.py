@@ -16,6 +16,8 @@ class RadixAttention(AttentionBackend):
     batch is two calls: its decode rows then cost, and are bit for bit, what they are in a batch of
     their own."""
 
+    supports_fused_decoder = True
+
     @classmethod
     def supports(
         cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int

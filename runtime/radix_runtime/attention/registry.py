@@ -13,7 +13,7 @@ from .torch_native import TorchNativeAttention
 # The first that supports the model is the default.
 _OURS = {"radix": RadixAttention, "triton": TritonAttention, "torch_native": TorchNativeAttention}
 attention_backends: Registry[type[AttentionBackend]] = Registry(
-    "attention backend", "radix.attention_backends", _OURS
+    kind="attention backend", group="radix.attention_backends", items=dict(_OURS)
 )
 
 
