@@ -2,7 +2,7 @@
 
 import logging
 import re
-from types import ModuleType
+from importlib.util import find_spec
 
 from .errors import ConfigError
 
@@ -86,10 +86,6 @@ def use_native(*, quiet: bool = False) -> None:
         logging.getLogger(__name__).warning(PORTABLE)
 
 
-def triton_kernels() -> ModuleType | None:
-    """`radix_kernels.triton`, or None where Triton is not installed."""
-    try:
-        import radix_kernels.triton as kernels
-    except ImportError:
-        return None
-    return kernels
+def has_triton() -> bool:
+    """Whether Triton is installed (it is not imported here)."""
+    return find_spec("triton") is not None

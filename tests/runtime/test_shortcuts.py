@@ -12,8 +12,10 @@ import torch
 import radix_kernels
 from radix_runtime import ops
 from radix_runtime.attention.base import AttentionBackend
-from radix_runtime.attention.radix import RadixAttention
+from radix_runtime.attention.paged import PagedAttention
 from radix_runtime.attention.registry import attention_backends
+from radix_runtime.device import Device
+from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.base import CausalLM
 from radix_runtime.models.llama import LlamaForCausalLM
 from radix_runtime.models.loader import models
@@ -239,11 +241,11 @@ def test_greedy_tokens_are_those_of_the_logits(
         assert torch.equal(tokens.long(), logits.argmax(-1))
 
 
-class Named(RadixAttention):
+class Named(PagedAttention):
     pass
 
 
-class Silent(RadixAttention):
+class Silent(PagedAttention):
     """Attends to nothing."""
 
     def forward(self, layer: Any, q: Any, batch: Any, out: torch.Tensor) -> torch.Tensor:
@@ -253,14 +255,14 @@ class Silent(RadixAttention):
 class Around(AttentionBackend):
     """Hands everything on, the flag too."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.inner = RadixAttention(*args)
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        super().__init__(config, device)
+        self.inner = PagedAttention(config, device)
         self.supports_fused_decoder = self.inner.supports_fused_decoder
 
     @classmethod
     def supports(cls, *args: Any) -> bool:
-        return RadixAttention.supports(*args)
+        return PagedAttention.supports(*args)
 
     def forward(self, layer: Any, q: Any, batch: Any, out: torch.Tensor) -> torch.Tensor:
         return self.inner.forward(layer, q, batch, out)
