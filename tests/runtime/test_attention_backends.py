@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -53,6 +54,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "scale": {"scale": 0.05},
     "window": {"window": 3},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all": {"scale": 0.5, "window": 9, "softcap": 5.0, "sinks": True},
 }
 
 
@@ -118,13 +122,20 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
                 k = torch.stack([pool.k[spec.layer_id][p, s, group] for p, s in seen]).double()
                 v = torch.stack([pool.v[spec.layer_id][p, s, group] for p, s in seen]).double()
                 scores = k @ q[token, head].double() * spec.scale
+                if spec.softcap is not None:
+                    scores = spec.softcap * (scores / spec.softcap).tanh()
+                if spec.sinks is not None:
+                    scores = torch.cat([scores, spec.sinks[head : head + 1].double()])
                 out[token, head] = scores.softmax(0)[: len(v)] @ v
             token += 1
     return out
 
 
 def make_spec(num_heads: int, num_kv_heads: int, **options: Any) -> AttentionSpec:
-    """Layer 1, heads of 32 elements."""
+    """Layer 1, heads of 32 elements. `sinks`: True for random ones."""
+    if options.get("sinks"):
+        generator = torch.Generator().manual_seed(11)
+        options["sinks"] = torch.randn(num_heads, generator=generator) * 3
     return AttentionSpec(
         layer_id=1,
         num_heads=num_heads,
@@ -155,6 +166,43 @@ def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: 
         expected = oracle(q, batch, spec)
         error = (out.double() - expected).norm() / expected.norm()
         assert error < tolerance, f"{heads}/{kv_heads} heads, {dtype}"
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["paged", "torch_native"])
+def test_every_field_of_a_spec_counts(name: str, step: str, kind: str) -> None:
+    batch = loaded_batch(STEPS[step], 16, 2, 32, torch.float32)
+    backend = create_attention_backend(name, CONFIG, CPU, torch.float32, 16)
+    backend.plan(batch)
+    q = torch.randn(batch.num_tokens, 4, 32) * 4
+    spec = make_spec(4, 2, **SPECS[kind])
+    expected = oracle(q, batch, spec)
+    found = backend.forward(spec, q, batch, torch.full_like(q, float("nan")))
+    assert (found.double() - expected).norm() / expected.norm() < 1e-5
+    plain = oracle(q, batch, make_spec(4, 2))
+    assert kind == "plain" or (plain - expected).norm() / expected.norm() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "4 query heads are no multiple of 3 KV heads"),
+        ({"num_kv_heads": 0}, "4 query heads are no multiple of 0 KV heads"),
+        ({"scale": 0.0}, "scale is 0.0"),
+        ({"scale": float("inf")}, "scale is inf"),
+        ({"window": 0}, "window is 0"),
+        ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"softcap": float("nan")}, "softcap is nan"),
+        ({"sinks": torch.zeros(3)}, r"sinks are torch.float32 \[3\], expected float32 \[4\]"),
+        ({"sinks": torch.zeros(4).half()}, r"sinks are torch.float16 \[4\]"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_no_backend_can_compute(changes: dict[str, Any], message: str) -> None:
+    sizes = {"layer_id": 0, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "scale": 0.3}
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(**(sizes | changes))
 
 
 def test_paged_splits_a_mixed_batch_on_a_gpu() -> None:
@@ -194,6 +242,8 @@ def check_triton(step: str, window: int | None, kind: str) -> None:
     backend = TritonAttention(CONFIG, device)
     backend.plan(batch)
     q = q.to(device.torch_device)
+    if spec.sinks is not None:
+        spec = replace(spec, sinks=spec.sinks.to(device.torch_device))
     out = backend.forward(spec, q, batch, torch.full_like(q, float("nan")))
     error = (out.cpu().double() - expected).norm() / expected.norm()
     assert error < 1e-5, f"{step}, window {window}, {kind}: {error}"

@@ -1,5 +1,6 @@
 """AttentionBackend: how attention over the paged KV cache is computed."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,17 @@ from ..model_config import ModelConfig
 from ..shortcuts import reset_shortcuts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionSpec:
-    """One attention layer; head counts are this rank's. `window`: how many tokens a token sees,
-    itself included; None for all."""
+    """What a backend must know of one attention layer. Head counts are this rank's.
+
+    Query head h reads KV head h // (num_heads // num_kv_heads); the heads of all layers have
+    `head_dim` elements, keys and values alike. A score is q k `scale`, then, with a `softcap`,
+    softcap * tanh(score / softcap). `window`: how many tokens a token sees, itself included; None
+    for all. `sinks`: a logit for each query head that joins the softmax with no value, float32
+    [num_heads] on the model's device; the model owns it.
+
+    Raises ValueError for what no backend can compute."""
 
     layer_id: int
     num_heads: int
@@ -23,11 +31,31 @@ class AttentionSpec:
     head_dim: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} query heads are no multiple of {self.num_kv_heads} KV heads"
+            )
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"scale is {self.scale}, expected a positive number")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}, expected 1 or more")
+        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
+            raise ValueError(f"softcap is {self.softcap}, expected a positive number")
+        if self.sinks is not None:
+            found = (self.sinks.dtype, tuple(self.sinks.shape))
+            if found != (torch.float32, (self.num_heads,)):
+                raise ValueError(
+                    f"sinks are {found[0]} {list(found[1])}, expected float32 [{self.num_heads}]"
+                )
 
 
 class AttentionBackend(ABC):
     """Only reads the KV cache, in which the step's keys and values are already. One instance serves
-    all layers of a rank."""
+    all layers of a rank, and honours every field of their specs."""
 
     # Whether `forward` gives the bits of the wheel's `flash_attn_with_kvcache`, so that the wheel's
     # `DenseDecoder`, which contains it, may run instead of the layers. Not inherited by a subclass
@@ -56,5 +84,6 @@ class AttentionBackend(ABC):
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
-        same shape. Returns `out`; does not synchronise."""
+        """Causal attention of q [T, num_heads, head_dim], of the KV cache's dtype, over
+        `batch.kv_pool`, into `out` of the same shape and dtype. Returns `out`; does not
+        synchronise."""

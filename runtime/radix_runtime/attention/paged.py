@@ -77,6 +77,8 @@ def attend(
         batch.cu_seqlens_q if cu_seqlens_q is None else cu_seqlens_q,
         softmax_scale=layer.scale,
         window_size=(-1 if layer.window is None else layer.window - 1, -1),
+        softcap=layer.softcap or 0.0,
+        sinks=layer.sinks,
         max_seqlen_q=batch.max_query_len if max_seqlen_q is None else max_seqlen_q,
         out=out,
         implementation=implementation,

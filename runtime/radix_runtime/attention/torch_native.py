@@ -48,10 +48,16 @@ def _attend(
     """q [Tq, Hq, D] are the last tokens of k, v [Tk, Hkv, D]; returns [Tq, Hq, D] in q's dtype."""
     grouped = q.float().unflatten(1, (layer.num_kv_heads, -1))  # query heads by KV head
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * layer.scale
+    if layer.softcap is not None:
+        scores = (scores / layer.softcap).tanh_().mul_(layer.softcap)
     key = torch.arange(len(k), device=q.device)
     last = key[len(k) - len(q) :, None]
     hidden = key > last
     if layer.window is not None:
         hidden |= key <= last - layer.window
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if layer.sinks is not None:
+        sinks = layer.sinks.view(layer.num_kv_heads, -1, 1, 1).expand(-1, -1, len(q), -1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : len(k)]
     return torch.einsum("hgqk,khd->qhgd", weights, v.float()).flatten(1, 2).to(q.dtype)

@@ -96,6 +96,8 @@ def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
     _require_fusible(layer.post_attention_layernorm, RMSNorm)
     _require_fusible(mlp, GatedMLP)
     spec = attention.spec
+    if spec.softcap is not None or spec.sinks is not None:
+        raise NotImplementedError("the attention has a soft cap or sinks")
     return ops.DecoderLayer(
         input_norm=layer.input_layernorm.weight,
         post_norm=layer.post_attention_layernorm.weight,
