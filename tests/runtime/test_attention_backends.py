@@ -205,6 +205,24 @@ def test_a_spec_that_no_backend_can_compute(changes: dict[str, Any], message: st
         AttentionSpec(**(sizes | changes))
 
 
+def test_a_plan_writes_where_the_one_before_wrote() -> None:
+    """A captured graph holds the addresses that `forward` was called with."""
+    backend = PagedAttention(CONFIG, SimpleNamespace(is_cpu=False))  # type: ignore[arg-type]
+    batches = [
+        loaded_batch(lengths, 16, 2, 32, torch.float32)
+        for lengths in ([(1, 9), (3, 3)], [(1, 40), (1, 7), (1, 1), (9, 20), (2, 5)], [(1, 1)])
+    ]
+    places = []
+    for batch, expected in zip(batches, ([0, 3], [0, 9, 11], None), strict=True):
+        backend.plan(batch)
+        if expected is None:
+            assert batch.metadata is None
+            continue
+        assert batch.metadata.dtype == torch.int32 and batch.metadata.tolist() == expected
+        places.append(batch.metadata.data_ptr())
+    assert len(set(places)) == 1
+
+
 def test_paged_splits_a_mixed_batch_on_a_gpu() -> None:
     """Decode rows and prompt chunks go to kernels of their own; together they are the whole
     batch."""

@@ -78,7 +78,18 @@ class AttentionBackend(ABC):
         """Whether this backend can run the model there. Must not raise."""
 
     def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
-        """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
+        """Prepares a step: what `forward` needs of the batch that is the same for all layers. The
+        model runner calls it once a step, after `batch.load` and before the model, on the same
+        stream; the result may be left in `batch.metadata`. Does not synchronise.
+
+        A CUDA graph may hold the model's forward, never this call, which is made before the capture
+        and before every replay. So what `forward` reads on the device lies at fixed addresses:
+        `plan` writes in place, into buffers that the backend allocates once, on its first call, for
+        the largest batch (`batch.max_batch`, `batch.max_tokens`). And what `forward` reads on the
+        host depends on the batch's shape alone (`batch_size`, `num_decode`, `num_tokens`,
+        `max_query_len`), for which the graph was captured.
+
+        The default is for backends that need nothing but the batch."""
 
     @abstractmethod
     def forward(

@@ -16,6 +16,11 @@ class PagedAttention(AttentionBackend):
 
     supports_fused_decoder = True
 
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        super().__init__(config, device)
+        # cu_seqlens_q of a mixed batch's prefill rows, int32 [max_batch + 1].
+        self._prefill_cu_seqlens: torch.Tensor | None = None
+
     @classmethod
     def supports(
         cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
@@ -25,8 +30,15 @@ class PagedAttention(AttentionBackend):
         return device.is_cpu or ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
 
     def plan(self, batch: ForwardBatch) -> None:
-        if not self.device.is_cpu and 0 < batch.num_decode < batch.batch_size:
-            batch.metadata = batch.cu_seqlens_q[batch.num_decode :] - batch.num_decode
+        if self.device.is_cpu:
+            return
+        if self._prefill_cu_seqlens is None:
+            self._prefill_cu_seqlens = batch.cu_seqlens_q.new_empty(batch.max_batch + 1)
+        if not 0 < batch.num_decode < batch.batch_size:
+            return
+        prefill = batch.cu_seqlens_q[batch.num_decode :]
+        buffer = self._prefill_cu_seqlens[: len(prefill)]
+        batch.metadata = torch.sub(prefill, batch.num_decode, out=buffer)
 
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
