@@ -72,7 +72,7 @@ class ServerArgs:
         None, "CPU threads of all ranks together; default: all cores", minimum=1
     )
     attention_backend: str | None = _engine(
-        None, "radix, triton, torch_native or a registered name; default: the best"
+        None, "paged, triton, torch_native or a registered name; default: the best"
     )
     mem_fraction_static: float | None = _engine(
         None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization"

@@ -19,23 +19,45 @@ T = TypeVar("T")
 
 
 class Memory(NamedTuple):
-    """Bytes. On the CPU both respect the limits of the cgroup."""
+    """Bytes of a GPU or of the host; on the host both respect the limits of the cgroup."""
 
     total: int
     available: int
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A failed allocation, of host or of GPU memory. `wanted`: what the allocator said it tried to
+    get ("Tried to allocate 9 GiB"), or "" where it did not say."""
+
+    wanted: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> OutOfMemory | None:
+        """What `error` says of a failed allocation; None when it is another error."""
+        text = str(error)
+        said = re.search(r"tried to allocate [\d.]+ \w+", text, re.IGNORECASE)
+        wanted = said[0] if said else ""
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return cls(wanted)
+        # torch and the kernel wheel have no class for host memory: a plain RuntimeError says it.
+        if type(error) is RuntimeError and (said or "out of host memory" in text):
+            return cls(wanted)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """`kind` is cpu, cuda or rocm; `torch_device` that of tensors (ROCm is "cuda")."""
+    """Where a rank computes. `kind` is cpu, cuda or rocm; `torch_device` is that of its tensors
+    (torch calls ROCm "cuda")."""
 
     kind: str
     torch_device: torch.device
 
     @classmethod
     def resolve(cls, name: str = "auto", index: int = 0, count: int = 1) -> Device:
-        """`name`: auto, cpu or cuda (NVIDIA or AMD). Makes a GPU the current one of the thread.
-        Raises ConfigError when it is not there, or fewer than `count`."""
+        """`name`: auto, cpu or cuda (NVIDIA or AMD). Makes a GPU the thread's current one. Raises
+        ConfigError when GPU `index` is not there, or when there are fewer than `count`."""
         available = torch.cuda.is_available()
         if name == "cpu" or (name == "auto" and not available):
             return cls("cpu", torch.device("cpu"))
@@ -43,25 +65,25 @@ class Device:
             raise ConfigError(f"--device {name} is unknown")
         if not available:
             raise ConfigError("--device cuda: torch sees no GPU")
-        if (needed := max(index + 1, count)) > torch.cuda.device_count():
+        needed = max(index + 1, count)
+        if needed > torch.cuda.device_count():
             raise ConfigError(f"{needed} GPUs are needed, torch sees {torch.cuda.device_count()}")
         torch.cuda.set_device(index)
         return cls("rocm" if torch.version.hip else "cuda", torch.device("cuda", index))
 
     @property
     def is_cpu(self) -> bool:
+        """Whether tensors are in host memory."""
         return self.kind == "cpu"
 
     def stream(self, check: Callable[[], None] = lambda: None) -> Executor:
-        """Runs work in the order of `submit` while the caller goes on: on a GPU the caller's thread
-        queues it on a device stream, on the CPU one thread runs it (kernels release the GIL). So
-        overlap is one code path. `check` raises when what a GPU has done is void; a result asks it
-        first."""
-        return (
-            ThreadPoolExecutor(1, "radix-engine")
-            if self.is_cpu
-            else _GpuStream(self.torch_device, check)
-        )
+        """Runs work in the order of `submit` while the caller goes on, so that overlap is one code
+        path: on a GPU the caller's thread queues the work on a device stream, on the CPU one thread
+        runs it (kernels release the GIL). A GPU's result calls `check` before it is given out,
+        which raises when what the device computed is void."""
+        if self.is_cpu:
+            return ThreadPoolExecutor(max_workers=1, thread_name_prefix="radix-engine")
+        return _GpuStream(self.torch_device, check)
 
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to asynchronously. It may be dropped while a
@@ -69,38 +91,42 @@ class Device:
         return torch.empty(shape, dtype=dtype, pin_memory=not self.is_cpu)
 
     def memory(self) -> Memory:
+        """Total and available bytes now, of this process's share of the host or of the GPU."""
         if self.is_cpu:
             return cpu_memory()
         free, total = torch.cuda.mem_get_info(self.torch_device)
-        return Memory(total, free)
+        return Memory(total=total, available=free)
 
     def synchronize(self) -> None:
+        """Waits until the device has done all that was queued."""
         if not self.is_cpu:
             torch.cuda.synchronize(self.torch_device)
 
 
 class _GpuStream(Executor):
     def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
-        self._stream, self._check = torch.cuda.Stream(device), check
+        self._stream = torch.cuda.Stream(device)
+        self._check = check
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         with torch.cuda.stream(self._stream):
             value = work(*args, **kwargs)
             event = torch.cuda.Event()
             event.record()
-        return _GpuFuture(value, event, self._check)
+        return _GpuFuture(value, event=event, check=self._check)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._stream.synchronize()
 
 
 class _GpuFuture(Future[T]):
-    """Done when the device is."""
+    """Done when the device has passed `event`."""
 
-    def __init__(self, value: T, event: torch.cuda.Event, check: Callable[[], None]) -> None:
+    def __init__(self, value: T, *, event: torch.cuda.Event, check: Callable[[], None]) -> None:
         super().__init__()
         self.set_result(value)
-        self._event, self._check = event, check
+        self._event = event
+        self._check = check
 
     def done(self) -> bool:
         return self._event.query()
@@ -112,44 +138,65 @@ class _GpuFuture(Future[T]):
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """`array` on the device; on the CPU itself. From pinned memory: a copy from other memory makes
-    the host wait."""
+    """`array` on the device: on the CPU the array's own memory, on a GPU a copy that the host does
+    not wait for (which takes pinned memory)."""
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def cpu_memory(root: Path = Path("/")) -> Memory:
-    """Total and available memory of this process: the machine's, or the tightest cgroup's."""
+    """Total and available memory of this process: the machine's, or the tightest cgroup's.
+    `root`: the folder that holds proc and sys."""
     info = dict(re.findall(r"(\w+):\s+(\d+) kB", (root / "proc/meminfo").read_text()))
-    total, available = int(info["MemTotal"]) * 1024, int(info["MemAvailable"]) * 1024
+    total = int(info["MemTotal"]) * 1024
+    available = int(info["MemAvailable"]) * 1024
     for folder, limit_name, usage_name in _cgroups(root):
-        try:
-            limit, usage = (
-                int((folder / limit_name).read_text()),
-                int((folder / usage_name).read_text()),
-            )
-        except (OSError, ValueError):  # absent, or "max"
+        limit = _read_int(folder / limit_name)
+        usage = _read_int(folder / usage_name)
+        if limit is None or usage is None:
             continue
-        stat = folder / "memory.stat"
-        cache = re.search(r"^inactive_file (\d+)", stat.read_text() if stat.is_file() else "", re.M)
-        free = (
-            limit - usage + (int(cache[1]) if cache else 0)
-        )  # the kernel gives page cache back under pressure
-        total, available = min(total, limit), min(available, max(0, free))
-    return Memory(total, available)
+        free = max(0, limit - usage + _reclaimable(folder / "memory.stat"))
+        total = min(total, limit)
+        available = min(available, free)
+    return Memory(total=total, available=available)
 
 
-# The memory cgroups of this process with their ancestors, and the names of their limit and usage.
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """The memory cgroups of this process with their ancestors, and the names of the files that
+    hold their limit and usage; version 2 and 1."""
+    base = root / "sys/fs/cgroup"
     file = root / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.is_file() else []:
         _, controllers, path = line.split(":", 2)
-        top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        if controllers:
-            top, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        if not controllers or "memory" in controllers.split(","):
-            folder = Path(os.path.normpath(f"{top}/{path}"))
-            # In a container the path may be the host's: then only the mount point itself is
-            # visible.
-            yield from ((f, *names) for f in (folder, *folder.parents) if top in f.parents)
-            yield (top, *names)
+        if controllers == "":
+            top = base
+            limit = "memory.max"
+            usage = "memory.current"
+        elif "memory" in controllers.split(","):
+            top = base / "memory"
+            limit = "memory.limit_in_bytes"
+            usage = "memory.usage_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's: then only the mount point itself is visible.
+        folder = Path(os.path.normpath(f"{top}/{path}"))
+        while top in folder.parents:
+            yield folder, limit, usage
+            folder = folder.parent
+        yield top, limit, usage
+
+
+def _read_int(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _reclaimable(stat: Path) -> int:
+    """Bytes of page cache that the kernel gives back under pressure."""
+    text = stat.read_text() if stat.is_file() else ""
+    inactive = re.search(r"^inactive_file (\d+)", text, re.MULTILINE)
+    return int(inactive[1]) if inactive else 0

@@ -1,14 +1,15 @@
-"""Communicator: what tensor-parallel ranks say to each other, in a fixed rank order.
+"""Communicator: the collectives of tensor-parallel ranks, summed in rank order.
 
 Rank 0 lives in the scheduler's process; the others are its children. CPU ranks exchange through
-shared memory, GPU ranks through each other's memory; every wait ends with RuntimeError when a rank
-aborts or 60 s have passed."""
+shared memory, GPU ranks through each other's memory. Every wait ends: with CommunicatorAborted when
+a rank aborts, with RuntimeError after 60 s."""
 
 import ctypes
 import logging
 import os
 import shutil
 import tempfile
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,93 +21,134 @@ from .device import Device
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 60.0
-_SEGMENT_BYTES, _PEER_BYTES = (
-    4 << 20,
-    8 << 20,
-)  # what one launch of a collective moves: of hosts, of GPUs
+# What one launch of a collective moves at most.
+_SEGMENT_BYTES = 4 << 20  # of hosts
+_PEER_BYTES = 8 << 20  # of GPUs
 # The CPUs of this process, or fewer under a cgroup's limit: asked before the runtime sets a number.
 _DEFAULT_THREADS = ops.get_num_threads()
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
 _NCCL_FROM = {2: 256 << 20, 4: 128 << 20, 8: 64 << 20}
 
 
+class CommunicatorAborted(RuntimeError):
+    """A rank has aborted the group while this one waited, or before. Why, that rank has said."""
+
+
 class Communicator:
-    """A rank; this class is a group of one. All ranks make the same calls in order, with equal
-    shapes and dtypes."""
+    """One rank of a group; this class is a group of one. All ranks make the same calls in the same
+    order, with equal shapes and dtypes."""
 
     rank = 0
     world_size = 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place (contiguous); returns `tensor`."""
+        """Sums a contiguous tensor over the ranks, in place; returns `tensor`."""
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[world_size, *tensor.shape], rank order, on every rank."""
+        """[world_size, *tensor.shape], in rank order, on every rank."""
         return tensor.unsqueeze(0)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """[world_size, *tensor.shape] on rank 0, None elsewhere."""
+        """[world_size, *tensor.shape], in rank order, on rank 0; None on the others."""
         return tensor.unsqueeze(0)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Rank 0's values, in place."""
+        """Gives every rank the values of rank 0, in place."""
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Waits for all ranks, `timeout` seconds instead of the usual limit."""
+        """Waits for all ranks, for `timeout` seconds instead of the usual limit."""
 
     def open(self, device: Device) -> None:
-        """Before the first tensor, by all ranks together, on the thread that will use it."""
+        """Call before the first tensor, on all ranks together, on the thread that will use it."""
 
     def check(self) -> None:
-        """Raises RuntimeError when what a device has done is void: a rank has died, aborted or not
-        come."""
+        """Raises CommunicatorAborted when a rank has aborted, RuntimeError when one has not come in
+        time: what the device has computed is then void. Does not wait."""
 
     def abort(self) -> None:
-        """Every present and later wait of every rank raises RuntimeError. Any thread."""
+        """Every present and later wait of every rank raises CommunicatorAborted. Any thread."""
 
     def close(self) -> None:
         """Gives the group's resources back."""
+
+
+class _AbortErrors:
+    """Within it, a RuntimeError of a group that was aborted becomes CommunicatorAborted. A rank
+    that waited too long aborts the group too: its own error stays what it is."""
+
+    def __init__(self, shm: ops.ShmCommunicator) -> None:
+        self._shm = shm
+        self.aborted_here = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        by = self._shm.aborted_by
+        if by is not None and (by != self._shm.rank or self.aborted_here):
+            raise CommunicatorAborted(str(error)) from None
 
 
 class SharedMemory(Communicator):
     """CPU ranks of one machine. `path` names a fresh file that every rank can map."""
 
     def __init__(self, path: str, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._shm = ops.ShmCommunicator(
-            path, rank, world_size, max_bytes=_SEGMENT_BYTES, timeout=_TIMEOUT
+            path,
+            rank=rank,
+            world_size=world_size,
+            max_bytes=_SEGMENT_BYTES,
+            timeout=_TIMEOUT,
         )
+        self._abort_errors = _AbortErrors(self._shm)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._shm.all_reduce(tensor)
+        with self._abort_errors:
+            return self._shm.all_reduce(tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._shm.all_gather(tensor.contiguous(), self._room(tensor))
+        with self._abort_errors:
+            return self._shm.all_gather(tensor.contiguous(), self._for_all_ranks(tensor))
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return self._shm.gather(tensor.contiguous(), self._room(tensor) if self.rank == 0 else None)
+        out = self._for_all_ranks(tensor) if self.rank == 0 else None
+        with self._abort_errors:
+            return self._shm.gather(tensor.contiguous(), out)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        self._shm.broadcast(tensor)
+        with self._abort_errors:
+            self._shm.broadcast(tensor)
 
     def barrier(self, timeout: float | None = None) -> None:
-        self._shm.barrier(timeout)
+        with self._abort_errors:
+            self._shm.barrier(timeout)
 
     def abort(self) -> None:
+        self._abort_errors.aborted_here = True
         self._shm.abort()
 
     def close(self) -> None:
         self._shm.close()
 
-    def _room(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _for_all_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty((self.world_size, *tensor.shape))
 
 
 class Gpus(SharedMemory):
-    """GPU ranks of one machine: hosts wait for each other over shared memory, tensors go by our
-    kernels; by NCCL from the size where it is faster, and always where a GPU cannot reach another's
-    memory. A wait on the device shows in `check`, after the work has completed."""
+    """GPU ranks of one machine. Hosts wait for each other over shared memory; tensors go by our
+    kernels, by NCCL from the size where it is faster, and by NCCL alone where a GPU cannot reach
+    another's memory. A wait on the device that failed shows in `check`, once the work has
+    completed."""
 
     def __init__(self, path: str, rank: int, world_size: int, *, nccl_only: bool) -> None:
         super().__init__(path, rank, world_size)
@@ -120,24 +162,28 @@ class Gpus(SharedMemory):
         if self._nccl_only:
             return
         try:
-            self._peers = ops.GpuCommunicator(
-                self._shm, self._device.index, max_bytes=_PEER_BYTES, timeout=_TIMEOUT
-            )
+            with self._abort_errors:
+                self._peers = ops.GpuCommunicator(
+                    self._shm, self._device.index, max_bytes=_PEER_BYTES, timeout=_TIMEOUT
+                )
         except NotImplementedError as error:
             logger.warning("%s: NCCL carries all tensors", error)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._by_peers(tensor):
-            return self._peers.all_reduce(tensor)
-        self._group().allreduce(tensor).wait()
-        return tensor
+        with self._abort_errors:
+            if self._goes_by_peers(tensor):
+                return self._peers.all_reduce(tensor)
+            self._nccl_group().allreduce(tensor).wait()
+            return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor, out = tensor.contiguous(), self._room(tensor)
-        if self._by_peers(out):
-            return self._peers.all_gather(tensor, out)
-        self._group()._allgather_base(out.view(-1), tensor.view(-1)).wait()
-        return out
+        tensor = tensor.contiguous()
+        out = self._for_all_ranks(tensor)
+        with self._abort_errors:
+            if self._goes_by_peers(out):
+                return self._peers.all_gather(tensor, out)
+            self._nccl_group()._allgather_base(out.view(-1), tensor.view(-1)).wait()
+            return out
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
         parts = self.all_gather(tensor)
@@ -148,7 +194,8 @@ class Gpus(SharedMemory):
 
     def check(self) -> None:
         if self._peers is not None:
-            self._peers.check()
+            with self._abort_errors:
+                self._peers.check()
 
     def abort(self) -> None:
         super().abort()
@@ -158,18 +205,19 @@ class Gpus(SharedMemory):
     def close(self) -> None:
         if self._nccl is not None:
             self._nccl.abort()
-            # Never destroyed: torch's destructor waits, with the interpreter's lock, for what does
-            # not come any more.
+            # Never destroyed: torch's destructor would wait, holding the interpreter's lock, for
+            # work that no other rank will complete.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
-        self._peers = self._nccl = None
+        self._peers = None
+        self._nccl = None
         super().close()
 
-    def _by_peers(self, tensor: torch.Tensor) -> bool:
+    def _goes_by_peers(self, tensor: torch.Tensor) -> bool:
         return self._peers is not None and tensor.nbytes < _NCCL_FROM[self.world_size]
 
-    # The ranks' NCCL group, made on first use: a collective. Not torch's default group: that is the
-    # user's.
-    def _group(self) -> Any:
+    def _nccl_group(self) -> Any:
+        """The ranks' NCCL group, made on first use, which is a collective. It is not torch's
+        default group: that one is the user's."""
         if self._nccl is None:
             import torch.distributed as dist
 
@@ -179,8 +227,9 @@ class Gpus(SharedMemory):
             self._shm.broadcast(name)
             path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
             store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
+            options = dist.ProcessGroupNCCL.Options()
             self._nccl = dist.ProcessGroupNCCL(
-                store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options()
+                store, rank=self.rank, size=self.world_size, options=options
             )
             self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
             self._shm.barrier()
@@ -191,16 +240,17 @@ class Gpus(SharedMemory):
 def connect(args: ServerArgs, path: str, rank: int, device: Device) -> Communicator:
     """A rank's end of the group over the file `path`; `open` completes it."""
     if device.is_cpu:
-        return SharedMemory(path, rank, args.tp_size)
-    return Gpus(path, rank, args.tp_size, nccl_only=args.disable_custom_all_reduce)
+        return SharedMemory(path, rank=rank, world_size=args.tp_size)
+    return Gpus(path, rank=rank, world_size=args.tp_size, nccl_only=args.disable_custom_all_reduce)
 
 
 def core_share(
     rank: int, world_size: int, num_threads: int | None = None
 ) -> tuple[int, frozenset[int] | None]:
-    """A rank's CPU threads and the cores, no other rank's, that it is pinned to. None: one rank,
-    more ranks than threads, or a cgroup's limit, under which other containers would choose the same
-    cores."""
+    """A rank's number of CPU threads, and the cores that it, and no other rank, is pinned to.
+
+    The cores are None for one rank, for more ranks than threads, and under a cgroup's limit, where
+    other containers would choose the same cores."""
     cores = sorted(os.sched_getaffinity(0))
     if rank == 0 and (num_threads or 0) > len(cores):
         logger.warning(
@@ -209,7 +259,6 @@ def core_share(
             len(cores),
         )
     threads = min(num_threads or _DEFAULT_THREADS, len(cores)) // world_size
-    pinned = threads > 0 and world_size > 1 and _DEFAULT_THREADS >= len(cores)
-    return max(1, threads), frozenset(
-        cores[rank * threads : (rank + 1) * threads]
-    ) if pinned else None
+    if world_size == 1 or threads == 0 or len(cores) > _DEFAULT_THREADS:
+        return max(1, threads), None
+    return threads, frozenset(cores[rank * threads : (rank + 1) * threads])

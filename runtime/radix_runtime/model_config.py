@@ -10,24 +10,33 @@ import msgspec
 from .errors import ConfigError
 from .hf import read_json
 
+ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+
 _ORIGINAL_CONTEXT = "original_max_position_embeddings"
-_ROPE_KEYS = {  # what each type of rope scaling must say
+_ROPE_KEYS: dict[str, tuple[str, ...]] = {  # what each type of RoPE scaling must give
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", _ORIGINAL_CONTEXT, "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", _ORIGINAL_CONTEXT),
 }
-_ROPE_BASE = ("rope_theta", "partial_rotary_factor")  # may stand in the dictionary and beside it
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-_ACTIVATIONS["gelu_new"] = "gelu_tanh"
+_ROPE_BASE = ("rope_theta", "partial_rotary_factor")  # in the RoPE dictionary or beside it
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-ARCHITECTURES = [f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")]
 _FILE_NAMES = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 _Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _Common(msgspec.Struct, kw_only=True, frozen=True, rename=_FILE_NAMES):
+    """What config.json and ModelConfig both have, with the same meaning."""
+
     num_layers: _Size
     hidden_size: _Size
     intermediate_size: _Size
@@ -62,8 +71,10 @@ class _HFConfig(_Common, frozen=True):
 
 
 class RopeConfig(NamedTuple):
-    """`scaling`: None for the plain form, else transformers' keys, "rope_type" being linear, llama3
-    or yarn."""
+    """Rotary position embedding of the first `rotary_dim` elements of each head.
+
+    `scaling`: None for the plain form, else transformers' keys, with "rope_type" one of linear,
+    llama3 and yarn."""
 
     theta: float
     rotary_dim: int
@@ -71,9 +82,11 @@ class RopeConfig(NamedTuple):
 
 
 class ModelConfig(_Common, frozen=True):
-    """What the runtime knows of a model. Sizes are those of the whole model, not of a rank.
-    `layer_windows[i]`: number of tokens (itself included) that a token of layer i sees, None for
-    all. `hidden_act` is silu, gelu or gelu_tanh; `dtype` the type the checkpoint names."""
+    """What the runtime knows of a model. Sizes are those of the whole model, not of one rank.
+
+    `layer_windows[i]`: how many tokens (itself included) a token of layer i sees, None for all.
+    `hidden_act` is silu, gelu or gelu_tanh. `dtype` is the type that the checkpoint names:
+    bfloat16, float16 or float32."""
 
     architecture: str
     num_kv_heads: int
@@ -89,89 +102,64 @@ class ModelConfig(_Common, frozen=True):
 
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
-        """config.json, merged with `overrides` (a JSON object; what both say of RoPE is merged
-        too). Raises ConfigError, naming the key that is not supported."""
+        """Reads config.json and merges `overrides`, a JSON object, into it; the RoPE settings of
+        the two are merged key by key. Raises ConfigError, naming the key that is not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
-        try:
-            changes = msgspec.json.decode(overrides, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"--json-model-override-args must be a JSON object: {error}"
-            ) from None
-        if unknown := sorted(set(changes) - set(_HFConfig.__struct_encode_fields__)):
-            raise ConfigError(
-                f"--json-model-override-args: {', '.join(unknown)} would change nothing"
-            )
+        changes = _parse_overrides(overrides)
         raw = read_json(file)
-        old, new = _rope_of(raw), _rope_of(changes)
+        old = _rope_settings(raw)
+        new = _rope_settings(changes)
         if new.get("rope_type", old.get("rope_type")) != old.get("rope_type"):
-            old = {
-                key: old[key] for key in _ROPE_BASE if key in old
-            }  # another type brings its own numbers
+            # Another type of scaling brings its own numbers.
+            old = {key: old[key] for key in _ROPE_BASE if key in old}
         return cls.from_dict(raw | changes | {"rope_scaling": None, "rope_parameters": old | new})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
+        """From the keys of a config.json. Raises ConfigError, naming the key that is missing, has
+        the wrong type or is not supported."""
+        # null means "absent" except where it switches a default off.
+        given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}
         try:
-            # null means "absent" except where it switches a default off
-            given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}
             hf = msgspec.convert(given, _HFConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from None
-        known = [*ARCHITECTURES, *(entry.name for entry in entry_points(group="radix.models"))]
-        fits = len(hf.architectures) == 1 and hf.architectures[0] in known
-        _require(
-            fits, f"architecture {hf.architectures} is not supported; supported: {', '.join(known)}"
-        )
-        method = (hf.quantization_config or {}).get("quant_method", "unnamed")
-        _require(
-            hf.quantization_config is None, f"quantized checkpoints ({method}) are not supported"
-        )
-        kv_heads, head_dim = (
-            hf.num_key_value_heads or hf.num_heads,
-            hf.head_dim or hf.hidden_size // hf.num_heads,
-        )
-        divides = hf.num_heads % kv_heads == 0
-        _require(
-            divides,
-            f"num_key_value_heads {kv_heads} must divide num_attention_heads {hf.num_heads}",
-        )
-        fits = head_dim % 16 == 0 and 16 <= head_dim <= 256
-        _require(fits, f"head_dim {head_dim} is not a multiple of 16 up to 256")
-        _require(hf.hidden_act in _ACTIVATIONS, f"hidden_act {hf.hidden_act!r} is not supported")
-        dtype = hf.dtype or hf.torch_dtype
-        _require(dtype in ("bfloat16", "float16", "float32"), f"dtype {dtype!r} is not supported")
-        family = hf.architectures[0].removesuffix("ForCausalLM")
+        architecture = _architecture(hf)
+        if hf.quantization_config is not None:
+            method = hf.quantization_config.get("quant_method", "unnamed")
+            raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+        family = architecture.removesuffix("ForCausalLM")
         bias = hf.attention_bias and family not in ("Mistral", "Qwen2")
+        head_dim = _head_dim(hf)
+        common = {name: getattr(hf, name) for name in _Common.__struct_fields__}
         return cls(
-            **{name: getattr(hf, name) for name in _Common.__struct_fields__},
-            architecture=hf.architectures[0],
-            num_kv_heads=kv_heads,
+            **common,
+            architecture=architecture,
+            num_kv_heads=_kv_heads(hf),
             head_dim=head_dim,
-            hidden_act=_ACTIVATIONS[hf.hidden_act],
-            rope=_rope(_rope_of(given), hf, head_dim),
+            hidden_act=_activation(hf),
+            rope=_rope(_rope_settings(given), hf, head_dim),
             qkv_bias=bias or family == "Qwen2",
             o_bias=bias,
             mlp_bias=hf.mlp_bias and family not in ("Mistral", "Qwen2", "Qwen3"),
             qk_norm=family == "Qwen3",
             layer_windows=_windows(hf, family),
-            dtype=dtype,
+            dtype=_dtype(hf),
         )
 
     @property
     def max_context(self) -> int:
-        """Longest sequence in tokens that the positions of the model reach."""
+        """The longest sequence, in tokens, that the positions of the model reach."""
         scaling = self.rope.scaling
         if scaling is None or scaling["rope_type"] != "yarn":
             return self.max_position_embeddings
-        return max(
-            self.max_position_embeddings, int(scaling["factor"] * scaling[_ORIGINAL_CONTEXT])
-        )
+        stretched = int(scaling["factor"] * scaling[_ORIGINAL_CONTEXT])
+        return max(self.max_position_embeddings, stretched)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
-        """They are split over the ranks, or repeated where there are fewer than ranks."""
+        """KV heads are split over the ranks, or repeated where there are fewer heads than ranks."""
         return max(1, self.num_kv_heads // tp_size)
 
     def check_tp(self, tp_size: int) -> None:
@@ -183,54 +171,116 @@ class ModelConfig(_Common, frozen=True):
             raise ConfigError(f"--tp-size {tp_size} does not fit {self.num_kv_heads} KV heads")
 
 
-def _require(condition: object, otherwise: str) -> None:
+def _require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise ConfigError(f"config.json: {otherwise}")
 
 
-# What `raw` says of RoPE, in one dictionary: transformers 5 writes one, 4 `rope_theta` and
-# `rope_scaling`.
-def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    names = [name for name in ("rope_parameters", "rope_scaling") if name in raw]
-    given = next(filter(None, map(raw.get, names)), {"rope_type": "default"} if names else {})
-    _require(isinstance(given, dict), "rope_parameters and rope_scaling must be objects")
-    kind = {"rope_type": given["type"]} if "type" in given else {}
+def _parse_overrides(overrides: str) -> dict[str, Any]:
+    flag = "--json-model-override-args"
+    try:
+        changes = msgspec.json.decode(overrides, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{flag} must be a JSON object: {error}") from None
+    unknown = sorted(set(changes) - set(_HFConfig.__struct_encode_fields__))
+    if unknown:
+        raise ConfigError(f"{flag}: {', '.join(unknown)} would change nothing")
+    return changes
+
+
+def _architecture(hf: _HFConfig) -> str:
+    known = ARCHITECTURES + [entry.name for entry in entry_points(group="radix.models")]
+    supported = len(hf.architectures) == 1 and hf.architectures[0] in known
+    names = ", ".join(known)
+    _require(supported, f"architecture {hf.architectures} is not supported; supported: {names}")
+    return hf.architectures[0]
+
+
+def _kv_heads(hf: _HFConfig) -> int:
+    kv_heads = hf.num_key_value_heads or hf.num_heads
+    _require(
+        hf.num_heads % kv_heads == 0,
+        f"num_key_value_heads {kv_heads} must divide num_attention_heads {hf.num_heads}",
+    )
+    return kv_heads
+
+
+def _head_dim(hf: _HFConfig) -> int:
+    head_dim = hf.head_dim or hf.hidden_size // hf.num_heads
+    supported = head_dim % 16 == 0 and 16 <= head_dim <= 256
+    _require(supported, f"head_dim {head_dim} is not a multiple of 16 up to 256")
+    return head_dim
+
+
+def _activation(hf: _HFConfig) -> str:
+    _require(hf.hidden_act in _ACTIVATIONS, f"hidden_act {hf.hidden_act!r} is not supported")
+    return _ACTIVATIONS[hf.hidden_act]
+
+
+def _dtype(hf: _HFConfig) -> str:
+    dtype = hf.dtype or hf.torch_dtype
+    _require(dtype in _DTYPES, f"dtype {dtype!r} is not supported")
+    return dtype
+
+
+def _rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What `raw` says of RoPE, in one dictionary with transformers 5's names.
+
+    transformers 5 writes `rope_parameters`, transformers 4 `rope_theta` and `rope_scaling`, whose
+    type may be called "type". A key that is there and empty asks for plain RoPE."""
     beside = {key: raw[key] for key in _ROPE_BASE if key in raw}
-    return beside | kind | {key: value for key, value in given.items() if key != "type"}
+    if raw.get("rope_parameters"):
+        given = raw["rope_parameters"]
+    elif raw.get("rope_scaling"):
+        given = raw["rope_scaling"]
+    elif "rope_parameters" in raw or "rope_scaling" in raw:
+        return beside | {"rope_type": "default"}
+    else:
+        return beside
+    _require(isinstance(given, dict), "rope_parameters and rope_scaling must be objects")
+    settings = beside | given
+    kind = settings.pop("type", None)
+    if kind is not None:
+        settings.setdefault("rope_type", kind)
+    return settings
 
 
-def _rope(said: Mapping[str, Any], hf: _HFConfig, head_dim: int) -> RopeConfig:
-    given = {key: value for key, value in said.items() if value is not None}
+def _rope(settings: Mapping[str, Any], hf: _HFConfig, head_dim: int) -> RopeConfig:
+    given = {key: value for key, value in settings.items() if value is not None}
     by_layer = any(isinstance(value, dict) for value in given.values())
     _require(not by_layer, "rope_parameters that differ by layer are not supported")
-    kind, theta = given.pop("rope_type", "default"), given.pop("rope_theta", hf.rope_theta)
-    _require(kind in _ROPE_KEYS, f"rope type {kind!r} is not supported")
+    kind = given.pop("rope_type", "default")
+    theta = given.pop("rope_theta", hf.rope_theta)
     partial = given.pop("partial_rotary_factor", hf.partial_rotary_factor)
+    _require(kind in _ROPE_KEYS, f"rope type {kind!r} is not supported")
     inside = isinstance(partial, (int, float)) and 0 < partial <= 1
     _require(inside, f"partial_rotary_factor {partial!r} is not in (0, 1]")
-    original = hf.original_max_position_embeddings or (
-        hf.max_position_embeddings if kind == "yarn" else None
-    )
+    original = hf.original_max_position_embeddings
+    if original is None and kind == "yarn":
+        original = hf.max_position_embeddings
     for key in _ROPE_KEYS[kind]:
-        value: Any = given.setdefault(key, original if key == _ORIGINAL_CONTEXT else None)
-        positive = type(value) in (int, float) and value > 0
+        if key == _ORIGINAL_CONTEXT:
+            given.setdefault(key, original)
+        value: Any = given.get(key)
+        positive = type(value) in (int, float) and value > 0  # a bool is no number
         _require(positive, f"rope scaling {kind!r} needs a positive {key}, got {value!r}")
-    return RopeConfig(
-        float(theta),
-        int(head_dim * partial),
-        None if kind == "default" else given | {"rope_type": kind},
-    )
+    scaling = None if kind == "default" else given | {"rope_type": kind}
+    return RopeConfig(theta=float(theta), rotary_dim=int(head_dim * partial), scaling=scaling)
 
 
-# Llama: none. Mistral: on every layer. Others: if on, from `max_window_layers` up or where
-# `layer_types` says.
 def _windows(hf: _HFConfig, family: str) -> tuple[int | None, ...]:
-    layers, window = hf.num_layers, hf.sliding_window
-    if family == "Llama" or (family != "Mistral" and not hf.use_sliding_window) or window is None:
-        return (None,) * layers
+    """Llama has no window. Mistral has one on every layer. The others have one where it is switched
+    on: from layer `max_window_layers` up, or where `layer_types` says so."""
+    layers = hf.num_layers
+    window = hf.sliding_window
     if family == "Mistral":
-        _require(hf.layer_types is None, "layer_types of a Mistral model are not supported")
+        _require(
+            hf.layer_types is None or window is None,
+            "layer_types of a Mistral model are not supported",
+        )
         return (window,) * layers
+    if family == "Llama" or not hf.use_sliding_window or window is None:
+        return (None,) * layers
     if hf.layer_types is None:
         return tuple(window if i >= hf.max_window_layers else None for i in range(layers))
     known = len(hf.layer_types) == layers and set(hf.layer_types) <= set(_LAYER_TYPES)

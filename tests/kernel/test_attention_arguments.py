@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels import _dispatch
 from tests.kernel.attention_cases import Case, make_case, oracle, varlen_args
 from tests.kernel.helpers import (
     ATTENTION,
@@ -143,3 +146,29 @@ def test_merge_state_errors(index, change, error, rng):
 def test_merge_state_errors_of_outputs(wrong, error, rng):
     with pytest.raises(error):
         rk.merge_state(*merge_case(rng), **wrong)
+
+
+def test_triton_by_name(rng, monkeypatch):
+    """It runs instead of the native kernel and the reference, with what the caller gave."""
+    given = []
+    kernels = types.ModuleType("radix_kernels.triton")
+    kernels.flash_attn_with_kvcache = lambda *args: given.append(args)
+    monkeypatch.setitem(sys.modules, "radix_kernels.triton", kernels)
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    case = make_case([(2, 5), (1, 3)], rng, dim=16)
+    out = torch.full_like(case.q, 7.0)
+    options = {"window_size": (4, 0), "softcap": 3.0, "softmax_scale": 0.5, "max_seqlen_q": 2}
+    result = rk.flash_attn_with_kvcache(*case.args, out=out, implementation="triton", **options)
+    assert result is out and (out == 7.0).all()
+    [args] = given
+    assert all(a is b for a, b in zip(args, case.args, strict=False))
+    assert args[6:14] == (0.5, True, 4, 0, 3.0, None, out, None) and args[17] == 2
+
+
+def test_an_implementation_that_is_not_there(rng, monkeypatch):
+    case = make_case([(2, 5)], rng, dim=16)
+    with pytest.raises(ValueError, match="implementation is 'cuda', expected 'auto' or 'triton'"):
+        rk.flash_attn_with_kvcache(*case.args, implementation="cuda")
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
+    with pytest.raises(RuntimeError, match="flash_attn_with_kvcache: Triton is not installed"):
+        rk.flash_attn_with_kvcache(*case.args, implementation="triton")

@@ -132,11 +132,15 @@ def test_many_exchanges_with_uneven_ranks_never_mix(path):
 
 def test_a_missing_rank_times_out_and_is_named(path):
     comm = ShmCommunicator(name=str(path), rank=0, world_size=3, max_bytes=64, timeout=0.2)
+    assert comm.aborted_by is None
     with pytest.raises(RuntimeError, match=r"rank\(s\) \[1, 2\] did not arrive in 0.2 s"):
         comm.all_reduce(torch.ones(3))
     other = ShmCommunicator(name=str(path), rank=1, world_size=3, max_bytes=64, timeout=60)
     with pytest.raises(RuntimeError, match="aborted by rank 0"):
         other.barrier()
+    assert comm.aborted_by == other.aborted_by == 0
+    other.close()
+    assert other.aborted_by is None
 
 
 def test_abort_ends_a_wait_at_once(path):

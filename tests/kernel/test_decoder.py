@@ -12,9 +12,16 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _loader
 
-HEADS, KV_HEADS, DIM, HIDDEN, INNER = 4, 2, 32, 96, 112
-PAGE, PAGES, TABLE_PAGES = 4, 40, 8
-EPS, SCALE = 1e-5, DIM**-0.5
+HEADS = 4
+KV_HEADS = 2
+DIM = 32
+HIDDEN = 96
+INNER = 112
+PAGE = 4
+PAGES = 40
+TABLE_PAGES = 8
+EPS = 1e-5
+SCALE = DIM**-0.5
 ACTIVATIONS = {"silu": rk.silu_and_mul, "gelu": rk.gelu_and_mul, "gelu_tanh": rk.gelu_tanh_and_mul}
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
@@ -34,7 +41,6 @@ class Model:
         self.gen = torch.Generator().manual_seed(7)
         self.dtype = dtype
         qkv = (HEADS + 2 * KV_HEADS) * DIM
-        shapes = (qkv, HIDDEN), (HIDDEN, HEADS * DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER)
 
         def product(rows: int, columns: int) -> tuple[rk.PackedWeight, torch.Tensor | None]:
             weight = rk.pack_weight(self.random(rows, columns) * columns**-0.5, kind=kind)
@@ -42,14 +48,20 @@ class Model:
 
         self.layers = []
         for left in (-1, 5, -1):
-            head_norms = (self.random(DIM), self.random(DIM)) if norms else (None, None)
-            parts = (
-                self.random(HIDDEN),
-                self.random(HIDDEN),
-                *head_norms,
-                *(product(*shape) for shape in shapes),
+            layer = rk.DecoderLayer(
+                input_norm=self.random(HIDDEN),
+                post_norm=self.random(HIDDEN),
+                q_norm=self.random(DIM) if norms else None,
+                k_norm=self.random(DIM) if norms else None,
+                qkv=product(qkv, HIDDEN),
+                o=product(HIDDEN, HEADS * DIM),
+                gate_up=product(2 * INNER, HIDDEN),
+                down=product(HIDDEN, INNER),
+                k_cache=None,
+                v_cache=None,
+                window_left=left,
             )
-            self.layers.append(rk.DecoderLayer(*parts, None, None, left))
+            self.layers.append(layer)
         self.norm = self.random(HIDDEN)
         self.table = rk.rope_cos_sin_cache(DIM, 64, 10000.0)
 
@@ -68,13 +80,19 @@ class Model:
         return made
 
     def decoder(self, layers: list[rk.DecoderLayer], activation: str = "silu") -> rk.DenseDecoder:
-        how = {"eps": EPS, "softmax_scale": SCALE, "activation": activation}
-        return rk.DenseDecoder(layers, self.norm, self.table, **how)
+        return rk.DenseDecoder(
+            layers,
+            norm=self.norm,
+            cos_sin_cache=self.table,
+            eps=EPS,
+            softmax_scale=SCALE,
+            activation=activation,
+        )
 
 
 def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Embeddings and places of a batch with so many new tokens and tokens in all, on shuffled
-    pages."""
+    """Embeddings and places of a batch whose rows have so many new tokens, and tokens in all, on
+    shuffled pages."""
     order = torch.randperm(PAGES, generator=model.gen)[: len(kv) * TABLE_PAGES].view(
         len(kv), TABLE_PAGES
     )

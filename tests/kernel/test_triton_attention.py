@@ -35,6 +35,23 @@ def short_splits(monkeypatch):
     shorten_splits(monkeypatch)
 
 
+def test_the_public_function_by_name(rng):
+    """With everything that the serving runtime passes."""
+    case = make_case([(1, 9), (6, 20)], rng, dim=32)
+    options = {"softcap": 5.0, "window_size": (7, -1), "softmax_scale": 0.3}
+    sinks = torch.randn(case.q.shape[1], generator=rng)
+    expected, _ = oracle(case, sinks=sinks, **options)
+    out = rk.flash_attn_with_kvcache(
+        *(x.to(DEVICE) for x in case.args),
+        sinks=sinks.to(DEVICE),
+        max_seqlen_q=6,
+        implementation="triton",
+        **options,
+    )
+    rounded = amplitude(case, sinks=sinks, **options)
+    assert_close("triton flash_attn", out.cpu(), expected, TRITON_ATTENTION[torch.float32], rounded)
+
+
 OPTIONS = {
     "plain": {},
     "not causal": {"causal": False},

@@ -63,7 +63,8 @@ def case(name: str) -> Case:
     for seed in range(50):
         model = reference_model(name, seed)
         prompts = prompts_for(model.config.vocab_size, seed)
-        answers, gap = [], 1.0
+        answers: list[list[int]] = []
+        gap = 1.0
         for prompt in prompts:
             tokens, smallest = greedy(model, prompt)
             answers.append(tokens)
@@ -72,7 +73,14 @@ def case(name: str) -> Case:
                 break
         else:
             home = tempfile.TemporaryDirectory(prefix=f"radix-{name}-")
-            return Case(save(model, Path(home.name)), model, prompts, answers, gap, home)
+            return Case(
+                folder=save(model, Path(home.name)),
+                model=model,
+                prompts=prompts,
+                answers=answers,
+                gap=gap,
+                home=home,
+            )
     raise AssertionError(f"no seed of {name} keeps clear of ties")
 
 

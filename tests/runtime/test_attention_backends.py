@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,9 +19,10 @@ import torch
 from radix_runtime import ops
 from radix_runtime.attention import registry
 from radix_runtime.attention.base import AttentionBackend, AttentionSpec
-from radix_runtime.attention.radix import RadixAttention, TritonAttention
+from radix_runtime.attention.paged import PagedAttention
 from radix_runtime.attention.registry import create_attention_backend
 from radix_runtime.attention.torch_native import TorchNativeAttention
+from radix_runtime.attention.triton import TritonAttention
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
@@ -47,6 +49,14 @@ STEPS = {
     "decode": [(1, 1), (1, 17), (1, 100)],
     "prefill": [(5, 5), (1, 64), (33, 64), (20, 83)],
     "mixed": [(1, 30), (1, 65), (16, 16), (7, 71)],
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.05},
+    "window": {"window": 3},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all": {"scale": 0.5, "window": 9, "softcap": 5.0, "sinks": True},
 }
 
 
@@ -96,7 +106,9 @@ def loaded_batch(
 
 def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.Tensor:
     """float64, token by token, head by head."""
-    pool, out, token = batch.kv_pool, torch.zeros(q.shape, dtype=torch.float64), 0
+    pool = batch.kv_pool
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    token = 0
     lengths = zip(batch.query_lens_host, batch.kv_lens_host, strict=True)
     for entry, (count, kv) in enumerate(lengths):
         slots = [
@@ -109,23 +121,41 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
                 group = head * spec.num_kv_heads // spec.num_heads
                 k = torch.stack([pool.k[spec.layer_id][p, s, group] for p, s in seen]).double()
                 v = torch.stack([pool.v[spec.layer_id][p, s, group] for p, s in seen]).double()
-                weights = (k @ q[token, head].double() * spec.scale).softmax(0)
-                out[token, head] = weights @ v
+                scores = k @ q[token, head].double() * spec.scale
+                if spec.softcap is not None:
+                    scores = spec.softcap * (scores / spec.softcap).tanh()
+                if spec.sinks is not None:
+                    scores = torch.cat([scores, spec.sinks[head : head + 1].double()])
+                out[token, head] = scores.softmax(0)[: len(v)] @ v
             token += 1
     return out
+
+
+def make_spec(num_heads: int, num_kv_heads: int, **options: Any) -> AttentionSpec:
+    """Layer 1, heads of 32 elements. `sinks`: True for random ones."""
+    if options.get("sinks"):
+        generator = torch.Generator().manual_seed(11)
+        options["sinks"] = torch.randn(num_heads, generator=generator) * 3
+    return AttentionSpec(
+        layer_id=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=32,
+        **{"scale": 0.3, **options},
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("window", [None, 1, 9, 200])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["radix", "torch_native"])
+@pytest.mark.parametrize("name", ["paged", "torch_native"])
 def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: int) -> None:
     for heads, kv_heads, dtype, tolerance in (
         (4, 2, torch.float32, 1e-5),
         (3, 1, torch.bfloat16, 1e-2),
     ):
         batch = loaded_batch(STEPS[step], page_size, kv_heads, 32, dtype)
-        spec = AttentionSpec(1, heads, kv_heads, 32, 0.3, window)
+        spec = make_spec(heads, kv_heads, window=window)
         backend = create_attention_backend(name, CONFIG, CPU, dtype, page_size)
         backend.plan(batch)
         # q as the model gives it: a slice of a wider tensor
@@ -138,7 +168,62 @@ def test_equals_the_oracle(name: str, step: str, window: int | None, page_size: 
         assert error < tolerance, f"{heads}/{kv_heads} heads, {dtype}"
 
 
-def test_radix_splits_a_mixed_batch_on_a_gpu() -> None:
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["paged", "torch_native"])
+def test_every_field_of_a_spec_counts(name: str, step: str, kind: str) -> None:
+    batch = loaded_batch(STEPS[step], 16, 2, 32, torch.float32)
+    backend = create_attention_backend(name, CONFIG, CPU, torch.float32, 16)
+    backend.plan(batch)
+    q = torch.randn(batch.num_tokens, 4, 32) * 4
+    spec = make_spec(4, 2, **SPECS[kind])
+    expected = oracle(q, batch, spec)
+    found = backend.forward(spec, q, batch, torch.full_like(q, float("nan")))
+    assert (found.double() - expected).norm() / expected.norm() < 1e-5
+    plain = oracle(q, batch, make_spec(4, 2))
+    assert kind == "plain" or (plain - expected).norm() / expected.norm() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "4 query heads are no multiple of 3 KV heads"),
+        ({"num_kv_heads": 0}, "4 query heads are no multiple of 0 KV heads"),
+        ({"scale": 0.0}, "scale is 0.0"),
+        ({"scale": float("inf")}, "scale is inf"),
+        ({"window": 0}, "window is 0"),
+        ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"softcap": float("nan")}, "softcap is nan"),
+        ({"sinks": torch.zeros(3)}, r"sinks are torch.float32 \[3\], expected float32 \[4\]"),
+        ({"sinks": torch.zeros(4).half()}, r"sinks are torch.float16 \[4\]"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_no_backend_can_compute(changes: dict[str, Any], message: str) -> None:
+    sizes = {"layer_id": 0, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "scale": 0.3}
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(**(sizes | changes))
+
+
+def test_a_plan_writes_where_the_one_before_wrote() -> None:
+    """A captured graph holds the addresses that `forward` was called with."""
+    backend = PagedAttention(CONFIG, SimpleNamespace(is_cpu=False))  # type: ignore[arg-type]
+    batches = [
+        loaded_batch(lengths, 16, 2, 32, torch.float32)
+        for lengths in ([(1, 9), (3, 3)], [(1, 40), (1, 7), (1, 1), (9, 20), (2, 5)], [(1, 1)])
+    ]
+    places = []
+    for batch, expected in zip(batches, ([0, 3], [0, 9, 11], None), strict=True):
+        backend.plan(batch)
+        if expected is None:
+            assert batch.metadata is None
+            continue
+        assert batch.metadata.dtype == torch.int32 and batch.metadata.tolist() == expected
+        places.append(batch.metadata.data_ptr())
+    assert len(set(places)) == 1
+
+
+def test_paged_splits_a_mixed_batch_on_a_gpu() -> None:
     """Decode rows and prompt chunks go to kernels of their own; together they are the whole
     batch."""
     device = SimpleNamespace(is_cpu=False)
@@ -148,8 +233,8 @@ def test_radix_splits_a_mixed_batch_on_a_gpu() -> None:
         (STEPS["mixed"], [1, 16]),
     ):
         batch = loaded_batch(lengths, 16, 2, 32, torch.float32)
-        spec = AttentionSpec(1, 4, 2, 32, 0.3, 9)
-        backend = RadixAttention(CONFIG, device)  # type: ignore[arg-type]
+        spec = make_spec(4, 2, window=9)
+        backend = PagedAttention(CONFIG, device)  # type: ignore[arg-type]
         backend.plan(batch)
         q = torch.randn(batch.num_tokens, 4, 32)
         out = torch.full_like(q, float("nan"))
@@ -162,10 +247,10 @@ def test_radix_splits_a_mixed_batch_on_a_gpu() -> None:
         assert (out.double() - expected).norm() / expected.norm() < 1e-5
 
 
-def check_triton(step: str, window: int | None) -> None:
+def check_triton(step: str, window: int | None, kind: str) -> None:
     device = Device.resolve("auto")
     batch = loaded_batch(STEPS[step], 16, 2, 32, torch.float32)
-    spec = AttentionSpec(1, 4, 2, 32, 0.3, window)
+    spec = make_spec(4, 2, **({"window": window} | SPECS[kind]))
     q = torch.randn(batch.num_tokens, 4, 32)
     expected = oracle(q, batch, spec)
     batch.kv_pool.k = [k.to(device.torch_device) for k in batch.kv_pool.k]
@@ -175,9 +260,11 @@ def check_triton(step: str, window: int | None) -> None:
     backend = TritonAttention(CONFIG, device)
     backend.plan(batch)
     q = q.to(device.torch_device)
+    if spec.sinks is not None:
+        spec = replace(spec, sinks=spec.sinks.to(device.torch_device))
     out = backend.forward(spec, q, batch, torch.full_like(q, float("nan")))
     error = (out.cpu().double() - expected).norm() / expected.norm()
-    assert error < 1e-5, f"{step}, window {window}: {error}"
+    assert error < 1e-5, f"{step}, window {window}, {kind}: {error}"
 
 
 def test_triton_equals_the_oracle() -> None:
@@ -186,10 +273,12 @@ def test_triton_equals_the_oracle() -> None:
         assert "triton" not in os.environ.get("REQUIRE", ""), "triton is required but not installed"
         pytest.skip("triton is not installed")
     code = (
-        "from tests.runtime.test_attention_backends import STEPS, check_triton\n"
+        "from tests.runtime.test_attention_backends import SPECS, STEPS, check_triton\n"
         "for step in STEPS:\n"
         "    for window in (None, 9):\n"
-        "        check_triton(step, window)\n"
+        "        check_triton(step, window, 'plain')\n"
+        "for kind in SPECS:\n"
+        "    check_triton('mixed', 9, kind)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if not torch.cuda.is_available():
@@ -205,9 +294,10 @@ def test_triton_equals_the_oracle() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_default_is_radix() -> None:
-    backend = create_attention_backend(None, CONFIG, CPU, torch.bfloat16, 16)
-    assert type(backend).__name__ == "RadixAttention"
+@pytest.mark.parametrize("name", [None, "paged", "radix"])
+def test_the_default_and_its_names(name: str | None) -> None:
+    backend = create_attention_backend(name, CONFIG, CPU, torch.bfloat16, 16)
+    assert type(backend) is PagedAttention
 
 
 def test_triton_is_not_for_the_cpu() -> None:
@@ -216,7 +306,7 @@ def test_triton_is_not_for_the_cpu() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="'fast' is unknown; there are: radix, triton, torch_na"):
+    with pytest.raises(ConfigError, match="'fast' is unknown; there are: paged, triton, torch_na"):
         create_attention_backend("fast", CONFIG, CPU, torch.bfloat16, 16)
 
 
@@ -236,7 +326,7 @@ def test_a_backend_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None
         return [FakeEntryPoint()] if known else []
 
     fresh: Registry[type[AttentionBackend]] = Registry(
-        "attention backend", "radix.attention_backends", {}
+        kind="attention backend", group="radix.attention_backends", items={}
     )
     monkeypatch.setattr(registry, "attention_backends", fresh)
     monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
@@ -252,7 +342,7 @@ def test_our_own_names_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return [FakeEntryPoint()]
 
     monkeypatch.setattr("radix_runtime.registry.entry_points", entry_points)
-    fresh: Registry[Any] = Registry("thing", "radix.things", {"mine": 1})
+    fresh: Registry[Any] = Registry(kind="thing", group="radix.things", items={"mine": 1})
     assert fresh.get("mine") == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radix_runtime.device import Device, Memory, cpu_memory
+from radix_runtime.device import Device, Memory, OutOfMemory, cpu_memory
 from radix_runtime.errors import ConfigError
 
 GIB = 1 << 30
@@ -120,3 +120,19 @@ def test_memory_respects_the_cgroup(
 def test_memory_of_this_machine() -> None:
     memory = Device.resolve("cpu").memory()
     assert 0 < memory.available <= memory.total
+
+
+def test_a_failed_allocation_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as host:
+        torch.empty(1 << 55)
+    assert OutOfMemory.of(host.value) == OutOfMemory("tried to allocate 144115188075855872 bytes")
+    gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.50 GiB. GPU 0 has 70 GiB")
+    assert OutOfMemory.of(gpu) == OutOfMemory("Tried to allocate 9.50 GiB")
+    assert OutOfMemory.of(torch.OutOfMemoryError("no room for a graph")) == OutOfMemory("")
+    assert OutOfMemory.of(MemoryError()) == OutOfMemory("")
+    assert OutOfMemory.of(RuntimeError("out of host memory")) == OutOfMemory("")  # the wheel's
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2) @ torch.ones(3)
+    assert OutOfMemory.of(other.value) is None
+    # An error of our own is not one because of its words.
+    assert OutOfMemory.of(ConfigError("we tried to allocate 3 bytes")) is None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from radix_runtime import distributed, ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device
-from radix_runtime.distributed import Gpus, SharedMemory, connect
+from radix_runtime.distributed import CommunicatorAborted, Gpus, SharedMemory, connect
 
 GPU = Device("cuda", torch.device("cpu", 0))
 
@@ -22,7 +22,9 @@ class Peers:
     """GpuCommunicator's collectives over the group itself; counts them."""
 
     def __init__(self, group, device, *, max_bytes, timeout):
-        self.group, self.calls, self.broken = group, 0, False
+        self.group = group
+        self.calls = 0
+        self.broken = False
 
     def all_reduce(self, tensor):
         self.calls += 1
@@ -53,7 +55,7 @@ class Nccl:
     def __new__(cls, store, rank, size, options):
         assert isinstance(options, cls.Options)
         cls.made += 1
-        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+        return dist.ProcessGroupGloo(store, rank=rank, size=size, timeout=timedelta(seconds=30))
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +159,38 @@ def test_cpu_ranks_keep_shared_memory(tmp_path):
     group.open(Device.resolve("cpu"))
     group.check()
     group.close()
+
+
+@pytest.mark.parametrize("name", ["barrier", "all_reduce", "all_gather", "gather", "broadcast"])
+@pytest.mark.parametrize("device", [Device.resolve("cpu"), GPU], ids=["cpu", "gpu"])
+def test_an_abort_has_a_type_of_its_own(tmp_path, device, name):
+    """On the rank that waits and on the one that aborted; by the peer kernels too."""
+    args, path = ServerArgs(tp_size=2), str(tmp_path / "group")
+    groups = [connect(args, path, rank, device) for rank in range(2)]
+    for group in groups:
+        group.open(device)
+    groups[1].abort()
+    for group in groups:
+        given = [] if name == "barrier" else [torch.ones(3)]
+        with pytest.raises(CommunicatorAborted, match="aborted by rank 1"):
+            getattr(group, name)(*given)
+
+
+def test_a_late_rank_is_no_abort(tmp_path):
+    """The rank that has waited says which one is missing; to the others it is an abort."""
+    args, cpu = ServerArgs(tp_size=3), Device.resolve("cpu")
+    groups = [connect(args, str(tmp_path / "group"), rank, cpu) for rank in range(2)]
+    with pytest.raises(RuntimeError, match=r"rank\(s\) \[1, 2\] did not arrive") as late:
+        groups[0].barrier(0.2)
+    assert type(late.value) is RuntimeError
+    with pytest.raises(CommunicatorAborted, match="aborted by rank 0"):
+        groups[1].barrier()
+
+
+def test_other_errors_of_a_collective_stay_what_they_are(tmp_path):
+    group = connect(ServerArgs(tp_size=1), str(tmp_path / "group"), 0, Device.resolve("cpu"))
+    with pytest.raises(ValueError, match="contiguous"):
+        group.all_reduce(torch.ones(3, 2).t())
+    group.abort()
+    with pytest.raises(ValueError, match="contiguous"):
+        group.all_reduce(torch.ones(3, 2).t())

@@ -33,7 +33,7 @@ ORDER = (
     ("cli", "__main__"),
 )
 BASE = set(
-    "config errors log hf messages model_config processes registry sampling_params step_plan".split()
+    "config errors log hf messages model_config processes registry sampling_params shortcuts step_plan".split()
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(
     BASE, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 from radix_runtime import ops
 from radix_runtime.attention.torch_native import TorchNativeAttention
 from radix_runtime.distributed import Communicator
-from radix_runtime.layers.attention import rotary_table
+from radix_runtime.layers.activation import gated_activations
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.embedding import VocabParallel
 from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
-from radix_runtime.layers.mlp import gated_activations
-from radix_runtime.layers.norm import RMSNorm
+from radix_runtime.layers.norm import HeadNormWeight, RMSNorm
+from radix_runtime.layers.rotary import rotary_table
 from radix_runtime.model_config import RopeConfig
 from radix_runtime.quantization.dense import DenseMethod
 
@@ -75,13 +76,16 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_column_parallel_merged(size: int) -> None:
-    gate, up, x = torch.randn(6, 5), torch.randn(12, 5), torch.randn(4, 5)
-    gate_bias, up_bias = torch.randn(6), torch.randn(12)
+    x = torch.randn(4, 5)
+    gate = torch.randn(6, 5)
+    gate_bias = torch.randn(6)
+    up = torch.randn(12, 5)
+    up_bias = torch.randn(12)
     outputs = []
     for rank in range(size):
-        layer = ColumnParallelLinear(
-            context(rank, size), 5, {"gate_proj": 6, "up_proj": 12}, bias=True
-        )
+        ctx = context(rank, size)
+        outputs_of = {"gate_proj": 6, "up_proj": 12}
+        layer = ColumnParallelLinear(ctx, in_features=5, outputs=outputs_of, bias=True)
         load(layer, "weight", {"up_proj": up, "gate_proj": gate})
         load(layer, "bias", {"gate_proj": gate_bias, "up_proj": up_bias})
         outputs.append(layer(x).split([6 // size, 12 // size], dim=-1))
@@ -93,29 +97,42 @@ def test_column_parallel_merged(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_qkv(size: int, kv_heads: int) -> None:
     """Each query head must meet its own KV head on its rank."""
-    heads, dim, x = 4, 3, torch.randn(2, 5)
+    heads = 4
+    dim = 3
+    x = torch.randn(2, 5)
     weights = {part: torch.randn((heads if part == "q_proj" else kv_heads) * dim, 5)
                for part in ("q_proj", "k_proj", "v_proj")}  # fmt: skip
     whole = {part: (x @ w.T).unflatten(-1, (-1, dim)) for part, w in weights.items()}
     for rank in range(size):
-        layer = QKVLinear(context(rank, size), 5, dim, heads, kv_heads, bias=False)
+        layer = QKVLinear(
+            context(rank, size),
+            5,
+            head_dim=dim,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            bias=False,
+        )
         load(layer, "weight", weights)
         q, k, v = (p.unflatten(-1, (-1, dim)) for p in layer(x).split(layer.sizes, -1))
         assert (q.shape[1], k.shape[1]) == (layer.num_heads, layer.num_kv_heads)
         for local in range(layer.num_heads):
             head = rank * layer.num_heads + local
             assert close(q[:, local], whole["q_proj"][:, head])
-            mine, its = local * layer.num_kv_heads // layer.num_heads, head * kv_heads // heads
+            mine = local * layer.num_kv_heads // layer.num_heads
+            its = head * kv_heads // heads
             assert close(k[:, mine], whole["k_proj"][:, its])
             assert close(v[:, mine], whole["v_proj"][:, its])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_row_parallel_adds_bias_and_residual_once(size: int) -> None:
-    w, b, x, residual = torch.randn(4, 6), torch.randn(4), torch.randn(3, 6), torch.randn(3, 4)
+    w = torch.randn(4, 6)
+    b = torch.randn(4)
+    x = torch.randn(3, 6)
+    residual = torch.randn(3, 4)
     total = torch.zeros(3, 4)
     for rank, part in enumerate(x.chunk(size, -1)):
-        layer = RowParallelLinear(context(rank, size), 6, 4, bias=True)
+        layer = RowParallelLinear(context(rank, size), in_features=6, out_features=4, bias=True)
         load(layer, "weight", {None: w})
         load(layer, "bias", {None: b})
         total += layer(part.contiguous(), residual.clone())
@@ -123,10 +140,10 @@ def test_row_parallel_adds_bias_and_residual_once(size: int) -> None:
 
 
 def test_shapes_are_checked() -> None:
-    layer = RowParallelLinear(context(0, 2), 6, 4)
+    layer = RowParallelLinear(context(0, 2), in_features=6, out_features=4)
     with pytest.raises(ValueError, match=r"has shape \[4, 3\], expected \[4, 6\]"):
         layer.weight_loader(torch.empty(4, 3), Source(torch.empty(4, 3)), None)
-    qkv = QKVLinear(context(0, 2), 5, 3, 4, 2, bias=False)
+    qkv = QKVLinear(context(0, 2), 5, head_dim=3, num_heads=4, num_kv_heads=2, bias=False)
     with pytest.raises(ValueError, match=r"has shape \[12, 5\], expected \[6, 5\]"):
         qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k_proj")
 
@@ -141,7 +158,7 @@ def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
     hidden = torch.randn(3, 6)
     embedded, logits = torch.zeros(len(ids), 6), []
     for rank in range(size):
-        layer = VocabParallel(context(rank, size), vocab, 6, is_head=is_head)
+        layer = VocabParallel(context(rank, size), vocab_size=vocab, hidden_size=6, is_head=is_head)
         load(layer, "weight", {None: w})
         before = ids.clone()
         embedded += layer(ids)
@@ -152,7 +169,7 @@ def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
 
 
 def test_rmsnorm() -> None:
-    norm = RMSNorm(context(), 8, 1e-5)
+    norm = RMSNorm(context(), 8, eps=1e-5)
     w = torch.randn(8)
     load(norm, "weight", {None: w})
     x = torch.randn(3, 8)
@@ -162,6 +179,15 @@ def test_rmsnorm() -> None:
 
     kept = x.clone()
     assert close(norm(x), expected(x)) and torch.equal(x, kept)
+
+
+def test_a_head_norm_weight_is_float32_once_loaded() -> None:
+    ctx = replace(context(), dtype=torch.bfloat16)
+    norm = HeadNormWeight(ctx, 16)
+    assert norm.weight.dtype == torch.bfloat16
+    w = torch.randn(16).bfloat16()
+    load(norm, "weight", {None: w})
+    assert norm.weight.dtype == torch.float32 and torch.equal(norm.weight, w.float())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +231,7 @@ def test_rotary_rotates_slices(rotary_dim: int) -> None:
 
 
 def test_weights_are_packed_on_the_cpu() -> None:
-    layer = RowParallelLinear(context(), 5, 7)
+    layer = RowParallelLinear(context(), in_features=5, out_features=7)
     w = torch.randn(7, 5)
     load(layer, "weight", {None: w})
     assert isinstance(layer.weight, ops.PackedWeight)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,7 +241,9 @@ class Recorder:
     """A checkpoint tensor that counts the elements it gives away."""
 
     def __init__(self, source: Any, counts: dict[str, int], key: str) -> None:
-        self._source, self._counts, self._key = source, counts, key
+        self._source = source
+        self._counts = counts
+        self._key = key
 
     def get_shape(self) -> list[int]:
         shape: list[int] = self._source.get_shape()
@@ -264,11 +263,12 @@ class Rank(Communicator):
 
 
 def test_a_rank_reads_only_its_slices(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors, counts = loader._tensors, {}
+    tensors = loader._tensors
+    counts: dict[str, int] = {}
 
     def recorded(*args: Any, **options: Any) -> Iterator[Any]:
         for key, source in tensors(*args, **options):
-            yield key, Recorder(source, counts, key)
+            yield key, Recorder(source, counts=counts, key=key)
 
     monkeypatch.setattr(loader, "_tensors", recorded)
     Driver(original, communicator=Rank(1, 2))
@@ -331,60 +331,6 @@ def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatc
     driver = Driver(folder)
     assert type(driver.model) is Mine
     assert torch.equal(driver.step([(Sequence(0, IDS), len(IDS))]), expected)
-
-
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"load_format": "dummy"}])
-def test_progress_is_told_in_the_log(
-    options: dict[str, str],
-    original: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Where there is no terminal: how far it is every few seconds, and the end; by one rank."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    clock = itertools.count()
-    monkeypatch.setattr(loader.time, "monotonic", lambda: next(clock))
-    Driver(original, args=ServerArgs(model_path=str(original), **options))
-    *news, end = [message for message in caplog.messages if "loading weights" in message]
-    found = [[int(number) for number in re.findall(r"\d+", message)] for message in news]
-    total = found[0][1]
-    # A dummy's parameters: q, k and v are one, and gate and up.
-    assert total == (
-        33 if options.get("load_format") else len(load_file(original / "model.safetensors"))
-    )
-    assert [n for n, _ in found] == list(range(4, total, 5)) and {m for _, m in found} == {total}
-    assert re.fullmatch(r"loading weights took \d+\.\d s", end)
-    caplog.clear()
-    Driver(original, args=ServerArgs(model_path=str(original), **options), communicator=Rank(1, 2))
-    assert not [message for message in caplog.messages if "loading weights" in message]
-
-
-def test_progress_is_a_bar_on_a_terminal(
-    original: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(loader, "_NEWS_SECONDS", 0.0)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    Driver(original)
-    assert "loading weights: 100%" in capsys.readouterr().err
-    assert len([message for message in caplog.messages if "loading weights" in message]) == 1
-
-
-def test_the_portable_level_is_told_by_one_rank(
-    original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On a CPU without AVX2; test_bits.py has a process that runs at that level."""
-    facts = ops.capabilities()
-    for isa, told in ((facts["isa"], facts["isa"] == "portable"), ("portable", True)):
-        monkeypatch.setattr(ops, "capabilities", lambda isa=isa: {**facts, "isa": isa})
-        caplog.clear()
-        for rank in (0, 1):
-            Driver(original, communicator=Rank(rank, 2))
-        assert [message == ops.PORTABLE for message in caplog.messages] == [True] * told
 
 
 def test_unknown_quantization(original: Path) -> None:

@@ -147,20 +147,26 @@ def test_overrides(tmp_path: Path) -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+PLAIN = {"rope_theta": 5e5, "rope_type": "default"}
+BASED = {"rope_theta": 5e5, **YARN}
 
 
 @pytest.mark.parametrize(
     ("file", "override", "theta", "scaling"),
     [
-        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_scaling": YARN}, 5e5, YARN),
-        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_scaling": {**YARN, "rope_theta": 9}}, 9.0, YARN),
-        ({"rope_theta": 5e5, **YARN}, {"rope_parameters": {"factor": 2.0}}, 5e5, {**YARN, "factor": 2.0}),
-        ({"rope_theta": 5e5, **YARN}, {"rope_theta": 7}, 7.0, YARN),
-        ({"rope_theta": 5e5, **YARN}, {"rope_scaling": {"type": "linear", "factor": 3}}, 5e5,
-         {"rope_type": "linear", "factor": 3}),
-        ({"rope_theta": 5e5, **YARN}, {"rope_scaling": None}, 5e5, None),
+        (PLAIN, {"rope_scaling": YARN}, 5e5, YARN),
+        (PLAIN, {"rope_scaling": {**YARN, "rope_theta": 9}}, 9.0, YARN),
+        (BASED, {"rope_parameters": {"factor": 2.0}}, 5e5, {**YARN, "factor": 2.0}),
+        (BASED, {"rope_theta": 7}, 7.0, YARN),
+        (
+            BASED,
+            {"rope_scaling": {"type": "linear", "factor": 3}},
+            5e5,
+            {"rope_type": "linear", "factor": 3},
+        ),
+        (BASED, {"rope_scaling": None}, 5e5, None),
     ],
-)  # fmt: skip
+)
 def test_rope_overrides_are_merged(
     file: dict[str, Any],
     override: dict[str, Any],

@@ -48,7 +48,9 @@ def mixed_schedule(
 ) -> list[list[tuple[int, int]]]:
     """Steps of (sequence, tokens): each prompt in random chunks, then token by token, several
     sequences in a step, decode rows first. `prompts[i]` is where sequence i begins to decode."""
-    rng, done, steps = random.Random(seed), [0] * len(lengths), []
+    rng = random.Random(seed)
+    done = [0] * len(lengths)
+    steps = []
     while any(d < n for d, n in zip(done, lengths, strict=True)):
         work = []
         for i, length in enumerate(lengths):
@@ -66,7 +68,8 @@ def mixed_schedule(
 def test_mixed_steps_equal_transformers(checkpoint: Any, name: str, page_size: int) -> None:
     folder, reference = checkpoint(name)
     driver = Driver(folder, page_size=page_size)
-    lengths, prompts = [37, 21, 66], [30, 1, 40]
+    lengths = [37, 21, 66]
+    prompts = [30, 1, 40]
     ids = [random_ids(driver.config, n, seed) for seed, n in enumerate(lengths)]
     expected = [reference_logits(reference, x) for x in ids]
     sequences = [Sequence(row, x) for row, x in zip([4, 0, 7], ids, strict=True)]
@@ -95,7 +98,8 @@ def test_the_window_matters(checkpoint: Any) -> None:
     driver = Driver(folder)
     ids = random_ids(driver.config, 40, seed=5)
     changed = [(ids[0] + 1) % driver.config.vocab_size, *ids[1:]]
-    layers, window = driver.config.num_layers, 7
+    layers = driver.config.num_layers
+    window = 7
     a = driver.step([(Sequence(0, ids), 40)])
     b = driver.step([(Sequence(1, changed), 40)])
     reach = layers * (window - 1) + 1
@@ -127,13 +131,16 @@ class ThreadGroup:
     """Ranks of one process: every collective meets at a barrier."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.slots = size, [torch.empty(0)] * size
+        self.size = size
+        self.slots = [torch.empty(0)] * size
         self.meeting = threading.Barrier(size, timeout=60)
 
 
 class ThreadCommunicator:
     def __init__(self, group: ThreadGroup, rank: int) -> None:
-        self.group, self.rank, self.world_size = group, rank, group.size
+        self.group = group
+        self.rank = rank
+        self.world_size = group.size
 
     def _exchange(self, tensor: torch.Tensor) -> torch.Tensor:
         self.group.slots[self.rank] = tensor.clone()
@@ -154,7 +161,9 @@ class ThreadCommunicator:
 
 
 def run_ranks(size: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]:
-    group, results, errors = ThreadGroup(size), [None] * size, []
+    group = ThreadGroup(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:

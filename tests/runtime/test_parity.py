@@ -87,7 +87,9 @@ def demo_prompts(tokenizer, count):
     words = ["stone", "river", "cloud", "lamp", "garden"]
     questions = []
     while len(questions) < count:
-        a, b, word = rng.randrange(1000), rng.randrange(1000), rng.choice(words)
+        a = rng.randrange(1000)
+        b = rng.randrange(1000)
+        word = rng.choice(words)
         kind = len(questions) % 5
         questions.append(
             [

@@ -84,15 +84,11 @@ def test_exact_answers_are_kept(quantization: str, right: dict[str | None, list[
 
 def _weight_bytes(engine: Engine) -> int:
     model = engine.executor.runner.model
-    weights = {
-        id(w): w
-        for module in model.modules()
-        if isinstance(w := getattr(module, "weight", None), object)
-    }
-    packed = [w for w in weights.values() if isinstance(w, radix_kernels.PackedWeight)]
+    weights = [getattr(module, "weight", None) for module in model.modules()]
+    packed = {id(w): w for w in weights if isinstance(w, radix_kernels.PackedWeight)}
     assert packed
     assert not [p for p in model.parameters() if p.dim() > 1], "a source was kept"
-    return sum(w.nbytes for w in packed)
+    return sum(w.nbytes for w in packed.values())
 
 
 def test_weights_are_held_once_and_small() -> None:

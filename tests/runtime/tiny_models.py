@@ -136,7 +136,12 @@ class Driver:
         args = args or ServerArgs(model_path=str(folder))
         method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(
-            comm, attention, method, dtype, CPU.torch_device, self.config.max_context
+            communicator=comm,
+            backend=attention,
+            linear_method=method,
+            dtype=dtype,
+            device=CPU.torch_device,
+            max_positions=self.config.max_context,
         )
         self.model = load_model(self.config, args, ctx)
         self.batch = ForwardBatch(
@@ -156,12 +161,15 @@ class Driver:
     ) -> StepPlan:
         """A step that computes `count` more tokens of each sequence, decode rows first. The ids of
         `from_device` sequences come from `next_token`."""
-        deltas, prompt, source = [], [], []
+        deltas: list[tuple[int, int, int]] = []
+        prompt: list[int] = []
+        source: list[int] = []
         for seq, count in work:
             end = seq.computed + count
             while len(seq.pages) * self.pool.page_size < end:
-                deltas.append((seq.row, len(seq.pages), self._free.pop()))
-                seq.pages.append(deltas[-1][2])
+                page = self._free.pop()
+                deltas.append((seq.row, len(seq.pages), page))
+                seq.pages.append(page)
             sampled = any(seq is s for s in from_device)
             source += [seq.row if sampled else FROM_PROMPT] * count
             prompt += [] if sampled else seq.ids[seq.computed : end]

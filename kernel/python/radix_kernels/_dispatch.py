@@ -118,6 +118,19 @@ def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
     return None
 
 
+def implementation(op: str, name: str) -> Native:
+    """The kernel of op that a caller asks for by name; `triton` is the only one.
+
+    ValueError for another name, RuntimeError where Triton is not installed.
+    """
+    if name != "triton" or op not in _TRITON_OPS:
+        raise ValueError(f"{op}: implementation is {name!r}, expected 'auto' or 'triton'")
+    if not triton_installed():
+        raise RuntimeError(f"{op}: Triton is not installed")
+    kernel: Native = getattr(importlib.import_module("radix_kernels.triton"), op)
+    return kernel
+
+
 def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
     """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses, with
     Triton's.

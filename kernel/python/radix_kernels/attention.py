@@ -74,6 +74,7 @@ def flash_attn_with_kvcache(
     v_scale: Array | None = None,
     max_seqlen_q: int | None = None,
     out: Array | None = None,
+    implementation: str = "auto",
 ) -> Array:
     """Attention of ragged queries over a paged cache: prefill, decode, or both in one batch.
 
@@ -87,10 +88,13 @@ def flash_attn_with_kvcache(
     INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
     one a token and head, as `store_kv_cache` writes them.
 
+    implementation: "auto", or "triton" for Triton's kernel wherever it runs: on a GPU, and on the
+    CPU in its interpreter.
+
     Returns out [T, Hq, Dv] of q's dtype, or (out, lse float32 [T, Hq]). See the module for FP8, the
     keywords and rows that see nothing. Tolerances: docs/numerics.md. Errors: TypeError (dtype, no
     tensor, no integer), ValueError (shape, stride, device, head counts, window, soft cap, queries
-    without a row).
+    without a row, implementation), RuntimeError (Triton is asked for and not installed).
     """
     op = "flash_attn_with_kvcache"
     check_tensors(op, q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table)
@@ -109,6 +113,9 @@ def flash_attn_with_kvcache(
             k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
+    if implementation != "auto":
+        call(_dispatch.implementation(op, implementation), None)
+        return result
     if _run(op, q, call, k_cache, page_table.shape, hint):
         return result
     from . import reference

@@ -3,12 +3,16 @@ peer memory."""
 
 from __future__ import annotations
 
+import mmap
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _loader
 
 if TYPE_CHECKING:
     import torch
+
+_FLAG_BYTES = 8  # the file's first word: the rank that aborted, plus one (radix_kernels/comm.h)
 
 
 class ShmCommunicator:
@@ -41,6 +45,8 @@ class ShmCommunicator:
 
             group = ShmGroup
         self._group: Any = group(name, rank, world_size, max_bytes, timeout)
+        with open(name, "rb") as file:
+            self._abort_flag = mmap.mmap(file.fileno(), _FLAG_BYTES, access=mmap.ACCESS_READ)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks, in place; returns `tensor`."""
@@ -83,6 +89,16 @@ class ShmCommunicator:
     def close(self) -> None:
         """Drops the mapping; the object can do nothing afterwards. Idempotent."""
         self._group = None
+        self._abort_flag.close()
+
+    @property
+    def aborted_by(self) -> int | None:
+        """The rank that aborted the group, by `abort` or after a timeout; None: nobody has, or this
+        end is closed. Does not wait."""
+        if self._group is None:
+            return None
+        flag = int.from_bytes(self._abort_flag[:_FLAG_BYTES], sys.byteorder)
+        return flag - 1 if flag else None
 
     @property
     def control_address(self) -> int:

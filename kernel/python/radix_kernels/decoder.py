@@ -14,7 +14,7 @@ from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecoderLayer:
     """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, and its
     cache.
@@ -60,56 +60,33 @@ class DenseDecoder:
         activation: str = "silu",
     ) -> None:
         if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"DenseDecoder: activation is {activation!r}, expected one of {', '.join(_ACTIVATIONS)}"
-            )
+            known = ", ".join(_ACTIVATIONS)
+            raise ValueError(f"DenseDecoder: activation is {activation!r}, expected one of {known}")
         native = getattr(_loader.bind, "Decoder", None)
         if native is None:
             raise NotImplementedError("DenseDecoder needs the native CPU library")
         self._native = native(norm, cos_sin_cache, eps, softmax_scale, _ACTIVATIONS[activation])
         for layer in layers:
-            products = [_product(*p) for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-            if _arrays.dtype_name(layer.k_cache) != layer.qkv[0].dtype:
-                raise NotImplementedError("DenseDecoder needs a cache of the weights' type")
-            norms = layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm
-            self._native.add_layer(
-                *norms, *products, layer.k_cache, layer.v_cache, layer.window_left
-            )
+            self._add(layer)
         self._workspace: Any = None
 
-    @classmethod
-    def of_modules(
-        cls,
-        layers: Iterable[Any],
-        norm: Any,
-        k_caches: Iterable[Array],
-        v_caches: Iterable[Array],
-        windows_left: Iterable[int],
-        cos_sin_cache: Array,
-        **options: Any,
-    ) -> DenseDecoder:
-        """From modules named as engines name them: each of `layers` has input_layernorm,
-        post_attention_layernorm, self_attn (qkv_proj, o_proj, and q_norm and k_norm or None) and
-        mlp (gate_up_proj, down_proj); each of those has a `weight`, the projections a PackedWeight
-        and a `bias` or None. options: eps, softmax_scale, activation.
-        """
-        made = []
-        for layer, k, v, left in zip(layers, k_caches, v_caches, windows_left, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
-            norms = (
-                layer.input_layernorm,
-                layer.post_attention_layernorm,
-                attention.q_norm,
-                attention.k_norm,
-            )
-            linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-            weights: Any = [None if n is None else n.weight for n in norms]
-            weights += [
-                (getattr(x, "weight", None), x.bias) for x in linears
-            ]  # None is refused as no packed weight
-            weights += [k, v, left]
-            made.append(DecoderLayer(*weights))
-        return cls(made, norm.weight, cos_sin_cache, **options)
+    def _add(self, layer: DecoderLayer) -> None:
+        qkv = _product(layer.qkv)
+        if _arrays.dtype_name(layer.k_cache) != layer.qkv[0].dtype:
+            raise NotImplementedError("DenseDecoder needs a cache of the weights' type")
+        self._native.add_layer(
+            layer.input_norm,
+            layer.post_norm,
+            layer.q_norm,
+            layer.k_norm,
+            qkv,
+            _product(layer.o),
+            _product(layer.gate_up),
+            _product(layer.down),
+            layer.k_cache,
+            layer.v_cache,
+            layer.window_left,
+        )
 
     def __call__(
         self,
@@ -135,12 +112,21 @@ class DenseDecoder:
         size = self._native.workspace_size(hidden, page_table, longest)
         if self._workspace is None or self._workspace.shape[0] < size:
             self._workspace = _arrays.empty(hidden, (size,), "uint8")
-        places = positions, slot_mapping, page_table, kv_lens, cu_seqlens_q
-        self._native.run(hidden, *places, longest, self._workspace)
+        self._native.run(
+            hidden,
+            positions,
+            slot_mapping,
+            page_table,
+            kv_lens,
+            cu_seqlens_q,
+            longest,
+            self._workspace,
+        )
         return hidden
 
 
-def _product(weight: PackedWeight, bias: Array | None) -> tuple[Any, Array, Array | None]:
+def _product(linear: tuple[PackedWeight, Array | None]) -> tuple[Any, Array, Array | None]:
+    weight, bias = linear
     if not isinstance(weight, PackedWeight) or weight.layout == REFERENCE_LAYOUT:
         raise NotImplementedError("DenseDecoder needs weights that the CPU library has packed")
     return weight.descriptor, weight.data, bias

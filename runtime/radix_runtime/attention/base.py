@@ -1,19 +1,29 @@
 """AttentionBackend: how attention over the paged KV cache is computed."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..batch import ForwardBatch
 from ..device import Device
 from ..model_config import ModelConfig
+from ..shortcuts import reset_shortcuts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionSpec:
-    """One attention layer; head counts are this rank's. `window`: tokens that a token sees with
-    itself; None: all."""
+    """What a backend must know of one attention layer. Head counts are this rank's.
+
+    Query head h reads KV head h // (num_heads // num_kv_heads); the heads of all layers have
+    `head_dim` elements, keys and values alike. A score is q k `scale`, then, with a `softcap`,
+    softcap * tanh(score / softcap). `window`: how many tokens a token sees, itself included; None
+    for all. `sinks`: a logit for each query head that joins the softmax with no value, float32
+    [num_heads] on the model's device; the model owns it.
+
+    Raises ValueError for what no backend can compute."""
 
     layer_id: int
     num_heads: int
@@ -21,14 +31,44 @@ class AttentionSpec:
     head_dim: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} query heads are no multiple of {self.num_kv_heads} KV heads"
+            )
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"scale is {self.scale}, expected a positive number")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}, expected 1 or more")
+        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
+            raise ValueError(f"softcap is {self.softcap}, expected a positive number")
+        if self.sinks is not None:
+            found = (self.sinks.dtype, tuple(self.sinks.shape))
+            if found != (torch.float32, (self.num_heads,)):
+                raise ValueError(
+                    f"sinks are {found[0]} {list(found[1])}, expected float32 [{self.num_heads}]"
+                )
 
 
 class AttentionBackend(ABC):
     """Only reads the KV cache, in which the step's keys and values are already. One instance serves
-    all layers."""
+    all layers of a rank, and honours every field of their specs."""
+
+    # Whether `forward` gives the bits of the wheel's `flash_attn_with_kvcache`, so that the wheel's
+    # `DenseDecoder`, which contains it, may run instead of the layers. Not inherited by a subclass
+    # that overrides `forward`.
+    supports_fused_decoder = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reset_shortcuts(cls, AttentionBackend, "forward", ["supports_fused_decoder"])
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
 
     @classmethod
     @abstractmethod
@@ -38,11 +78,23 @@ class AttentionBackend(ABC):
         """Whether this backend can run the model there. Must not raise."""
 
     def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
-        """Called once a step after `batch.load`, before the model; may set `batch.metadata`."""
+        """Prepares a step: what `forward` needs of the batch that is the same for all layers. The
+        model runner calls it once a step, after `batch.load` and before the model, on the same
+        stream; the result may be left in `batch.metadata`. Does not synchronise.
+
+        A CUDA graph may hold the model's forward, never this call, which is made before the capture
+        and before every replay. So what `forward` reads on the device lies at fixed addresses:
+        `plan` writes in place, into buffers that the backend allocates once, on its first call, for
+        the largest batch (`batch.max_batch`, `batch.max_tokens`). And what `forward` reads on the
+        host depends on the batch's shape alone (`batch_size`, `num_decode`, `num_tokens`,
+        `max_query_len`), for which the graph was captured.
+
+        The default is for backends that need nothing but the batch."""
 
     @abstractmethod
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim] over `batch.kv_pool`, into `out` of the
-        same shape. Returns `out`; does not synchronise."""
+        """Causal attention of q [T, num_heads, head_dim], of the KV cache's dtype, over
+        `batch.kv_pool`, into `out` of the same shape and dtype. Returns `out`; does not
+        synchronise."""

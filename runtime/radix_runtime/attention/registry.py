@@ -7,27 +7,35 @@ from ..errors import ConfigError
 from ..model_config import ModelConfig
 from ..registry import Registry
 from .base import AttentionBackend
-from .radix import RadixAttention, TritonAttention
+from .paged import PagedAttention
 from .torch_native import TorchNativeAttention
+from .triton import TritonAttention
 
 # The first that supports the model is the default.
-_OURS = {"radix": RadixAttention, "triton": TritonAttention, "torch_native": TorchNativeAttention}
+_OURS: dict[str, type[AttentionBackend]] = {
+    "paged": PagedAttention,
+    "triton": TritonAttention,
+    "torch_native": TorchNativeAttention,
+}
+_FORMER_NAMES = {"radix": "paged"}
 attention_backends: Registry[type[AttentionBackend]] = Registry(
-    "attention backend", "radix.attention_backends", _OURS
+    kind="attention backend", group="radix.attention_backends", items=_OURS
 )
 
 
 def create_attention_backend(
     name: str | None, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
 ) -> AttentionBackend:
-    """The backend called `name`, or the best for None. Raises ConfigError: unknown, or not for this
-    model."""
-    candidates = [name] if name else [*_OURS]
+    """The backend called `name`, or the best for None. Raises ConfigError when there is none of
+    that name, or none that supports the model."""
+    candidates = [_FORMER_NAMES.get(name, name)] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)
         if backend.supports(config, device, kv_dtype, page_size):
             return backend(config, device)
-    what = f"{config.architecture} with head_dim {config.head_dim}, {kv_dtype} KV and page size {page_size}"
+    names = " / ".join(candidates)
+    cache = f"{kv_dtype} KV and page size {page_size}"
     raise ConfigError(
-        f"attention backend {' / '.join(candidates)} does not support {what} on {device.kind}"
+        f"attention backend {names} does not support {config.architecture} with head_dim "
+        f"{config.head_dim}, {cache} on {device.kind}"
     )

@@ -9,15 +9,17 @@ from torch import nn
 from ..attention.base import AttentionBackend
 from ..distributed import Communicator
 from ..quantization.base import LinearMethod
+from ..shortcuts import reset_shortcuts
 
-Part = (
-    str | None
-)  # of a merged parameter: the checkpoint's name of the module beside it that the part comes from
+# One of the checkpoint tensors that are merged into a parameter: the name of the module that it
+# belongs to in the checkpoint, a sibling of ours; None: the parameter's own module.
+Part = str | None
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Passed down the constructors of a model. `max_positions`: tokens that RoPE must reach."""
+    """What the constructors of a model pass down to its layers. `dtype`: the compute type of
+    parameters and activations. `max_positions`: how many positions RoPE must reach, in tokens."""
 
     communicator: Communicator
     backend: AttentionBackend
@@ -36,12 +38,12 @@ class TensorSource(Protocol):
 
 
 class Layer(nn.Module):
-    """A module with parameters, created on the meta device; the loader gives each memory, calls
-    `weight_loader` for every part once, then `finalize`. These defaults are of a parameter that
-    every rank holds whole."""
+    """A module with parameters, created on the meta device. For each parameter the loader gives it
+    memory, calls `weight_loader` once for every part, then `finalize`. These defaults are of a
+    parameter that every rank holds whole."""
 
     def parts(self, name: str) -> tuple[Part, ...]:
-        """The parts parameter `name` is merged from; (None,) when it is one tensor."""
+        """The parts that parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
@@ -54,7 +56,19 @@ class Layer(nn.Module):
         """All parts of parameter `name` are loaded."""
 
 
+class Fusible(nn.Module):
+    """A module whose forward may run as a part of a larger kernel (cpu_decoder.py). A subclass that
+    overrides `forward` is not, unless it says so."""
+
+    fusible = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reset_shortcuts(cls, Fusible, "forward", ["fusible"])
+
+
 def check_shape(source: TensorSource, expected: tuple[int, ...]) -> None:
+    """Raises ValueError when the tensor of a checkpoint has another shape."""
     found = tuple(source.get_shape())
     if found != expected:
         raise ValueError(f"has shape {list(found)}, expected {list(expected)}")

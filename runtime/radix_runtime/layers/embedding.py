@@ -8,16 +8,17 @@ from .base import BuildContext, Layer, Part, TensorSource, check_shape
 
 
 class VocabParallel(Layer):
-    """A [vocab, hidden] matrix, as embedding, as output head (then packed for matrix products) or,
-    tied, as both from one copy. Each rank has ceil(vocab / ranks) rows; rows past the end of the
-    vocabulary are zero."""
+    """A [vocab_size, hidden_size] matrix: an embedding, an output head (`is_head`; packed for
+    matrix products) or, tied, both from one copy. Each rank has ceil(vocab_size / ranks) rows; rows
+    past the end of the vocabulary are zero."""
 
     def __init__(
         self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self._communicator, self._is_head = ctx.communicator, is_head
+        self._communicator = ctx.communicator
+        self._is_head = is_head
         self._size = -(-vocab_size // ctx.communicator.world_size)
         self._first = ctx.communicator.rank * self._size
         self._method = ctx.linear_method.for_head() or DenseMethod()
@@ -25,7 +26,8 @@ class VocabParallel(Layer):
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         check_shape(source, (self.vocab_size, param.shape[1]))
-        if count := max(0, min(self._size, self.vocab_size - self._first)):
+        count = max(0, min(self._size, self.vocab_size - self._first))
+        if count > 0:
             param[:count].copy_(source[self._first : self._first + count])
         param[count:].zero_()
 
@@ -34,7 +36,7 @@ class VocabParallel(Layer):
             self._method.finalize(self, name)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids int32 [T] -> [T, hidden], the same on every rank."""
+        """ids int32 [T] -> [T, hidden_size], the same on every rank."""
         if self._communicator.world_size == 1:
             return ops.embedding(ids, self.weight)
         local = ids - self._first
@@ -43,20 +45,17 @@ class VocabParallel(Layer):
         return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
-        """See CausalLM: hidden [S, hidden] -> float32 [S, vocab] on rank 0, None on the others."""
-        parts = self._communicator.gather(
-            self._method.apply(self, hidden, out=out, out_dtype=torch.float32)
-        )
-        return None if parts is None else parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]
+        """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which
+        must call it too. `out`: memory of the result's shape and dtype that may become it."""
+        part = self._method.apply(self, hidden, out=out, out_dtype=torch.float32)
+        parts = self._communicator.gather(part)
+        if parts is None:
+            return None
+        return parts.movedim(0, 1).flatten(1)[:, : self.vocab_size]
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """See CausalLM: for one rank whose method multiplies by a packed weight and does no
-        more."""
-        plain = type(self._method).apply is DenseMethod.apply and isinstance(
-            self.weight, ops.PackedWeight
-        )
-        return (
-            ops.linear_argmax(hidden, self.weight)[0]
-            if plain and self._communicator.world_size == 1
-            else None
-        )
+        """The id of the largest logit of each row of hidden [S, hidden_size], int32 [S], -1 where
+        none is finite, without writing logits. None where no kernel can, and with several ranks."""
+        if self._communicator.world_size > 1:
+            return None
+        return self._method.argmax(self, hidden)

@@ -4,64 +4,79 @@ ColumnParallelLinear   outputs are split; several checkpoint tensors may be merg
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
 RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 from ..quantization.base import meta_parameter
-from .base import BuildContext, Layer, Part, TensorSource, check_shape
+from .base import BuildContext, Fusible, Layer, Part, TensorSource, check_shape
 
 
-class _Block(NamedTuple):
-    """Rows [first, first + size) of a checkpoint tensor with `total` rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Rows [first, first + size) of a checkpoint tensor that has `total` rows."""
 
     total: int
     first: int
     size: int
 
 
-# This rank's of `total` rows, which must be a multiple of the number of ranks.
-def _share(ctx: BuildContext, total: int) -> _Block:
+def _rank_share(ctx: BuildContext, total: int) -> _Block:
+    """This rank's part of `total` rows, which must be a multiple of the number of ranks."""
     size = total // ctx.communicator.world_size
-    return _Block(total, ctx.communicator.rank * size, size)
+    return _Block(total=total, first=ctx.communicator.rank * size, size=size)
 
 
-class _Linear(Layer):
-    """y = x W^T + b with the rows of W (and b) made of blocks, one for each part, in order."""
+class _Linear(Layer, Fusible):
+    """y = x W^T + b. The rows of W (and b) are this rank's blocks of one or more checkpoint
+    tensors, in the order of `blocks`; `sizes` are their outputs."""
+
+    fusible = True
 
     def __init__(
-        self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], bias: bool
+        self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], *, bias: bool
     ) -> None:
         super().__init__()
-        self.method, self._communicator, self._blocks = ctx.linear_method, ctx.communicator, blocks
+        self.method = ctx.linear_method
         self.sizes = [block.size for block in blocks.values()]
-        self.method.create(self, in_features, sum(self.sizes), ctx.dtype)
-        self.bias = meta_parameter(sum(self.sizes), dtype=ctx.dtype) if bias else None
+        self._communicator = ctx.communicator
+        self._blocks = blocks
+        self._offsets: dict[Part, int] = {}
+        out_features = 0
+        for part, block in blocks.items():
+            self._offsets[part] = out_features
+            out_features += block.size
+        self.method.create(self, in_features, out_features, ctx.dtype)
+        self.bias = meta_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def parts(self, name: str) -> tuple[Part, ...]:
         return tuple(self._blocks)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        total, first, size = self._blocks[part]
-        check_shape(source, (total, *param.shape[1:]))
-        dict(zip(self._blocks, param.split(self.sizes), strict=True))[part].copy_(
-            source[first : first + size]
-        )
+        block = self._blocks[part]
+        check_shape(source, (block.total, *param.shape[1:]))
+        rows = source[block.first : block.first + block.size]
+        param.narrow(0, self._offsets[part], block.size).copy_(rows)
 
     def finalize(self, name: str) -> None:
         self.method.finalize(self, name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method.apply(self, x, self.bias)
+        """x [T, in_features] -> [T, sum(sizes)]."""
+        return self.method.apply(self, x, bias=self.bias)
 
 
 class ColumnParallelLinear(_Linear):
+    """`outputs`: the checkpoint's names of the merged layers and their outputs of all ranks, each a
+    multiple of the number of ranks."""
+
     def __init__(
         self, ctx: BuildContext, in_features: int, outputs: dict[str, int], *, bias: bool = False
     ) -> None:
-        super().__init__(
-            ctx, in_features, {part: _share(ctx, total) for part, total in outputs.items()}, bias
-        )
+        blocks: dict[Part, _Block] = {
+            part: _rank_share(ctx, total) for part, total in outputs.items()
+        }
+        super().__init__(ctx, in_features, blocks, bias=bias)
 
 
 class QKVLinear(_Linear):
@@ -71,41 +86,51 @@ class QKVLinear(_Linear):
         self,
         ctx: BuildContext,
         in_features: int,
-        dim: int,
-        heads: int,
-        kv_heads: int,
         *,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
         bias: bool,
     ) -> None:
         ranks = ctx.communicator.world_size
-        self_kv, first_kv = max(1, kv_heads // ranks), ctx.communicator.rank * kv_heads // ranks
-        kv = _Block(kv_heads * dim, first_kv * dim, self_kv * dim)
-        super().__init__(
-            ctx, in_features, {"q_proj": _share(ctx, heads * dim), "k_proj": kv, "v_proj": kv}, bias
+        self_kv = max(1, num_kv_heads // ranks)
+        first_kv = ctx.communicator.rank * num_kv_heads // ranks
+        kv = _Block(
+            total=num_kv_heads * head_dim, first=first_kv * head_dim, size=self_kv * head_dim
         )
-        self.num_heads, self.num_kv_heads = heads // ranks, self_kv
+        q = _rank_share(ctx, num_heads * head_dim)
+        super().__init__(ctx, in_features, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias=bias)
+        self.num_heads = num_heads // ranks
+        self.num_kv_heads = self_kv
 
 
 class RowParallelLinear(_Linear):
-    """`in_features` must be a multiple of the number of ranks. Rank 0 adds the bias and the
-    residual, once."""
+    """`in_features`, those of all ranks, must be a multiple of the number of ranks. Rank 0 adds the
+    bias and the residual, once."""
+
+    fusible = True
 
     def __init__(
         self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False
     ) -> None:
         share = in_features // ctx.communicator.world_size
-        super().__init__(ctx, share, {None: _Block(out_features, 0, out_features)}, bias)
+        whole = _Block(total=out_features, first=0, size=out_features)
+        super().__init__(ctx, share, {None: whole}, bias=bias)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        if param.dim() == 1:
-            return super().weight_loader(param, source, part)
+        if param.dim() == 1:  # the bias
+            super().weight_loader(param, source, part)
+            return
         rows, width = param.shape
         check_shape(source, (rows, width * self._communicator.world_size))
         first = self._communicator.rank * width
         param.copy_(source[:, first : first + width])
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The product, added to residual [T, out_features], whose memory may be taken for the
-        result."""
-        added = {"bias": self.bias, "residual": residual} if self._communicator.rank == 0 else {}
-        return self._communicator.all_reduce(self.method.apply(self, x, **added))
+        """x [T, this rank's inputs] -> [T, out_features], the same on every rank. residual [T,
+        out_features] is added; its memory may become the result."""
+        if self._communicator.rank == 0:
+            out = self.method.apply(self, x, bias=self.bias, residual=residual)
+        else:
+            out = self.method.apply(self, x)
+        return self._communicator.all_reduce(out)

@@ -1,35 +1,39 @@
-"""The gated MLP: down(act(gate(x)) * up(x))."""
+"""The gated MLP."""
 
 import torch
-from torch import nn
 
-from .. import ops
 from ..model_config import ModelConfig
-from .base import BuildContext
+from .activation import gated_activations
+from .base import BuildContext, Fusible
 from .linear import ColumnParallelLinear, RowParallelLinear
 
-# act(x[..., :I]) * x[..., I:] by the names of ModelConfig.hidden_act
-gated_activations = {
-    "silu": ops.silu_and_mul,
-    "gelu": ops.gelu_and_mul,
-    "gelu_tanh": ops.gelu_tanh_and_mul,
-}
 
+class GatedMLP(Fusible):
+    """down(act(gate(x)) * up(x)); gate and up are one product."""
 
-class GatedMLP(nn.Module):
+    fusible = True
+
     def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = ColumnParallelLinear(ctx, hidden, parts, bias=config.mlp_bias)
-        self.down_proj = RowParallelLinear(ctx, inner, hidden, bias=config.mlp_bias)
-        self._activation = gated_activations[config.hidden_act]
-        self._fused = config.hidden_act == "silu" and not config.mlp_bias
+        hidden = config.hidden_size
+        inner = config.intermediate_size
+        self.gate_up_proj = ColumnParallelLinear(
+            ctx,
+            in_features=hidden,
+            outputs={"gate_proj": inner, "up_proj": inner},
+            bias=config.mlp_bias,
+        )
+        self.down_proj = RowParallelLinear(
+            ctx, in_features=inner, out_features=hidden, bias=config.mlp_bias
+        )
+        self.activation = config.hidden_act
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + the MLP of x."""
-        both = self.gate_up_proj
-        gated = (
-            both.method.apply_silu_and_mul(both, x) if self._fused else self._activation(both(x))
-        )
+        """residual + the MLP of x, both [T, hidden_size]; residual's memory may become the
+        result."""
+        projection = self.gate_up_proj
+        if self.activation == "silu" and projection.bias is None:
+            gated = projection.method.apply_silu_and_mul(projection, x)
+        else:
+            gated = gated_activations[self.activation](projection(x))
         return self.down_proj(gated, residual)

@@ -1,16 +1,22 @@
 """CausalLM: what the engine and the loader use of a model."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..batch import ForwardBatch
+from ..shortcuts import reset_shortcuts
 
 
 class CausalLM(nn.Module, ABC):
-    """Built on the meta device from (ctx, config); its parameters, all of `Layer`s, carry the
-    checkpoint's names."""
+    """A decoder with an output head. Constructed from (BuildContext, ModelConfig) on the meta
+    device; its parameters, all of them in `Layer`s, have the checkpoint's names."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reset_shortcuts(cls, CausalLM, "compute_logits", ["greedy_tokens"])
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -21,9 +27,10 @@ class CausalLM(nn.Module, ABC):
         self, hidden: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which
-        must call it too. `out` is memory that may become the result."""
+        must call it too. `out`: memory of the result's shape and dtype that may become it."""
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """The id of each row's largest logit, int32 [S], -1 for none, without writing logits; None:
-        no kernel can."""
+        """The id of the largest logit of each row of hidden [S, hidden_size], int32 [S], -1 where
+        none is finite, without writing logits; None where no kernel can. Not inherited by a
+        subclass that overrides `compute_logits`."""
         return None

@@ -1,8 +1,8 @@
 """Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors.
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
-filled twice are errors. A rank reads only its slices. A parameter is packed and its source freed at
-once: no second copy ever exists."""
+filled twice are errors. A rank reads only its slices. A parameter is packed, and its source freed,
+as soon as it is complete: no second copy of the weights ever exists."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from .. import ops
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..layers.base import BuildContext, Layer, TensorSource
+from ..layers.base import BuildContext, Layer, Part, TensorSource
 from ..model_config import ARCHITECTURES, ModelConfig
 from ..registry import Registry
 from .base import CausalLM
@@ -31,8 +31,10 @@ T = TypeVar("T")
 
 _NEWS_SECONDS = 5.0  # between lines about the progress where there is no terminal
 # By the architecture that config.json names; other packages add theirs.
-models = Registry[type[CausalLM]](
-    "architecture", "radix.models", dict.fromkeys(ARCHITECTURES, LlamaForCausalLM)
+models: Registry[type[CausalLM]] = Registry(
+    kind="architecture",
+    group="radix.models",
+    items=dict.fromkeys(ARCHITECTURES, LlamaForCausalLM),
 )
 
 
@@ -43,50 +45,53 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     ops.use_native(quiet=quiet)
     model = models.get(config.architecture)(ctx, config)
     params = [
-        _Parameter(cast(Layer, module), prefix, name, ctx.device)
+        _Parameter(cast(Layer, module), prefix=prefix, name=name, device=ctx.device)
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
     if args.load_format == "dummy":
-        _fill_random(
-            _progress(params, len(params), quiet),
-            f"{args.random_seed or 0}/{ctx.communicator.rank}",
-        )
+        seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
+        _fill_random(_progress(params, len(params), quiet=quiet), seed)
     else:
-        tensors = _tensors(Path(args.model_path or ""), config.tie_word_embeddings)
-        _fill(params, _progress(tensors, sum(len(param.sources) for param in params), quiet))
+        tensors = _tensors(Path(args.model_path or ""), is_tied=config.tie_word_embeddings)
+        count = sum(len(param.sources) for param in params)
+        _fill(params, _progress(tensors, count, quiet=quiet))
     return model
 
 
-# The items, with a bar on a terminal, elsewhere a line in the log every few seconds, and one at the
-# end.
-def _progress(items: Iterable[T], total: int, quiet: bool) -> Iterator[T]:
-    bar = tqdm(
-        items, "loading weights", total, disable=True if quiet else None
-    )  # None: where stderr is no terminal
+def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
+    """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. A last
+    line says how long it took. `quiet`: no bar, and lines of level debug."""
+    disable = True if quiet else None  # None: where stderr is no terminal
+    bar = tqdm(items, desc="loading weights", total=total, disable=disable)
     level = logging.DEBUG if quiet else logging.INFO
-    start = told = time.monotonic()
+    start = time.monotonic()
+    last_line = start
     for done, item in enumerate(bar):
-        if bar.disable and time.monotonic() - told >= _NEWS_SECONDS:
-            told = time.monotonic()
+        if bar.disable and time.monotonic() - last_line >= _NEWS_SECONDS:
+            last_line = time.monotonic()
             logger.log(level, "loading weights: %d of %d tensors", done, total)
         yield item
     logger.log(level, "loading weights took %.1f s", time.monotonic() - start)
 
 
 class _Parameter:
-    """A parameter that wants loading. `sources`: its tensors' names in a checkpoint, and the part
-    that each is."""
+    """A parameter that is to be loaded. `sources`: the names of its tensors in a checkpoint, and
+    the part that each of them is."""
 
-    def __init__(self, layer: Layer, prefix: str, name: str, device: torch.device) -> None:
-        self.layer, self.name, self.path, self._device = layer, name, f"{prefix}.{name}", device
-        beside = prefix.rpartition(".")[0]
-        modules = {
-            part: prefix if part is None else f"{beside}.{part}" for part in layer.parts(name)
-        }
-        self.sources = {f"{module}.{name}": part for part, module in modules.items()}
+    def __init__(self, layer: Layer, *, prefix: str, name: str, device: torch.device) -> None:
+        self.layer = layer
+        self.name = name
+        self.path = f"{prefix}.{name}"
+        self._device = device
+        parent = prefix.rpartition(".")[0]
+        self.sources: dict[str, Part] = {}
+        for part in layer.parts(name):
+            module = prefix if part is None else f"{parent}.{part}"
+            self.sources[f"{module}.{name}"] = part
 
     def memory(self) -> torch.Tensor:
+        """The parameter's memory on its device, allocated when it is first asked for."""
         param: torch.Tensor = getattr(self.layer, self.name)
         if param.is_meta:
             param = torch.empty(param.shape, dtype=param.dtype, device=self._device)
@@ -98,44 +103,54 @@ def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]])
     places = {key: (param, part) for param in params for key, part in param.sources.items()}
     missing = set(places)
     for key, source in tensors:
+        if key not in places:
+            raise ConfigError(f"checkpoint: {key} has no place in this model")
         if key not in missing:
-            wrong = "is there twice" if key in places else "has no place in this model"
-            raise ConfigError(f"checkpoint: {key} {wrong}")
+            raise ConfigError(f"checkpoint: {key} is there twice")
+        missing.remove(key)
         param, part = places[key]
         try:
             param.layer.weight_loader(param.memory(), source, part)
-            missing.remove(key)
-            if missing.isdisjoint(param.sources):
-                key = " + ".join(param.sources)
-                param.layer.finalize(param.name)
         except (ValueError, SafetensorError) as error:
             raise ConfigError(f"checkpoint: {key} {error}") from None
+        if missing.isdisjoint(param.sources):
+            _finalize(param)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(missing)[:3])}{more}")
 
 
-# Norm weights 1, everything else normal with deviation 0.02; the same for a seed.
+def _finalize(param: _Parameter) -> None:
+    try:
+        param.layer.finalize(param.name)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint: {' + '.join(param.sources)} {error}") from None
+
+
 def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
+    """Norm weights are 1, everything else is normal with deviation 0.02; the same for one seed."""
     for param in params:
         memory = param.memory()
         if memory.dim() == 1 and param.name == "weight":
             memory.fill_(1)
         else:
-            generator = torch.Generator(memory.device).manual_seed(
-                zlib.crc32(f"{seed}/{param.path}".encode())
-            )
+            checksum = zlib.crc32(f"{seed}/{param.path}".encode())
+            generator = torch.Generator(memory.device).manual_seed(checksum)
             memory.normal_(0, 0.02, generator=generator)
-        param.layer.finalize(param.name)
+        _finalize(param)
 
 
 class _Index(msgspec.Struct):
+    """model.safetensors.index.json: the file of each tensor."""
+
     weight_map: dict[str, str]
 
 
-# The files of a checkpoint with the tensors that the index names in each (None: no index).
 def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    """The files of a checkpoint with the tensors that the index names in each; None without an
+    index."""
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
     if not index.is_file():
         if not single.is_file():
             raise ConfigError(
@@ -154,19 +169,24 @@ def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     return dict(sorted(names.items()))
 
 
-def _tensors(folder: Path, tied: bool) -> Iterator[tuple[str, TensorSource]]:
+def _tensors(folder: Path, *, is_tied: bool) -> Iterator[tuple[str, TensorSource]]:
+    """The tensors of a checkpoint that belong in a model, by name. Raises ConfigError when a file
+    cannot be read or holds other tensors than the index says."""
     for path, expected in _checkpoint_files(folder).items():
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 keys = file.keys()
-                if expected is not None and (odd := expected.symmetric_difference(keys)):
+                odd = set() if expected is None else expected.symmetric_difference(keys)
+                if odd:
                     raise ConfigError(f"{path}: the index and the file disagree about {min(odd)}")
                 for key in keys:
-                    # What files carry beyond the model: RoPE frequencies, which follow from the
-                    # config, and the head of a model whose head is its embedding.
-                    if not key.endswith(".rotary_emb.inv_freq") and not (
-                        tied and key == "lm_head.weight"
-                    ):
+                    if not _is_surplus(key, is_tied):
                         yield key, cast(Any, file.get_slice(key))
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _is_surplus(key: str, is_tied: bool) -> bool:
+    """What files carry beyond the model: RoPE frequencies, which follow from the config, and the
+    head of a model whose head is its embedding."""
+    return key.endswith(".rotary_emb.inv_freq") or (is_tied and key == "lm_head.weight")

@@ -7,31 +7,65 @@ import torch
 from torch import nn
 
 from .. import ops
+from ..shortcuts import reset_shortcuts
 
 
 class LinearMethod(ABC):
-    """Owns a layer's parameters other than the bias; the layer slices checkpoints for its rank and
-    merges parts."""
+    """Owns the parameters of a linear layer other than the bias; the layer slices checkpoint
+    tensors for its rank and merges them. One instance serves all layers of a model; `layer` is
+    always the module that the parameters are attributes of.
+
+    The methods with a body are `apply` by other ways. A subclass that overrides `apply` does not
+    inherit those that its base class wrote for its own `apply`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight")
+        reset_shortcuts(cls, LinearMethod, "apply", shortcuts)
 
     @abstractmethod
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        """Registers the parameters (of this rank's sizes, on the meta device) on `layer`."""
+        """Registers the parameters on `layer`, on the meta device: this rank's sizes, of outputs
+        first; `dtype` is the model's compute type."""
 
     @abstractmethod
     def apply(
-        self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **ends: Any
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, in_features] -> [T, out_features]. ends, as in `ops.linear`: out_dtype; out;
-        residual, added before the result is rounded. The memory of both may become the result."""
+        """x [T, in_features] -> x W^T + bias + residual, [T, out_features], rounded once.
 
-    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of the two halves of the outputs, which a kernel may do in one pass,
-        rounding once."""
-        return ops.silu_and_mul(self.apply(layer, x))
+        bias: [out_features]. residual: [T, out_features] of x's dtype. out_dtype: x's dtype by
+        default, or float32. The memory of `out`, which has the result's shape and dtype, or else
+        that of `residual` may become the result."""
 
     @abstractmethod
     def finalize(self, layer: Any, name: str) -> None:
-        """Called once when every part of parameter `name` is loaded: repack it, free the source."""
+        """Called once, when parameter `name` is loaded completely: repack it, free the source.
+        Raises ValueError when its values cannot be held in this format, ConfigError when the device
+        cannot use it."""
+
+    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, where gate and up are the two halves of the outputs: [T, in_features] ->
+        [T, out_features / 2]. A kernel may do it in one pass, rounding once."""
+        return ops.silu_and_mul(self.apply(layer, x))
+
+    def argmax(self, layer: Any, x: torch.Tensor) -> torch.Tensor | None:
+        """The index of the largest output of each row, int32 [T], -1 where none is finite, without
+        writing the outputs; None where no kernel can."""
+        weight = self.packed_weight(layer)
+        return None if weight is None else ops.linear_argmax(x, weight)[0]
+
+    def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
+        """The loaded weight, where `apply` is `ops.linear` by it and nothing more, so that a kernel
+        may read it directly; None otherwise."""
+        return None
 
     def for_head(self) -> "LinearMethod | None":
         """The method of the vocabulary matrix, as a head or tied; None: dense."""

@@ -5,7 +5,7 @@ from .base import LinearMethod
 from .dense import DenseMethod, Int4Method, Int8Method
 
 linear_methods: Registry[type[LinearMethod]] = Registry(
-    "quantization",
-    "radix.quantization",
-    {"dense": DenseMethod, "int8": Int8Method, "int4": Int4Method},
+    kind="quantization",
+    group="radix.quantization",
+    items={"dense": DenseMethod, "int8": Int8Method, "int4": Int4Method},
 )

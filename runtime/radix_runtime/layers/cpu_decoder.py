@@ -1,0 +1,127 @@
+"""CpuDecoder: the layers of a dense decoder as one call of the kernel wheel."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..batch import ForwardBatch
+from ..memory.kv_pool import KVPool
+from .attention import Attention
+from .base import BuildContext, Fusible
+from .mlp import GatedMLP
+from .norm import RMSNorm
+
+
+class CpuDecoder:
+    """Runs the layers and the last norm of a decoder in one call, on one CPU rank, where this gives
+    the bits of the modules' own `forward`: Python between small kernels takes a fifth of a step.
+
+    `layers`: each has input_layernorm, self_attn, post_attention_layernorm and mlp. They are read
+    when a KV pool is first used, which is after loading."""
+
+    def __init__(self, ctx: BuildContext, layers: Iterable[nn.Module], norm: RMSNorm) -> None:
+        self._layers = layers
+        self._norm = norm
+        self._is_possible = (
+            ctx.device.type == "cpu"
+            and ctx.communicator.world_size == 1
+            and ctx.backend.supports_fused_decoder
+        )
+        self._pool: KVPool | None = None
+        self._decoder: ops.DenseDecoder | None = None
+
+    def applies_to(self, pool: KVPool) -> bool:
+        """Whether a step over `pool` may be a call of this object instead of the modules."""
+        if self._is_possible and pool is not self._pool:
+            self._pool = pool
+            self._decoder = None
+            try:
+                self._decoder = _fuse(list(self._layers), self._norm, pool)
+            except NotImplementedError:
+                pass
+        return self._decoder is not None
+
+    def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """hidden [T, hidden_size], the embeddings, becomes the normed output and is returned;
+        stores the tokens' keys and values. Only where `applies_to(batch.kv_pool)`."""
+        assert self._decoder is not None
+        return self._decoder(
+            hidden,
+            batch.positions,
+            batch.slot_mapping,
+            batch.page_table,
+            batch.kv_lens,
+            batch.cu_seqlens_q,
+            max_seqlen_q=batch.max_query_len,
+        )
+
+
+def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
+    """Raises NotImplementedError where the wheel's decoder would not give what the modules give:
+    other modules, settings that differ by layer, weights or a cache that it does not take, no CPU
+    library."""
+    attention = layers[0].self_attn
+    activation = layers[0].mlp.activation
+    described = []
+    for layer in layers:
+        made = _describe(layer, pool)
+        same_settings = (
+            layer.self_attn.spec.scale == attention.spec.scale
+            and layer.self_attn.rotary is attention.rotary
+            and layer.mlp.activation == activation
+        )
+        norms = (layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, norm)
+        if not same_settings or any(x.eps != attention.eps for x in norms):
+            raise NotImplementedError("the layers do not share their settings")
+        described.append(made)
+    _require_fusible(norm, RMSNorm)
+    return ops.DenseDecoder(
+        described,
+        norm=norm.weight,
+        cos_sin_cache=attention.rotary,
+        eps=attention.eps,
+        softmax_scale=attention.spec.scale,
+        activation=activation,
+    )
+
+
+def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    _require_fusible(layer, Fusible)
+    _require_fusible(layer.input_layernorm, RMSNorm)
+    _require_fusible(attention, Attention)
+    _require_fusible(layer.post_attention_layernorm, RMSNorm)
+    _require_fusible(mlp, GatedMLP)
+    spec = attention.spec
+    if spec.softcap is not None or spec.sinks is not None:
+        raise NotImplementedError("the attention has a soft cap or sinks")
+    return ops.DecoderLayer(
+        input_norm=layer.input_layernorm.weight,
+        post_norm=layer.post_attention_layernorm.weight,
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight,
+        k_norm=None if attention.k_norm is None else attention.k_norm.weight,
+        qkv=_product(attention.qkv_proj),
+        o=_product(attention.o_proj),
+        gate_up=_product(mlp.gate_up_proj),
+        down=_product(mlp.down_proj),
+        k_cache=pool.k[spec.layer_id],
+        v_cache=pool.v[spec.layer_id],
+        window_left=-1 if spec.window is None else spec.window - 1,
+    )
+
+
+def _product(linear: Any) -> tuple[ops.PackedWeight, torch.Tensor | None]:
+    """Weight and bias of a linear layer."""
+    _require_fusible(linear, Fusible)
+    weight = linear.method.packed_weight(linear)
+    if weight is None:
+        raise NotImplementedError("the method of a linear layer is more than a packed weight")
+    return weight, linear.bias
+
+
+def _require_fusible(module: nn.Module, kind: type[Fusible]) -> None:
+    if not isinstance(module, kind) or not module.fusible:
+        raise NotImplementedError(f"{type(module).__name__} has a forward of its own")

@@ -1,0 +1,87 @@
+"""What loading says while it runs: progress, and the slowest instruction set."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from radix_runtime import ops
+from radix_runtime.config import ServerArgs
+from radix_runtime.distributed import Communicator
+from radix_runtime.models import loader
+from tests.runtime.tiny_models import Driver, reference_model, save
+
+torch.set_num_threads(1)
+
+
+class Rank(Communicator):
+    """Loads as one of several ranks; does not talk."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(reference_model("llama_yarn"), tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"load_format": "dummy"}])
+def test_progress_is_told_in_the_log(
+    options: dict[str, str],
+    original: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where there is no terminal: how far it is every few seconds, and the end; by one rank."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    clock = itertools.count()
+    monkeypatch.setattr(loader.time, "monotonic", lambda: next(clock))
+    Driver(original, args=ServerArgs(model_path=str(original), **options))
+    *news, end = [message for message in caplog.messages if "loading weights" in message]
+    found = [[int(number) for number in re.findall(r"\d+", message)] for message in news]
+    total = found[0][1]
+    # A dummy's parameters: q, k and v are one, and gate and up.
+    assert total == (
+        33 if options.get("load_format") else len(load_file(original / "model.safetensors"))
+    )
+    assert [n for n, _ in found] == list(range(4, total, 5)) and {m for _, m in found} == {total}
+    assert re.fullmatch(r"loading weights took \d+\.\d s", end)
+    caplog.clear()
+    Driver(original, args=ServerArgs(model_path=str(original), **options), communicator=Rank(1, 2))
+    assert not [message for message in caplog.messages if "loading weights" in message]
+
+
+def test_progress_is_a_bar_on_a_terminal(
+    original: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(loader, "_NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    Driver(original)
+    assert "loading weights: 100%" in capsys.readouterr().err
+    assert len([message for message in caplog.messages if "loading weights" in message]) == 1
+
+
+def test_the_portable_level_is_told_by_one_rank(
+    original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a CPU without AVX2; test_bits.py has a process that runs at that level."""
+    facts = ops.capabilities()
+    for isa, told in ((facts["isa"], facts["isa"] == "portable"), ("portable", True)):
+        monkeypatch.setattr(ops, "capabilities", lambda isa=isa: {**facts, "isa": isa})
+        caplog.clear()
+        for rank in (0, 1):
+            Driver(original, communicator=Rank(rank, 2))
+        assert [message == ops.PORTABLE for message in caplog.messages] == [True] * told

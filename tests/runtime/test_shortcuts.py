@@ -1,0 +1,336 @@
+"""Fast ways survive wrapping and subclassing, and never outlive what they are fast ways to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import radix_kernels
+from radix_runtime import ops
+from radix_runtime.attention.base import AttentionBackend
+from radix_runtime.attention.paged import PagedAttention
+from radix_runtime.attention.registry import attention_backends
+from radix_runtime.device import Device
+from radix_runtime.model_config import ModelConfig
+from radix_runtime.models.base import CausalLM
+from radix_runtime.models.llama import LlamaForCausalLM
+from radix_runtime.models.loader import models
+from radix_runtime.quantization.base import LinearMethod
+from radix_runtime.quantization.dense import DenseMethod, Int8Method
+from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.shortcuts import reset_shortcuts
+from tests.runtime.tiny_models import TINY, Driver, Sequence, random_ids, reference_model, save
+
+torch.set_num_threads(1)
+needs_library = pytest.mark.skipif(
+    radix_kernels.capabilities()["backend"] != "cpu", reason="no native CPU library"
+)
+STEPS = (20, 11, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(reference_model("llama"), tmp_path_factory.mktemp("llama"))
+
+
+def use(registry: Any, name: str, item: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._items, name, item)
+
+
+def run(driver: Driver) -> torch.Tensor:
+    """Hidden states of a sequence in chunks, [sum(STEPS), hidden_size]."""
+    sequence = Sequence(0, random_ids(driver.config, sum(STEPS), seed=1))
+    outputs = []
+    for count in STEPS:
+        driver.batch.load(driver.plan([(sequence, count)]), driver.next_token)
+        with torch.inference_mode():
+            outputs.append(driver.model(driver.batch).clone())
+    return torch.cat(outputs)
+
+
+def is_fused(driver: Driver) -> bool:
+    return bool(driver.model.model._cpu_decoder.applies_to(driver.pool))
+
+
+def switch_off(driver: Driver) -> Driver:
+    driver.model.model._cpu_decoder._is_possible = False
+    return driver
+
+
+def test_a_shortcut_is_reset_when_its_method_is_overridden_nearer() -> None:
+    class Root:
+        fast = "root"
+
+        def __init_subclass__(cls) -> None:
+            reset_shortcuts(cls, Root, "slow", ["fast"])
+
+        def slow(self) -> str:
+            return "root"
+
+    class Both(Root):
+        fast = "both"
+
+        def slow(self) -> str:
+            return "both"
+
+    class Plain(Both):
+        pass
+
+    class Slower(Both):
+        def slow(self) -> str:
+            return "slower"
+
+    class Faster(Slower):
+        fast = "faster"
+
+    class Mixin:
+        def slow(self) -> str:
+            return "mixin"
+
+    class Mixed(Mixin, Both):
+        pass
+
+    found = {kind.__name__: kind.fast for kind in (Both, Plain, Slower, Faster, Mixed)}
+    expected = {"Both": "both", "Plain": "both", "Slower": "root", "Faster": "faster"}
+    assert found == {**expected, "Mixed": "root"}
+
+
+class Doubled(DenseMethod):
+    """Overrides the product and nothing else."""
+
+    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return super().apply(layer, x, **options).mul_(2)
+
+
+class Wrapped(LinearMethod):
+    """Counts, and hands everything on."""
+
+    def __init__(self) -> None:
+        self.inner = DenseMethod()
+        self.products = 0
+
+    def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        self.inner.create(layer, in_features, out_features, dtype)
+
+    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        self.products += 1
+        return self.inner.apply(layer, x, **options)
+
+    def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
+        return self.inner.packed_weight(layer)
+
+    def finalize(self, layer: Any, name: str) -> None:
+        self.inner.finalize(layer, name)
+
+    def for_head(self) -> LinearMethod:
+        return self
+
+
+class Layer(torch.nn.Module):
+    weight: Any
+
+
+def packed_layer(method: LinearMethod) -> Layer:
+    layer = Layer()
+    method.create(layer, 8, 6, torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    layer.weight = torch.nn.Parameter(torch.randn(6, 8, generator=generator), requires_grad=False)
+    method.finalize(layer, "weight")
+    return layer
+
+
+@pytest.mark.parametrize("method", [DenseMethod(), Int8Method(), Wrapped()], ids=repr)
+def test_argmax_is_that_of_the_outputs(method: LinearMethod) -> None:
+    layer, x = packed_layer(method), torch.randn(5, 8)
+    found = method.argmax(layer, x)
+    assert found is not None and found.dtype == torch.int32
+    assert torch.equal(found.long(), method.apply(layer, x).argmax(-1))
+
+
+def test_a_method_that_overrides_the_product_loses_the_shortcuts() -> None:
+    method, x = Doubled(), torch.randn(5, 8)
+    layer = packed_layer(method)
+    assert method.argmax(layer, x) is None and method.packed_weight(layer) is None
+    expected = ops.silu_and_mul(DenseMethod().apply(layer, x) * 2)
+    assert torch.equal(method.apply_silu_and_mul(layer, x), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TINY)
+def test_the_fused_decoder_gives_the_bits_of_the_modules(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = save(reference_model(name), tmp_path)
+    fused, modules = Driver(folder, dtype=dtype), switch_off(Driver(folder, dtype=dtype))
+    assert is_fused(fused) and not is_fused(modules)
+    assert torch.equal(run(fused), run(modules))
+
+
+@needs_library
+def test_a_wrapped_method_keeps_the_fast_ways(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(Driver(folder))
+    use(linear_methods, "dense", Wrapped, monkeypatch)
+    driver = Driver(folder)
+    assert is_fused(driver)
+    hidden = run(driver)
+    assert torch.equal(hidden, expected)
+    tokens = driver.model.greedy_tokens(hidden)
+    assert tokens is not None
+    method = driver.model.model.layers[0].mlp.down_proj.method
+    assert method.products == 0
+    assert torch.equal(tokens.long(), driver.model.compute_logits(hidden).argmax(-1))
+    assert method.products == 1
+
+
+@needs_library
+def test_a_method_that_overrides_the_product_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = run(Driver(folder))
+    use(linear_methods, "dense", Doubled, monkeypatch)
+    driver = Driver(folder)
+    assert not is_fused(driver)
+    found = run(driver)
+    assert torch.equal(found, run(switch_off(Driver(folder)))) and not torch.equal(found, usual)
+
+
+class Plain(LlamaForCausalLM):
+    pass
+
+
+class Shifted(LlamaForCausalLM):
+    """Its best token is another one."""
+
+    def compute_logits(
+        self, hidden: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        logits = super().compute_logits(hidden, out)
+        return None if logits is None else logits.roll(1, -1)
+
+
+class ShiftedToo(Shifted):
+    """Knows its best token again."""
+
+    def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        tokens = LlamaForCausalLM.greedy_tokens(self, hidden)
+        return None if tokens is None else (tokens + 1) % self.head.vocab_size
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("kind", "has_shortcut"),
+    [(LlamaForCausalLM, True), (Plain, True), (Shifted, False), (ShiftedToo, True)],
+)
+def test_greedy_tokens_are_those_of_the_logits(
+    kind: type[CausalLM], has_shortcut: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(models, "LlamaForCausalLM", kind, monkeypatch)
+    driver = Driver(folder)
+    hidden = run(driver)
+    tokens = driver.model.greedy_tokens(hidden)
+    logits = driver.model.compute_logits(hidden)
+    assert logits is not None and (tokens is not None) == has_shortcut
+    if tokens is not None:
+        assert torch.equal(tokens.long(), logits.argmax(-1))
+
+
+class Named(PagedAttention):
+    pass
+
+
+class Silent(PagedAttention):
+    """Attends to nothing."""
+
+    def forward(self, layer: Any, q: Any, batch: Any, out: torch.Tensor) -> torch.Tensor:
+        return out.zero_()
+
+
+class Around(AttentionBackend):
+    """Hands everything on, the flag too."""
+
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        super().__init__(config, device)
+        self.inner = PagedAttention(config, device)
+        self.supports_fused_decoder = self.inner.supports_fused_decoder
+
+    @classmethod
+    def supports(cls, *args: Any) -> bool:
+        return PagedAttention.supports(*args)
+
+    def forward(self, layer: Any, q: Any, batch: Any, out: torch.Tensor) -> torch.Tensor:
+        return self.inner.forward(layer, q, batch, out)
+
+
+@needs_library
+@pytest.mark.parametrize(("kind", "fused"), [(Named, True), (Silent, False), (Around, True)])
+def test_a_backend_says_whether_it_may_be_fused(
+    kind: type[AttentionBackend], fused: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = run(Driver(folder))
+    use(attention_backends, "mine", kind, monkeypatch)
+    driver = Driver(folder, backend="mine")
+    assert is_fused(driver) == fused
+    assert torch.equal(run(driver), usual) == fused
+
+
+def zeroed(base: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A subclass whose forward gives zeros."""
+
+    class Zeroed(base):  # type: ignore[misc, valid-type]
+        def forward(self, *given: Any, **options: Any) -> torch.Tensor:
+            return super().forward(*given, **options).mul(0)
+
+    return Zeroed
+
+
+MODULES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "layer": lambda model: model.layers[1],
+    "attention": lambda model: model.layers[1].self_attn,
+    "mlp": lambda model: model.layers[1].mlp,
+    "norm of a layer": lambda model: model.layers[1].post_attention_layernorm,
+    "projection": lambda model: model.layers[1].self_attn.qkv_proj,
+    "last norm": lambda model: model.norm,
+}
+
+
+@needs_library
+@pytest.mark.parametrize("which", MODULES)
+def test_a_module_with_a_forward_of_its_own_is_not_fused(which: str, folder: Path) -> None:
+    driver = Driver(folder)
+    module = MODULES[which](driver.model.model)
+    module.__class__ = zeroed(type(module))
+    assert not is_fused(driver)
+    assert not torch.equal(run(driver), run(Driver(folder)))
+
+
+def other_rotary(model: Any) -> None:
+    attention = model.layers[1].self_attn
+    attention.rotary = attention.rotary.clone()
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "activation": lambda model: setattr(model.layers[1].mlp, "activation", "gelu"),
+    "rotary": other_rotary,
+    "eps of a layer": lambda model: setattr(model.layers[2].input_layernorm, "eps", 1e-3),
+    "eps of the last norm": lambda model: setattr(model.norm, "eps", 1e-3),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("which", CHANGES)
+def test_settings_that_differ_by_layer_are_not_fused(which: str, folder: Path) -> None:
+    driver = Driver(folder)
+    CHANGES[which](driver.model.model)
+    assert not is_fused(driver)
+
+
+@needs_library
+def test_a_cache_of_another_type_is_not_fused(folder: Path) -> None:
+    assert not is_fused(Driver(folder, kv_dtype=torch.bfloat16))
