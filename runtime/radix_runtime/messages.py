@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from .errors import RequestError
 from .sampling_params import SamplingParams
 
 CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
@@ -81,6 +82,17 @@ class RequestFailed(_Message):
     message: str
     param: str | None = None
     retry_after: int | None = None
+
+    @classmethod
+    def of(cls, rid: str, error: RequestError) -> "RequestFailed":
+        return cls(
+            rid=rid,
+            status=error.status,
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            retry_after=error.retry_after,
+        )
 
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):

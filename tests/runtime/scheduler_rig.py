@@ -221,7 +221,7 @@ class Rig:
         scheduler.check()
         check_content(self.engine, self.life.cache)
         life = self.life
-        assert not life.pending and not life.draining and not scheduler.live
+        assert not life.pending and not life.deferred and not life.draining and not scheduler.live
         assert len(life.table.free_rows) == life.table.max_rows
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
         life.cache.reset()

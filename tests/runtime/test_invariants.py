@@ -10,10 +10,13 @@ import pytest
 
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import Node, RadixCache
-from radix_runtime.messages import FinishReason, TokenDelta
+from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import lifecycle, policy, scheduler
 from radix_runtime.scheduler.lifecycle import Lifecycle
+from radix_runtime.scheduler.live import LiveRequests
+from radix_runtime.scheduler.policy import Entry
 from radix_runtime.scheduler.request import Request, State
+from radix_runtime.scheduler.results import Results
 from tests.runtime.fake_engine import check_content
 from tests.runtime.scheduler_rig import Rig
 
@@ -80,7 +83,8 @@ def break_i3_key(rig: Rig) -> None:
 
 
 def break_i3_parent(rig: Rig) -> None:
-    rig.request("decodes").node.parent = Node(None, None, prompt(0), prompt(0), 0)
+    stranger = Node(parent=None, edge=None, key=prompt(0), pages=prompt(0))
+    rig.request("decodes").node.parent = stranger
 
 
 def break_i3_heap(rig: Rig) -> None:
@@ -138,7 +142,7 @@ def break_i9_count(rig: Rig) -> None:
 
 
 def break_i9_empty(rig: Rig) -> None:
-    rig.scheduler.live["ghost"] = []
+    rig.scheduler.live._choices["ghost"] = []
 
 
 def break_i10_page(rig: Rig) -> None:
@@ -155,7 +159,7 @@ def break_i10_row(rig: Rig) -> None:
 
 
 def break_i10_pending(rig: Rig) -> None:
-    rig.life.pending.append((0, rig.life.allocator.alloc(1)))
+    rig.life.deferred.append((0, rig.life.allocator.alloc(1)))
 
 
 def break_i2_lock(rig: Rig) -> None:
@@ -170,7 +174,7 @@ def break_i2_lock(rig: Rig) -> None:
 def break_i2_private(rig: Rig) -> None:
     rig.abort("")
     rig.run()
-    rig.life.pending.append((10**9, rig.life.allocator.alloc(2)))
+    rig.life.deferred.append((10**9, rig.life.allocator.alloc(2)))
 
 
 BREAKS = [(f, f.__name__.split("_")[1].upper()) for n, f in globals().items() if n[:6] == "break_"]
@@ -277,7 +281,7 @@ def bug_prefix_not_locked(patch: Patch) -> None:
 def bug_page_leaked(patch: Patch) -> None:
     patch.setattr(policy, "_pages_being_computed", lambda life: set())
     patch.setattr(
-        Lifecycle, "reclaim", lambda self: self.pending.clear() or self._finish_draining()
+        Lifecycle, "reclaim", lambda self: self.deferred.clear() or self._finish_draining()
     )
 
 
@@ -286,15 +290,16 @@ def bug_admission_ignores_pages(patch: Patch) -> None:
 
 
 def bug_token_sent_after_the_end(patch: Patch) -> None:
-    accept = scheduler.Scheduler._accept
+    accept = Results._accept
 
-    def careless(self: scheduler.Scheduler, entry: object, token: object, *rest: object) -> None:
+    def careless(self: Results, entry: Entry, *rest: object) -> None:
         request = entry.request
-        if request.ended and token is not None:
-            self.output._deltas.append(TokenDelta(request.rid, request.choice, b"\0\0\0\0"))
-        accept(self, entry, token, *rest)
+        if request.ended and entry.num_samples:
+            delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
+            self._output._deltas.append(delta)
+        accept(self, entry, *rest)
 
-    patch.setattr(scheduler.Scheduler, "_accept", careless)
+    patch.setattr(Results, "_accept", careless)
 
 
 def bug_wrong_page_in_the_plan(patch: Patch) -> None:
@@ -331,7 +336,7 @@ def bug_position_off_by_one(patch: Patch) -> None:
     def early(*args: object) -> object:
         plan, entries = build_step(*args)
         for entry in entries:
-            if entry.is_chunk and not entry.samples and entry.end % 4 == 0:
+            if entry.is_chunk and not entry.num_samples and entry.end % 4 == 0:
                 entry.request.computed_len += 1
         return plan, entries
 
@@ -339,11 +344,12 @@ def bug_position_off_by_one(patch: Patch) -> None:
 
 
 def bug_abort_counts_nothing(patch: Patch) -> None:
-    def silent(self: scheduler.Scheduler, rid: str, reason: str) -> None:
-        for request in list(self.live.get(rid, ())):
-            self._end(request, FinishReason("abort", message=reason))
+    def silent(self: LiveRequests, rid: str, reason: str) -> None:
+        for request in list(self.get(rid, ())):
+            self._output.add(request, FinishReason("abort", message=reason))
+            self._end(request)
 
-    patch.setattr(scheduler.Scheduler, "abort", silent)
+    patch.setattr(LiveRequests, "abort", silent)
 
 
 BUGS = [f for n, f in globals().items() if n[:4] == "bug_"]
@@ -379,6 +385,7 @@ def test_an_allocation_that_fails_at_launch_is_a_violation() -> None:
 @pytest.mark.parametrize("start", list(State))
 def test_only_the_listed_transitions_exist(start: State) -> None:
     legal = {
+        State.PENDING: {State.WAITING, State.DONE},
         State.WAITING: {State.PREFILL, State.DONE},
         State.PREFILL: {State.DECODE, State.WAITING, State.DRAINING},
         State.DECODE: {State.WAITING, State.DRAINING},
