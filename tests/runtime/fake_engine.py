@@ -17,12 +17,11 @@ import numpy as np
 from radix_runtime.messages import Generate, unpack_ids
 from radix_runtime.sampling_params import SamplingParams, splitmix64
 from radix_runtime.step_plan import (
-    FROM_PROMPT,
     RowSampling,
     StepPlan,
     StepResult,
-    decode_plan,
-    encode_plan,
+    deserialize_plan,
+    serialize_plan,
 )
 
 _A = np.uint64(0x9E3779B97F4A7C15)
@@ -97,6 +96,7 @@ class FakeEngine:
     max_rows: int = 8
     max_context: int = 256
     vocab_size: int = 97
+    max_samples: int = 1
     lazy: bool = True
     nan_rows: Callable[[int, int], bool] = lambda step, row: False
     steps: list[tuple[int, int, int]] = field(default_factory=list)  # decode rows, rows, tokens
@@ -117,8 +117,8 @@ class FakeEngine:
     def launch(self, plan: StepPlan) -> Handle:
         assert plan.step_id == self.last_step + 1, "steps are numbered without a gap"
         self.last_step = plan.step_id
-        self.steps.append((plan.num_decode, len(plan.rows), len(plan.source)))
-        self.queue.append((plan.step_id, encode_plan(plan)))
+        self.steps.append((plan.num_decode, len(plan.rows), plan.num_tokens))
+        self.queue.append((plan.step_id, serialize_plan(plan)))
         if not self.lazy:
             self.run_until(plan.step_id)
         return Handle(self, plan.step_id)
@@ -134,7 +134,7 @@ class FakeEngine:
     def run_until(self, step_id: int) -> None:
         while self.queue and self.queue[0][0] <= step_id:
             _, frame = self.queue.pop(0)
-            plan = decode_plan(frame)
+            plan = deserialize_plan(frame)
             self.results[plan.step_id] = self._run(plan)
 
     def _slots(self, pages: np.ndarray) -> np.ndarray:
@@ -169,8 +169,8 @@ class FakeEngine:
         return self._results(plan, folds)
 
     def _results(self, plan: StepPlan, slots: list[np.ndarray]) -> StepResult:
-        count = len(plan.sample_index)
-        entries = plan.sample_index.tolist()
+        entries = np.flatnonzero(plan.num_samples).tolist()
+        count = len(entries)
         rows = plan.rows.tolist()
         settings = [self.sampling[rows[i]] for i in entries]
         top_n = max((s.top_logprobs for s in settings), default=0)
@@ -194,7 +194,15 @@ class FakeEngine:
             prompt_scores(self.kv[slots[s.index]], plan, s, self.vocab_size)
             for s in plan.logprob_spans
         ]
-        return StepResult(plan.step_id, ids, logprobs, top_ids, top_logprobs, prompt)
+        return StepResult(
+            step_id=plan.step_id,
+            ids=ids,
+            counts=np.ones(count, np.int32),
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=prompt,
+        )
 
     def _check(self, plan: StepPlan) -> None:
         rows, tokens = plan.rows.tolist(), int(plan.query_len.sum())
@@ -203,14 +211,11 @@ class FakeEngine:
         assert (plan.query_len >= 1).all() and (plan.kv_len >= plan.query_len).all()
         assert plan.kv_len.max() <= self.table.shape[1] * self.page_size
         assert (plan.query_len[: plan.num_decode] == 1).all()
-        assert tokens == len(plan.source)
-        assert plan.source[: plan.num_decode].tolist() == rows[: plan.num_decode]
-        assert (plan.source[plan.num_decode :] == FROM_PROMPT).all()
         assert len(plan.input_ids) == tokens - plan.num_decode
         deltas = list(zip(plan.page_rows.tolist(), plan.page_index.tolist(), strict=True))
         assert len(set(deltas)) == len(deltas), "a page-table entry twice in a step"
-        sampled = set(plan.sample_index.tolist())
-        assert sampled >= set(range(plan.num_decode)), "a decode row that samples nothing"
+        assert len(plan.num_samples) == len(rows) and plan.num_samples.max() <= self.max_samples
+        assert (plan.num_samples[: plan.num_decode] == 1).all(), "a decode row that samples nothing"
 
 
 def sample(folded: int, position: int, vocab: int, setting: RowSampling) -> int:

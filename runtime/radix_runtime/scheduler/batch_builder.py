@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..messages import pack_ids
-from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
+from ..step_plan import LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
 from .lifecycle import Lifecycle
 from .policy import Decision, Entry
 from .request import Request, State
@@ -43,14 +43,25 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
     rows = np.array([e.request.row for e in entries], np.int32)
     prompts = [e.request.ids[e.start : e.end] for e in entries[num_decode:]]
     input_ids = np.concatenate([np.zeros(0, np.int32), *prompts])
-    source = np.concatenate([rows[:num_decode], np.full(len(input_ids), FROM_PROMPT, np.int32)])
     kv_len = np.array([e.end for e in entries], np.int32)
     query_len = kv_len - np.array([e.start for e in entries], np.int32)
-    samples = np.array([i for i, e in enumerate(entries) if e.samples], np.int32)
+    num_samples = np.array([1 if e.samples else 0 for e in entries], np.int32)
     spans = [span for i, e in enumerate(entries) if e.is_chunk for span in _logprob_spans(e, i)]
     page_rows, page_index, page_ids = life.table.take_changes()
-    arrays = rows, query_len, kv_len, input_ids, source, page_rows, page_index, page_ids, samples
-    plan = StepPlan(step_id, num_decode, *arrays, new_rows, spans)
+    plan = StepPlan(
+        step_id=step_id,
+        num_decode=num_decode,
+        rows=rows,
+        query_len=query_len,
+        kv_len=kv_len,
+        num_samples=num_samples,
+        input_ids=input_ids,
+        page_rows=page_rows,
+        page_index=page_index,
+        page_ids=page_ids,
+        new_rows=new_rows,
+        logprob_spans=spans,
+    )
     for entry in entries:
         request = entry.request
         request.computed_len, request.last_step = entry.end, step_id

@@ -340,7 +340,13 @@ class Scheduler:
         begin, self._completed_at = max(step.launched_at, self._completed_at), self.clock()
         self._busy_seconds += self._completed_at - begin
         plan = step.plan
-        fits = result.step_id == plan.step_id and len(result.ids) == len(plan.sample_index)
+        samples = plan.num_samples.tolist()
+        entries_sampled = sum(1 for n in samples if n > 0)
+        fits = (
+            result.step_id == plan.step_id
+            and len(result.ids) == sum(samples)
+            and len(result.counts) == entries_sampled
+        )
         require(fits, "I7", f"result of step {plan.step_id} does not fit it")
         self.life.completed_step = plan.step_id
         for span, values in zip(plan.logprob_spans, result.prompt_logprobs, strict=True):
@@ -349,9 +355,9 @@ class Scheduler:
             buffer.add(msg.unpack_ids(span.targets), *values)
         tokens: list[int] = result.ids.tolist()
         slot = 0
-        for entry in step.entries:
-            self._accept(entry, tokens[slot] if entry.samples else None, result, slot)
-            slot += entry.samples
+        for entry, n in zip(step.entries, samples, strict=True):
+            self._accept(entry, tokens[slot] if n else None, result, slot)
+            slot += n
         self.life.reclaim()
 
     def _accept(self, entry: Entry, token: int | None, result: StepResult, slot: int) -> None:
