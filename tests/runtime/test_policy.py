@@ -55,6 +55,7 @@ class Host:
         self.budget = budget
         self.ratio = ratio
         self.steps = 0
+        self.samples = 1
 
     def plan(self) -> Decision:
         life = self.life
@@ -63,6 +64,7 @@ class Host:
             lambda: life.waiting,
             free_rows=len(life.table.free_rows),
             token_budget=self.budget,
+            max_samples=self.samples,
             ratio=self.ratio,
         )
 
@@ -74,7 +76,7 @@ class Host:
         for entry in entries:
             if entry.is_chunk:
                 self.life.share(entry.request, entry.end)
-            if entry.num_samples:
+            for _ in range(entry.num_samples):
                 entry.request.append(5)
         return decision
 
@@ -317,6 +319,7 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
         pages=data.draw(st.integers(4, 20)), size=size, rows=data.draw(st.integers(1, 4)),
         budget=data.draw(st.integers(3, 40)), ratio=data.draw(st.sampled_from([0.0, 0.5])),
     )  # fmt: skip
+    host.samples = data.draw(st.sampled_from([1, 4]))
     limit = host.life.allocator.num_pages * size
     for _ in range(25):
         if data.draw(st.booleans()) and limit > 2:

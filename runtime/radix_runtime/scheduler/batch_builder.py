@@ -8,7 +8,7 @@ import numpy as np
 
 from ..memory.request_table import RequestTable
 from ..messages import pack_ids
-from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
+from ..step_plan import LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
 from .lifecycle import Lifecycle
 from .policy import Decision, Entry
 from .request import Request, State
@@ -38,10 +38,8 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
     new_rows = _admit(entries, life)
     _take_pages(entries, life)
     num_decode = len(decision.decode)
-    rows = np.array([entry.request.row for entry in entries], np.int32)
     prompts = [entry.request.ids[entry.start : entry.end] for entry in decision.chunks]
     input_ids = np.concatenate([np.zeros(0, np.int32), *prompts])
-    from_prompt = np.full(len(input_ids), FROM_PROMPT, np.int32)
     spans: list[LogprobSpan] = []
     for index, entry in enumerate(decision.chunks, num_decode):
         spans += _logprob_spans(entry, index)
@@ -49,15 +47,14 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
     plan = StepPlan(
         step_id=step_id,
         num_decode=num_decode,
-        rows=rows,
+        rows=np.array([entry.request.row for entry in entries], np.int32),
         query_len=np.array([entry.end - entry.start for entry in entries], np.int32),
         kv_len=np.array([entry.end for entry in entries], np.int32),
+        num_samples=np.array([entry.num_samples for entry in entries], np.int32),
         input_ids=input_ids,
-        source=np.concatenate([rows[:num_decode], from_prompt]),
         page_rows=page_rows,
         page_index=page_index,
         page_ids=page_ids,
-        sample_index=np.array([i for i, e in enumerate(entries) if e.num_samples], np.int32),
         new_rows=new_rows,
         logprob_spans=spans,
     )
@@ -77,8 +74,9 @@ def _admit(entries: list[Entry], life: Lifecycle) -> list[RowSampling]:
 
 
 def _take_pages(entries: list[Entry], life: Lifecycle) -> None:
-    """One allocation for the whole step: every request holds just the pages of its tokens."""
-    needs = [life.allocator.pages_for(e.end) - e.request.num_pages for e in entries]
+    """One allocation for the whole step: every request gets just the pages that its entry may
+    fill. Those that rejected drafts left over serve its next tokens."""
+    needs = [max(0, life.allocator.pages_for(e.end) - e.request.num_pages) for e in entries]
     pages = life.take_pages(sum(needs))
     start = 0
     for entry, need in zip(entries, needs, strict=True):
@@ -89,6 +87,7 @@ def _take_pages(entries: list[Entry], life: Lifecycle) -> None:
 def _advance(entry: Entry, step_id: int) -> None:
     request = entry.request
     request.computed_len = entry.end
+    request.reserved_len = max(request.reserved_len, entry.end)
     request.last_step = step_id
     request.total_len += entry.num_samples
     # With nothing to sample only the result is awaited.

@@ -6,8 +6,9 @@
     I1 partition   every page has exactly one owner: free list, tree, one request, deferred release
     I2 idle        nothing waits or runs: no private or deferred page, no lock, every row free
     I3 tree        counters equal a recount; a node is locked once for each request on its path
-    I4 request     cached <= computed <= total; pages just cover what is computed; the cached prefix
-                   is the tree's
+    I4 request     cached <= computed <= total; what the host has not seen is just what steps in
+                   flight sample; pages cover the highest length launched; the cached prefix is the
+                   tree's
     I5 lifecycle   a choice is in exactly one container, the one that its state names
     I6 stream      sent <= output tokens; nothing is unsent once a choice has ended
     I7 ids         sampled ids are in the vocabulary (checked as each result arrives)
@@ -46,8 +47,10 @@ def check(
     life.cache.check()
     check_locks(life)
     check_lifecycle(life, live)
+    unseen = samples_in_flight(in_flight)
     for request in resident(life):
         check_request(request, life, owner)
+        check_lengths(request, life, unseen[request])
     check_counts(life, live, counters)
     check_in_flight(life, in_flight, owner)
     if not (in_flight or live or life.draining):
@@ -129,9 +132,18 @@ def check_stream(request: Request) -> None:
     require(fits, "I6", f"{request.rid} sent {request.sent} of {request.num_output}")
 
 
-def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
+def samples_in_flight(in_flight: Iterable[Step]) -> Counter[Request]:
+    """Tokens that the launched steps sample for each request, at most."""
+    samples: Counter[Request] = Counter()
+    for step in in_flight:
+        for entry in step.entries:
+            samples[entry.request] += entry.num_samples
+    return samples
+
+
+def check_lengths(request: Request, life: Lifecycle, unseen: int) -> None:
+    """`unseen`: samples of the request that are in flight."""
     rid = request.rid
-    size = life.page_size
     lengths = [
         0,
         request.cached_len,
@@ -140,12 +152,27 @@ def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
         request.max_total_len,
     ]
     require(lengths == sorted(lengths), "I4", f"{rid}: lengths")
-    # The host knows every id but the one token whose step is in flight.
-    ahead = request.total_len - request.num_ids
-    require(request.state is State.DRAINING or 0 <= ahead <= 2, "I4", f"{rid}: {ahead} unseen")
-    require(request.cached_len % size == 0, "I4", f"{rid}: cached prefix ends inside a page")
-    want = life.allocator.pages_for(request.computed_len)
+    want = life.allocator.pages_for(request.reserved_len)
     require(request.num_pages == want, "I4", f"{rid}: {request.num_pages} pages, wants {want}")
+    left = request.total_len - request.computed_len
+    if request.state is State.PREFILL:
+        written = request.computed_len == request.reserved_len and left > 0
+        require(written, "I4", f"{rid}: the prompt's length is not what was launched")
+    elif request.state is State.DECODE:
+        # The last token's KV comes with the next step; without output there is none.
+        no_output = request.max_total_len == request.prompt_len
+        require(left == (0 if no_output else 1), "I4", f"{rid}: {left} tokens not computed")
+        launched = request.computed_len <= request.reserved_len
+        require(launched, "I4", f"{rid}: computed beyond what was launched")
+    if request.state is not State.DRAINING:
+        ahead = request.total_len - request.num_ids
+        require(ahead == unseen, "I4", f"{rid}: {ahead} tokens unseen, {unseen} in flight")
+
+
+def check_request(request: Request, life: Lifecycle, owner: np.ndarray) -> None:
+    rid = request.rid
+    size = life.page_size
+    require(request.cached_len % size == 0, "I4", f"{rid}: cached prefix ends inside a page")
     prefix = life.table.pages(request.row, request.cached_len // size)
     require(bool((owner[prefix] == TREE).all()), "I4", f"{rid}: prefix page is not the tree's")
     require(request.node is not None, "I4", f"{rid} holds a row but no node")

@@ -76,6 +76,7 @@ class Lifecycle:
         request.row = self.table.alloc()
         request.cached_len = match.length
         request.computed_len = match.length
+        request.reserved_len = match.length
         request.prefill_end = request.total_len
         self.grow(request, match.pages)
 
@@ -173,3 +174,4 @@ class Lifecycle:
         request.num_pages = 0
         request.cached_len = 0
         request.computed_len = 0
+        request.reserved_len = 0

@@ -1,7 +1,7 @@
 """What the next step computes: a pure function of host state."""
 
 # Each step gives one token to every running request first and fills the rest of the token budget
-# with prompt chunks, so a long prompt never stops the streams. All room is counted in pages. A
+# with prompt chunks, so a long prompt never stops the streams; drafts get what is left. All room is counted in pages. A
 # request is admitted when the pages that it and the running ones are *expected* to need are there;
 # how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust costs a
 # retraction, never a failure: `plan_step` reports a shortage before anything is launched.
@@ -89,10 +89,11 @@ class OutputRatio:
         self.value = min(1.0, max(self.value, seen) + self.JUMP)
 
 
-def expected_len(request: Request, ratio: float, page_size: int) -> int:
-    """Tokens the request is expected to reach: at least a page more than it has now."""
+def expected_len(request: Request, ratio: float, margin: int) -> int:
+    """Tokens the request is expected to reach: at least `margin` more than it has now, where it may
+    have them."""
     left = request.max_total_len - request.total_len
-    ahead = max(int(ratio * min(left, OUTPUT_HORIZON)), page_size)
+    ahead = max(int(ratio * min(left, OUTPUT_HORIZON)), margin)
     return request.total_len + min(left, ahead)
 
 
@@ -111,10 +112,16 @@ class Entry(NamedTuple):
     match: Match | None = None
 
 
-def decode(request: Request) -> Entry:
-    """The request's next token."""
+def decode(request: Request, num_samples: int) -> Entry:
+    """The request's next tokens: the last one accepted and `num_samples - 1` drafts."""
     start = request.computed_len
-    return Entry(request=request, start=start, end=start + 1, num_samples=1, is_chunk=False)
+    return Entry(
+        request=request,
+        start=start,
+        end=start + num_samples,
+        num_samples=num_samples,
+        is_chunk=False,
+    )
 
 
 def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
@@ -181,16 +188,24 @@ Queue = Callable[[], Iterable[Request]]
 
 
 def plan_step(
-    life: Lifecycle, queue: Queue, *, free_rows: int, token_budget: int, ratio: float
+    life: Lifecycle,
+    queue: Queue,
+    *,
+    free_rows: int,
+    token_budget: int,
+    max_samples: int,
+    ratio: float,
 ) -> Decision:
-    """The next step. Changes nothing but the cut of tree nodes at a match."""
+    """The next step. `token_budget` bounds the tokens of prompts and the first token of every
+    stream; drafts, up to `max_samples - 1` a stream, come on top and take pages that nobody in the
+    step needs more. Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
     streams = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
     needs_page = [r for r in streams if r.computed_len == r.num_pages * size]
     room = life.available_pages - len(needs_page)
     if room < 0:
         return Decision(shortage=True, rest=Blocked.NO_PAGES)
-    decision = Decision(decode=[decode(request) for request in streams])
+    decision = Decision()
     budget = token_budget - len(streams)
     starved = False
     for request in life.running:
@@ -205,6 +220,7 @@ def plan_step(
             decision.chunks.append(chunk(request, request.computed_len, length))
             budget -= length
             room -= life.allocator.pages_for(max(0, length - held))
+    decision.decode = _decode_entries(streams, room, max_samples, life)
     if starved:
         decision.rest = Blocked.NO_PAGES
     elif free_rows <= 0:
@@ -212,9 +228,38 @@ def plan_step(
     elif budget <= 0:
         decision.rest = Blocked.NO_BUDGET
     elif life.waiting:
-        _admit(life, queue(), decision, rows=free_rows, budget=budget, ratio=ratio)
+        # What this step takes for a running request is within its expected length.
+        margin = max(size, max_samples)
+        _admit(
+            life,
+            queue(),
+            decision,
+            rows=free_rows,
+            budget=budget,
+            expect=lambda request: life.allocator.pages_for(expected_len(request, ratio, margin)),
+        )
     decision.shortage = starved and not decision
     return decision
+
+
+def _decode_entries(
+    streams: list[Request], room: int, max_samples: int, life: Lifecycle
+) -> list[Entry]:
+    """An entry for each of `streams`, with as many drafts as fit its length and its pages; `room`
+    is the number of pages beyond one token each."""
+    entries = []
+    for request in streams:
+        wanted = min(max_samples, request.max_total_len - request.total_len)
+        if wanted > 1 and request.params.has_penalties:
+            wanted = 1  # each token's penalties depend on the one before it
+        if wanted > 1:
+            end = request.computed_len + wanted
+            pages = max(request.num_pages, life.allocator.pages_for(request.computed_len + 1))
+            more = min(room, max(0, life.allocator.pages_for(end) - pages))
+            room -= more
+            wanted = min(wanted, (pages + more) * life.page_size - request.computed_len)
+        entries.append(decode(request, wanted))
+    return entries
 
 
 def _admit(
@@ -224,12 +269,13 @@ def _admit(
     *,
     rows: int,
     budget: int,
-    ratio: float,
+    expect: Callable[[Request], int],
 ) -> None:
     """Adds first chunks of waiting requests to `decision`, in the order of `queue`, while rows,
-    tokens and pages last."""
+    tokens and pages last. `expect` gives the pages that a request is expected to need in all."""
     cache = life.cache
-    room = life.available_pages - _expected_growth(life, ratio)
+    room = life.available_pages
+    room -= sum(max(0, expect(request) - request.num_pages) for request in life.running)
     computing = _pages_being_computed(life)
     locked: set[Node] = set()
     waits = 0
@@ -251,8 +297,7 @@ def _admit(
             continue
         waits = 0
         newly_locked = [n for n in match.node.path() if n.lock_count == 0 and n not in locked]
-        need = life.allocator.pages_for(expected_len(request, ratio, life.page_size))
-        need -= len(match.pages)
+        need = expect(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
         if need > room:
             decision.blocked[request] = Blocked.NO_PAGES
@@ -268,15 +313,6 @@ def _admit(
         room -= need
         budget -= length
         rows -= 1
-
-
-def _expected_growth(life: Lifecycle, ratio: float) -> int:
-    """Pages that the running requests are expected to take beyond those they have."""
-    growth = 0
-    for request in life.running:
-        pages = life.allocator.pages_for(expected_len(request, ratio, life.page_size))
-        growth += max(0, pages - request.num_pages)
-    return growth
 
 
 def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:

@@ -4,6 +4,10 @@
 #
 # The next step always computes tokens from `computed_len` on: all that is missing (prefill), a part
 # of it (chunk), or what was sampled last (decode).
+#
+# A decode entry samples up to `max_samples` tokens, and how many are accepted only its result
+# tells. Until then `computed_len` and `total_len` count all of them: both are upper bounds while
+# such a step is in flight, and sink together by what was not accepted.
 
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
@@ -61,10 +65,11 @@ class Request:
     # Tokens.
     prompt_len: int = field(init=False)
     num_ids: int = field(init=False)  # ids that the host has seen
-    # `num_ids` and the tokens that launched steps sample but the host has not seen yet.
+    # `num_ids` and the tokens that steps in flight sample: at most so many, see above.
     total_len: int = field(init=False)
     prefill_end: int = field(init=False)  # total_len at the last admission
-    computed_len: int = 0  # tokens whose KV is written by the steps launched so far
+    computed_len: int = 0  # tokens whose KV is written by the steps launched so far, at most
+    reserved_len: int = 0  # the highest computed_len since admission: its pages cover that
     # Tokens whose pages belong to the tree, which this request keeps locked at `node`; whole pages.
     cached_len: int = 0
     keep_len: int | None = None  # tokens that count, when a stop string ended it earlier

@@ -35,7 +35,13 @@ class Results:
         back what it was the last to use. Raises InvariantViolation (I7) for a result that does not
         fit the step."""
         plan = step.plan
-        fits = result.step_id == plan.step_id and len(result.ids) == len(plan.sample_index)
+        num_samples = plan.num_samples[plan.num_samples > 0]
+        fits = (
+            result.step_id == plan.step_id
+            and len(result.ids) == num_samples.sum()
+            and len(result.counts) == len(num_samples)
+            and bool((result.counts >= 1).all() and (result.counts <= num_samples).all())
+        )
         require(fits, "I7", f"result of step {plan.step_id} does not fit it")
         self._life.completed_step = plan.step_id
         for span, values in zip(plan.logprob_spans, result.prompt_logprobs, strict=True):
@@ -43,33 +49,50 @@ class Results:
             assert buffer is not None
             buffer.add(unpack_ids(span.targets), *values)
         slot = 0
+        counts = iter(result.counts.tolist())
         for entry in step.entries:
-            self._accept(entry, result, slot)
+            count = next(counts) if entry.num_samples else 0
+            self._accept(entry, result, slot, count)
             slot += entry.num_samples
         self._life.reclaim()
 
-    def _accept(self, entry: Entry, result: StepResult, slot: int) -> None:
-        """The samples of `entry` start at `slot` of the result."""
+    def _accept(self, entry: Entry, result: StepResult, slot: int, count: int) -> None:
+        """The samples of `entry` start at `slot` of the result; the first `count` are accepted."""
         request = entry.request
-        tokens = result.ids[slot : slot + entry.num_samples].tolist()
+        tokens = result.ids[slot : slot + count].tolist()
         if request.ended:
-            self._counters.dropped_tokens_total += len(tokens)
-            return  # the only place where tokens are dropped
+            self._counters.dropped_tokens_total += count
+            return
         if -1 in tokens:
             self._fail_numerically(request)
             return
+        rejected = entry.num_samples - count
+        request.total_len -= rejected
+        request.computed_len -= rejected
         if entry.is_chunk:
             self._life.share(request, entry.end)
+        if entry.num_samples == 0 and entry.end < request.max_total_len:
+            return  # a chunk in the middle of its prompt
+        self._append(request, tokens, result, slot)
+
+    def _append(self, request: Request, tokens: list[int], result: StepResult, slot: int) -> None:
+        """The tokens go to the client, up to the one that ends the request. What comes after that
+        one, and all of a request that has ended (`_accept`), is dropped: nowhere else are tokens
+        dropped."""
+        reason = None if tokens else FinishReason("length")  # nothing but the prompt was asked for
+        appended = 0
         for token in tokens:
             in_vocabulary = 0 <= token < self._vocab_size
             require(in_vocabulary, "I7", f"sampled id {token} of {request.rid}")
             request.append(token)
-            record_logprobs(request, result, slot)
-            if not request.params.stop:  # otherwise at the end: some may not count
-                self._counters.generation_tokens_total += 1
-        if not tokens and entry.end < request.max_total_len:
-            return  # a chunk in the middle of its prompt
-        reason = finish_reason(request)
+            record_logprobs(request, result, slot + appended)
+            appended += 1
+            reason = finish_reason(request)
+            if reason is not None:
+                break
+        self._counters.dropped_tokens_total += len(tokens) - appended
+        if not request.params.stop:  # otherwise at the end: some may not count
+            self._counters.generation_tokens_total += appended
         if reason is not None:
             self._live.finish(request, reason)
         else:

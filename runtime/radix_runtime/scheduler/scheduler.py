@@ -211,6 +211,7 @@ class Scheduler:
             partial(self.policy, life.waiting, context),
             free_rows=min(len(life.table.free_rows), self.intake.max_running - len(life.running)),
             token_budget=self.token_budget,
+            max_samples=self.executor.max_samples,
             ratio=self.ratio.value,
         )
 
