@@ -11,7 +11,7 @@ import torch
 from .device import Device
 from .errors import ConfigError
 from .memory.kv_pool import KVPool
-from .step_plan import FROM_PROMPT, StepPlan
+from .step_plan import StepPlan
 
 # The upload's parts. The first is used where it arrives; from the rest a few device operations make
 # the other tensors.
@@ -71,7 +71,7 @@ class ForwardBatch:
         """Makes this the batch of `plan`; its page deltas come first. Copies `plan`; does not
         synchronise.
 
-        `next_token` int32 [max_rows]: the last sampled token of each table row (-1, a failed draw,
+        `next_token` int32 [max_rows + 1, 1]: the last sampled token of each table row (-1, a failed draw,
         is read as id 0)."""
         self.metadata = None
         fixed, tokens = self._layout(plan)
@@ -86,7 +86,7 @@ class ForwardBatch:
             changes += self._upload(self._empty(rest.size), rest)
         for where, pages in changes:
             self._table.view(-1).index_put_((where,), pages)
-        b, s = self.batch_size, len(plan.sample_index)
+        b, s = self.batch_size, int(plan.num_samples.sum())
         cut = (part[:n] for part, n in zip(lists, (b, b + 1, b, s, s), strict=True))
         self.rows, self.cu_seqlens_q, self.kv_lens, self.logit_rows, self.sample_rows = cut
         self._fill_tokens(token_parts, next_token)
@@ -100,7 +100,7 @@ class ForwardBatch:
 
     def _layout(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
         self.num_tokens, self.batch_size, self.num_decode = (
-            len(plan.source),
+            plan.num_tokens,
             len(plan.rows),
             plan.num_decode,
         )
@@ -117,16 +117,19 @@ class ForwardBatch:
             if got > limit:
                 raise ValueError(f"step {plan.step_id} has {got} {what}, the batch holds {limit}")
         rows, cu = plan.rows, np.concatenate([[0], query.cumsum(dtype=np.int32)])
-        sample, fixed = plan.sample_index, np.zeros((5, self.max_batch + 1), np.int32)
+        sample, fixed = (
+            np.flatnonzero(plan.num_samples),
+            np.zeros((5, self.max_batch + 1), np.int32),
+        )
         for part, values in zip(
             fixed, (rows, cu, kv, cu[sample + 1] - 1, rows[sample]), strict=True
         ):
             part[: len(values)] = values
         tokens = np.empty((5, self.num_tokens), np.int32)
         ids, source_rows, positions, entries, offsets = tokens
-        ids[plan.source == FROM_PROMPT] = plan.input_ids
-        ids[plan.source != FROM_PROMPT] = -1
-        np.maximum(plan.source, 0, out=source_rows)
+        ids[: plan.num_decode] = -1
+        ids[plan.num_decode :] = plan.input_ids
+        source_rows[:] = np.repeat(rows, query)
         positions[:] = np.arange(self.num_tokens) + np.repeat(kv - cu[1:], query)
         np.divmod(positions, self.kv_pool.page_size, out=(entries, offsets))
         entries += np.repeat(rows * self.max_pages, query)
@@ -142,7 +145,7 @@ class ForwardBatch:
     def _fill_tokens(self, tokens: torch.Tensor, next_token: torch.Tensor) -> None:
         ids, rows, positions, entries, offsets = tokens
         count = len(ids)
-        sampled = next_token.index_select(0, rows).clamp_(min=0)
+        sampled = next_token[:, 0].index_select(0, rows).clamp_(min=0)
         self.input_ids = torch.where(ids < 0, sampled, ids, out=self._input_ids[:count])
         self.positions = self._positions[:count].copy_(positions)
         pages = self._table.view(-1).index_select(0, entries)

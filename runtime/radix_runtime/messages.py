@@ -128,6 +128,17 @@ class RequestFailed(_Message):
             retry_after=self.retry_after,
         )
 
+    @classmethod
+    def of(cls, rid: str, error: RequestError) -> "RequestFailed":
+        return cls(
+            rid=rid,
+            status=error.status,
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            retry_after=error.retry_after,
+        )
+
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
     """Log-softmax of the raw logits of n tokens, packed: int32 ids [n], float32 values [n] (NaN: a

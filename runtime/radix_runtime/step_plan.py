@@ -1,30 +1,28 @@
-"""StepPlan: what the scheduler tells every rank about one step, as plain numpy.
+"""StepPlan and StepResult: what scheduler and engine tell each other about one step.
 
-Arrays and ranks have one order of rows: decode rows, then prefill chunks. A row is an index into
-the request table."""
+Plain numpy, no torch. The entries of a step are decode entries first, then prefill chunks; every
+array of the plan has this order. A row is an index into the request table."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from .sampling_params import SamplingParams
 
-# batch index      0 .. num_decode-1        num_decode .. B-1
-# query_len        1                        length of the chunk
-# source[t]        row of next_token        FROM_PROMPT: token comes from `input_ids`
-FROM_PROMPT = -1
-
 LOGPROB_ROWS = 1024  # of a LogprobSpan at most: so many rows of prompt logits are alive at once
+NO_STEP = -1  # step_id of plans that no scheduler has numbered: warm-up, graph capture
 
 
 class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
-    """Sampling state of a row that was just (re)admitted. `seed` is the 64-bit seed of the choice
-    as a signed integer. `output_ids` (int32 bytes) is not empty after a retraction; with
-    `prompt_ids` it seeds the penalty counts, so both are empty without penalties. `min_end`: ids of
-    `stop_ids` are masked while the sampled position is below it."""
+    """Sampling state of a row that was just (re)admitted.
+
+    `seed` is the 64-bit seed of the choice as a signed integer. Ids of `stop_ids` are masked while
+    the sampled position is below `min_end`. `prompt_ids` and `output_ids` (int32 bytes; output is
+    not empty after a retraction) seed the penalty counts; both are empty without penalties."""
 
     row: int
     seed: int
@@ -38,7 +36,7 @@ class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
-    """Prompt logprobs: rows [first, first + len(targets)) of entry `index` score `targets`, int32
+    """Prompt logprobs: tokens [first, first + len(targets)) of entry `index` score `targets`, int32
     bytes."""
 
     index: int
@@ -51,39 +49,116 @@ _NONE = np.zeros(0, np.int32)
 
 
 class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
+    """One step of B entries, the same for every rank. All arrays are int32.
+
+    A decode entry runs the tokens that the device holds for its row: the last accepted one and its
+    drafts. It samples after each of them. A chunk runs tokens of a prompt, given in `input_ids`; it
+    samples after its last one if that ends the prompt."""
+
     step_id: int
-    num_decode: int
-    rows: np.ndarray  # int32 [B]
-    query_len: np.ndarray  # int32 [B]
-    kv_len: np.ndarray  # int32 [B], includes the new tokens
-    input_ids: np.ndarray  # int32 [number of FROM_PROMPT entries in source]
-    source: np.ndarray  # int32 [T]
+    num_decode: int  # entries 0 .. num_decode-1 are decode entries, the others chunks
+    rows: np.ndarray  # [B]
+    query_len: np.ndarray  # [B] tokens to run: 1 .. max_samples of a decode entry, a chunk's length
+    # [B] with the new tokens. Of a decode entry it is an upper bound while an earlier step is in
+    # flight that may accept fewer tokens than it samples; the device knows the length itself.
+    kv_len: np.ndarray
+    num_samples: np.ndarray  # [B] tokens sampled: query_len of a decode entry; 0 or 1 of a chunk
+    input_ids: np.ndarray  # [sum of the chunks' query_len]
     page_rows: np.ndarray = _NONE  # page deltas: table[row, index] = page
     page_index: np.ndarray = _NONE
     page_ids: np.ndarray = _NONE
-    sample_index: np.ndarray = _NONE  # batch entries that sample a token
     new_rows: list[RowSampling] = []
     logprob_spans: list[LogprobSpan] = []
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step runs."""
+        return int(self.query_len.sum())
 
-encode_plan = msgspec.msgpack.Encoder(
-    enc_hook=lambda array: array.astype("<i4", copy=False).tobytes()
-).encode
-decode_plan = msgspec.msgpack.Decoder(
-    StepPlan, dec_hook=lambda kind, data: np.frombuffer(data, "<i4")
-).decode
+
+def prefill_plan(
+    rows: Sequence[int],
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    *,
+    step_id: int = NO_STEP,
+    new_rows: Sequence[RowSampling] = (),
+    logprob_spans: Sequence[LogprobSpan] = (),
+) -> StepPlan:
+    """Whole prompts, one a row, each of which samples one token. Page deltas are the caller's."""
+    length = np.array([len(prompt) for prompt in prompts], np.int32)
+    return StepPlan(
+        step_id=step_id,
+        num_decode=0,
+        rows=np.array(rows, np.int32),
+        query_len=length,
+        kv_len=length.copy(),
+        num_samples=np.ones(len(rows), np.int32),
+        input_ids=np.concatenate([_NONE, *prompts]).astype(np.int32),
+        new_rows=list(new_rows),
+        logprob_spans=list(logprob_spans),
+    )
+
+
+def decode_plan(
+    rows: Sequence[int],
+    kv_len: Sequence[int],
+    *,
+    query_len: int = 1,
+    step_id: int = NO_STEP,
+) -> StepPlan:
+    """Decode entries of `query_len` tokens each; `kv_len` counts them. Page deltas are the
+    caller's."""
+    per_entry = np.full(len(rows), query_len, np.int32)
+    return StepPlan(
+        step_id=step_id,
+        num_decode=len(rows),
+        rows=np.array(rows, np.int32),
+        query_len=per_entry,
+        kv_len=np.array(kv_len, np.int32),
+        num_samples=per_entry.copy(),
+        input_ids=_NONE,
+    )
+
+
+def _array_to_bytes(array: np.ndarray) -> bytes:
+    if array.dtype != np.int32:
+        raise TypeError(f"an array of a StepPlan is {array.dtype}, not int32")
+    return array.astype("<i4", copy=False).tobytes()
+
+
+def _array_from_bytes(kind: type, data: bytes) -> Any:
+    return np.frombuffer(data, "<i4")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_array_to_bytes)
+_decoder = msgspec.msgpack.Decoder(StepPlan, dec_hook=_array_from_bytes)
+
+
+def serialize_plan(plan: StepPlan) -> bytes:
+    """`plan` as msgpack. Raises TypeError for an array that is not int32."""
+    return _encoder.encode(plan)
+
+
+def deserialize_plan(data: bytes) -> StepPlan:
+    """The plan that `serialize_plan` wrote; its arrays are read-only."""
+    return _decoder.decode(data)
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step gave the host. Entry i belongs to `plan.sample_index[i]`.
+    """What a step gave the host, for the entries that sample (`plan.num_samples` > 0) in their
+    order.
 
-    `ids` int32 [S]: the sampled token; -1 where the logits were not finite. `logprobs` float32 [S]
-    (NaN where not asked for), `top_ids`/`top_logprobs` [S, top_n of the step]. `prompt_logprobs`
-    runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n], top_logprobs)."""
+    `ids` int32 [sum of num_samples] are the sampled tokens, entry after entry; -1 where the logits
+    were not finite. `counts` int32 [entries that sample] is how many of an entry's ids are
+    accepted: 1 .. num_samples; the ids past it mean nothing. `logprobs` float32 (NaN where not
+    asked for) and `top_ids`, `top_logprobs` [.., top_n of the step] run parallel to `ids`.
+    `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],
+    top_logprobs)."""
 
     step_id: int
     ids: np.ndarray
+    counts: np.ndarray
     logprobs: np.ndarray | None = None
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
@@ -98,9 +173,11 @@ class Executor(Protocol):
     max_rows: int  # request-table rows
     max_context: int  # tokens a request may have in all
     vocab_size: int
+    max_samples: int  # tokens that a decode entry may run and sample in one step; 1: no drafts
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go
         on."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Waits for the launched steps and gives the device back. Idempotent."""

@@ -28,7 +28,8 @@ from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.step_plan import StepPlan
-from tests.runtime.fake_engine import FakeEngine, check_content, oracle
+from tests.runtime.fake_engine import FakeEngine, Handle, check_content
+from tests.runtime.fake_model import oracle
 
 EOS = frozenset({1, 2})
 
@@ -57,6 +58,8 @@ class Stream:
 
 
 class Rig:
+    """`samples` is the engine's max_samples; `settings` are ServerArgs."""
+
     def __init__(
         self,
         *,
@@ -64,6 +67,7 @@ class Rig:
         page_size: int = 4,
         rows: int = 8,
         context: int = 256,
+        samples: int = 1,
         chunk: int = 32,
         overlap: bool = True,
         lazy: bool = True,
@@ -73,7 +77,14 @@ class Rig:
         max_message: float = math.inf,
         **settings: object,
     ) -> None:
-        self.engine = FakeEngine(pages, page_size, rows, context, lazy=lazy)
+        self.engine = FakeEngine(
+            num_pages=pages,
+            page_size=page_size,
+            max_rows=rows,
+            max_context=context,
+            max_samples=samples,
+            lazy=lazy,
+        )
         self.args = ServerArgs(
             page_size=page_size,
             chunked_prefill_size=chunk,
@@ -86,28 +97,42 @@ class Rig:
         self.clock = Clock()
         self.inbox, self.outbox = LocalChannel(), LocalChannel()
         self.scheduler = Scheduler(
-            self.args, self.engine, self.inbox, self.outbox,
-            eos_ids=sorted(eos), clock=self.clock, max_message=max_message,
-        )  # fmt: skip
+            args=self.args,
+            executor=self.engine,
+            inbox=self.inbox,
+            outbox=self.outbox,
+            eos_ids=sorted(eos),
+            clock=self.clock,
+            max_message=max_message,
+        )
         self.life = self.scheduler.life
+        self._watch_launches()
+        if poison:
+            self._poison_freed_pages()
+        self._forget()
+
+    def _forget(self) -> None:
         self.messages: dict[str, Generate] = {}
         self.streams: dict[tuple[str, int], Stream] = {}
         self.failed: dict[str, RequestFailed] = {}
         self.replies: list[ControlReply] = []
-        launch = self.engine.launch
-        self.engine.launch = lambda plan: launch(self._checked(plan))  # type: ignore[method-assign]
-        if poison:
-            self._poison_freed_pages()
 
-    def _checked(self, plan: StepPlan) -> StepPlan:
+    def _watch_launches(self) -> None:
+        launch = self.engine.launch
+
+        def checked(plan: StepPlan) -> Handle:
+            self._check_plan(plan)
+            return launch(plan)
+
+        self.engine.launch = checked  # type: ignore[method-assign]
+
+    def _check_plan(self, plan: StepPlan) -> None:
         prompts = {r.row: r.prompt_len for r in self.life.running}
-        for row, tokens, end in list(zip(plan.rows, plan.query_len, plan.kv_len, strict=True))[
-            plan.num_decode :
-        ]:
-            assert tokens > 1 or end == 1 or end > prompts[row], (
-                "a token of a prompt is computed alone"
-            )
-        return plan
+        for index in range(plan.num_decode, len(plan.rows)):
+            tokens = plan.query_len[index]
+            end = plan.kv_len[index]
+            alone = tokens == 1 and 1 < end <= prompts[plan.rows[index]]
+            assert not alone, "a token of a prompt is computed alone"
 
     def _poison_freed_pages(self) -> None:
         free = self.life.allocator.free
@@ -125,7 +150,13 @@ class Rig:
         params = {k: v for k, v in fields.items() if k in names}
         rest = {k: v for k, v in fields.items() if k not in names}
         params.setdefault("temperature", 0.0)
-        message = Generate(rid, pack_ids(ids), SamplingParams(**params), stream, **rest)
+        message = Generate(
+            rid=rid,
+            input_ids=pack_ids(ids),
+            sampling=SamplingParams(**params),
+            stream=stream,
+            **rest,
+        )
         self.messages[rid] = message
         self.inbox.send(message)
         return message
@@ -139,7 +170,7 @@ class Rig:
         assert stream.finish is None and n_tokens <= len(stream.ids)
         stream.cut = n_tokens
         stream.finish = FinishReason("stop", matched="text")
-        self.inbox.send(TextStop(rid, choice, n_tokens))
+        self.inbox.send(TextStop(rid=rid, choice=choice, n_tokens=n_tokens))
 
     def control(self, op: str) -> ControlReply:
         self.inbox.send(Control(len(self.replies), op))
@@ -191,6 +222,10 @@ class Rig:
     def request(self, rid: str, choice: int = 0) -> Request:
         return next(r for r in self.scheduler.live[rid] if r.choice == choice)
 
+    def prompt_of(self, rid: str) -> np.ndarray:
+        """The prompt of `rid`."""
+        return unpack_ids(self.messages[rid].input_ids)
+
     def verify(self, rid: str) -> None:
         """Every choice of `rid` ended once and gave what the oracle says, or a prefix of it when
         it was aborted."""
@@ -221,7 +256,7 @@ class Rig:
         scheduler.check()
         check_content(self.engine, self.life.cache)
         life = self.life
-        assert not life.pending and not life.draining and not scheduler.live
+        assert not life.pending and not life.deferred and not life.draining and not scheduler.live
         assert len(life.table.free_rows) == life.table.max_rows
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
         life.cache.reset()

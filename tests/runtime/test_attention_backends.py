@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import itertools
 import random
 import subprocess
 import sys
@@ -80,19 +81,20 @@ def loaded_batch(
         deltas += [(row, i, free.pop()) for i in range(-(-kv // page_size))]
     query = np.array([q for q, _ in lengths], np.int32)
     columns = np.array(deltas, np.int32).T
+    num_decode = len(list(itertools.takewhile(lambda entry: entry[0] == 1, lengths)))
     plan = StepPlan(
         step_id=0,
-        num_decode=sum(1 for q, _ in lengths if q == 1),
+        num_decode=num_decode,
         rows=np.arange(len(lengths), dtype=np.int32),
         query_len=query,
         kv_len=np.array([kv for _, kv in lengths], np.int32),
-        input_ids=np.zeros(query.sum(), np.int32),
-        source=np.full(query.sum(), -1, np.int32),
+        num_samples=np.ones(len(lengths), np.int32),
+        input_ids=np.zeros(query[num_decode:].sum(), np.int32),
         page_rows=columns[0],
         page_index=columns[1],
         page_ids=columns[2],
     )
-    batch.load(plan, torch.zeros(9, dtype=torch.int32))
+    batch.load(plan, torch.zeros((9, 1), dtype=torch.int32))
     generator = torch.Generator().manual_seed(3)
     for cache in (*pool.k, *pool.v):
         cache.fill_(float("nan"))

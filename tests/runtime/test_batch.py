@@ -13,7 +13,7 @@ from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
 from radix_runtime.memory.kv_pool import KVPool
-from radix_runtime.step_plan import StepPlan
+from radix_runtime.step_plan import StepPlan, decode_plan
 
 CPU = Device.resolve("cpu")
 MAX_ROWS, MAX_BATCH, MAX_TOKENS, MAX_CONTEXT, PAGES = 6, 4, 40, 50, 200
@@ -54,22 +54,20 @@ def random_plan(rng: random.Random, table: np.ndarray, page_size: int, step: int
         for index in range(-(-length // page_size)):
             deltas.append((row, index, rng.randrange(PAGES)))
             table[row, index] = deltas[-1][2]
-    total = sum(query)
-    source = np.array([rng.choice([-1, rng.randrange(MAX_ROWS)]) for _ in range(total)], np.int32)
+    prompt = [rng.randrange(1000) for _ in range(sum(query[num_decode:]))]
     columns = np.array(deltas, np.int32).reshape(-1, 3).T
-    sampled = sorted(rng.sample(range(len(rows)), rng.randint(0, len(rows))))
+    samples = [1] * num_decode + [rng.randint(0, 1) for _ in rows[num_decode:]]
     return StepPlan(
         step_id=step,
         num_decode=num_decode,
         rows=np.array(rows, np.int32),
         query_len=np.array(query, np.int32),
         kv_len=np.array(kv, np.int32),
-        input_ids=np.array([rng.randrange(1000) for _ in range((source < 0).sum())], np.int32),
-        source=source,
+        num_samples=np.array(samples, np.int32),
+        input_ids=np.array(prompt, np.int32),
         page_rows=columns[0],
         page_index=columns[1],
         page_ids=columns[2],
-        sample_index=np.array(sampled, np.int32),
     )
 
 
@@ -83,16 +81,17 @@ def check(batch: ForwardBatch, plan: StepPlan, table: np.ndarray, next_token: np
         pages = -(-kv // page_size)
         assert batch.page_table[entry, :pages].tolist() == table[row, :pages].tolist()
         for position in range(kv - count, kv):
-            source = plan.source[token]
-            expected = next(prompt) if source < 0 else max(next_token[source], 0)
+            is_decode = entry < plan.num_decode
+            expected = max(next_token[row, 0], 0) if is_decode else next(prompt)
             assert batch.input_ids[token] == expected
             assert batch.positions[token] == position
             slot = int(table[row, position // page_size]) * page_size + position % page_size
             assert batch.slot_mapping[token] == slot
             token += 1
     ends = np.cumsum(plan.query_len) - 1
-    assert batch.logit_rows.tolist() == ends[plan.sample_index].tolist()
-    assert batch.sample_rows.tolist() == plan.rows[plan.sample_index].tolist()
+    sampling = plan.num_samples > 0
+    assert batch.logit_rows.tolist() == ends[sampling].tolist()
+    assert batch.sample_rows.tolist() == plan.rows[sampling].tolist()
     assert (batch.num_tokens, batch.batch_size) == (token, len(plan.rows))
     assert batch.max_query_len == plan.query_len.max() and batch.max_kv_len == plan.kv_len.max()
 
@@ -106,10 +105,10 @@ def test_random_plans(page_size: int, packed_deltas: int, monkeypatch: pytest.Mo
     table = np.full((MAX_ROWS, batch.max_pages), PAGES)
     for step in range(40):
         plan = random_plan(rng, table, page_size, step)
-        next_token = np.array([rng.randrange(-1, 1000) for _ in range(MAX_ROWS)], np.int32)
+        next_token = np.array([[rng.randrange(-1, 1000)] for _ in range(MAX_ROWS + 1)], np.int32)
         batch.load(plan, torch.from_numpy(next_token))
         check(batch, plan, table, next_token)
-        assert batch.input_ids.shape == (len(plan.source),)
+        assert batch.input_ids.shape == (plan.num_tokens,)
         assert batch.cu_seqlens_q.shape == (len(plan.rows) + 1,)
 
 
@@ -120,7 +119,9 @@ def test_addresses_never_change() -> None:
     names += ("logit_rows", "sample_rows")
     seen = set()
     for step in range(10):
-        batch.load(random_plan(rng, table, 16, step), torch.zeros(MAX_ROWS, dtype=torch.int32))
+        batch.load(
+            random_plan(rng, table, 16, step), torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32)
+        )
         seen.add(tuple(getattr(batch, name).storage_offset() for name in names))
         seen.add(tuple(getattr(batch, name).untyped_storage().data_ptr() for name in names))
     assert len(seen) == 2
@@ -129,24 +130,11 @@ def test_addresses_never_change() -> None:
 def test_the_plan_may_be_reused_at_once() -> None:
     batch, table = make(16), np.full((MAX_ROWS, 4), PAGES)
     plan = random_plan(random.Random(3), table, 16, 0)
-    batch.load(plan, torch.zeros(MAX_ROWS, dtype=torch.int32))
+    batch.load(plan, torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
     before = batch.positions.clone(), batch.kv_lens.clone()
     plan.kv_len[:] = 0
     plan.rows[:] = 0
     assert torch.equal(before[0], batch.positions) and torch.equal(before[1], batch.kv_lens)
-
-
-def decode_plan(rows: list[int], kv: list[int]) -> StepPlan:
-    return StepPlan(
-        step_id=1,
-        num_decode=len(rows),
-        rows=np.array(rows, np.int32),
-        query_len=np.ones(len(rows), np.int32),
-        kv_len=np.array(kv, np.int32),
-        input_ids=np.zeros(0, np.int32),
-        source=np.array(rows, np.int32),
-        sample_index=np.arange(len(rows), dtype=np.int32),
-    )
 
 
 def test_the_last_of_two_pages_for_one_entry_wins() -> None:
@@ -155,7 +143,7 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
     plan.page_rows = np.array([3, 3, 3, 3, 3], np.int32)
     plan.page_index = np.array([0, 2, 1, 2, 0], np.int32)
     plan.page_ids = np.array([10, 11, 12, 13, 14], np.int32)
-    batch.load(plan, torch.zeros(MAX_ROWS, dtype=torch.int32))
+    batch.load(plan, torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
     assert batch.page_table.tolist() == [[14, 12, 13]]
     assert batch.slot_mapping.tolist() == [13 * 16 + 7]
 
@@ -169,7 +157,7 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
 )
 def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(16).load(decode_plan(rows, kv), torch.zeros(MAX_ROWS, dtype=torch.int32))
+        make(16).load(decode_plan(rows, kv), torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
 
 
 def test_more_entries_than_an_index_can_count() -> None:

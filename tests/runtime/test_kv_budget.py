@@ -116,7 +116,7 @@ def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
 
     def counted(runner, plan):
         scored = sum(len(span.targets) // 4 for span in plan.logprob_spans)
-        steps.append((len(plan.source), len(plan.sample_index), scored))
+        steps.append((plan.num_tokens, int(plan.num_samples.sum()), scored))
         if isinstance(gpu, FakeGpu):
             gpu.left.append(16 * GIB - max(map(step_bytes, steps)))
         return run(runner, plan)

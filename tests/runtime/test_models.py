@@ -52,14 +52,15 @@ def mixed_schedule(
     done = [0] * len(lengths)
     steps = []
     while any(d < n for d, n in zip(done, lengths, strict=True)):
-        work = []
+        decode, chunks = [], []
         for i, length in enumerate(lengths):
             if done[i] < length and rng.random() < 0.8:
                 chunk = min(rng.randint(1, 9), prompts[i] - done[i])
-                work.append((i, 1 if done[i] >= prompts[i] else chunk))
-                done[i] += work[-1][1]
-        if work:
-            steps.append(sorted(work, key=lambda item: item[1] != 1))
+                is_decode = done[i] >= prompts[i]
+                (decode if is_decode else chunks).append((i, 1 if is_decode else chunk))
+                done[i] += 1 if is_decode else chunk
+        if decode or chunks:
+            steps.append(decode + chunks)
     return steps
 
 

@@ -43,7 +43,7 @@ def test_pages_for_rounds_up() -> None:
     assert [allocator.pages_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("shape", [(0, 1), (1, 0)])
-def test_an_empty_pool_is_refused(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("num_pages", "page_size"), [(0, 1), (1, 0)])
+def test_an_empty_pool_is_refused(num_pages: int, page_size: int) -> None:
     with pytest.raises(ValueError):
-        PageAllocator(*shape)
+        PageAllocator(num_pages, page_size)

@@ -22,8 +22,20 @@ SEQ = iter(range(10**9))
 
 
 def request(ids: object, new: int = 10, arrival: float = 0.0) -> Request:
-    message = Generate("r", pack_ids(ids), SamplingParams(max_new_tokens=new))
-    return Request(message, 0, next(SEQ), arrival, 0, len(ids) + new, frozenset())
+    message = Generate(
+        rid="r", input_ids=pack_ids(ids), sampling=SamplingParams(max_new_tokens=new)
+    )
+    waiting = Request(
+        message,
+        choice=0,
+        seq=next(SEQ),
+        arrival=arrival,
+        seed=0,
+        max_total_len=len(ids) + new,
+        stop_ids=frozenset(),
+    )
+    waiting.move(State.WAITING)
+    return waiting
 
 
 class Host:
@@ -32,13 +44,28 @@ class Host:
     def __init__(
         self, pages: int = 64, size: int = 4, rows: int = 8, budget: int = 32, ratio: float = 0.0
     ) -> None:
-        self.life = Lifecycle(pages, size, rows, pages * size, eviction="lru", sharing=True)
-        self.budget, self.ratio, self.steps = budget, ratio, 0
+        self.life = Lifecycle(
+            num_pages=pages,
+            page_size=size,
+            max_rows=rows,
+            max_len=pages * size,
+            eviction="lru",
+            sharing=True,
+        )
+        self.budget = budget
+        self.ratio = ratio
+        self.steps = 0
+        self.samples = 1
 
     def plan(self) -> Decision:
         life = self.life
         return plan_step(
-            life, lambda: life.waiting, len(life.table.free_rows), self.budget, self.ratio
+            life,
+            lambda: life.waiting,
+            free_rows=len(life.table.free_rows),
+            token_budget=self.budget,
+            max_samples=self.samples,
+            ratio=self.ratio,
         )
 
     def run(self) -> Decision:
@@ -49,7 +76,7 @@ class Host:
         for entry in entries:
             if entry.is_chunk:
                 self.life.share(entry.request, entry.end)
-            if entry.samples:
+            for _ in range(entry.num_samples):
                 entry.request.append(5)
         return decision
 
@@ -242,7 +269,9 @@ def test_output_ratio_sinks_to_its_floor_and_rises_on_retraction() -> None:
 
 
 def order(name: str, waiting: list[Request], lengths: dict[Request, int], now: float) -> list[int]:
-    context = QueueContext(now, 5.0, lambda r: lengths.get(r, 0))
+    context = QueueContext(
+        now=now, age_bound=5.0, prefix_length=lambda request: lengths.get(request, 0)
+    )
     return [waiting.index(r) for r in policy.schedule_policies.get(name)(waiting, context)]
 
 
@@ -290,6 +319,7 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
         pages=data.draw(st.integers(4, 20)), size=size, rows=data.draw(st.integers(1, 4)),
         budget=data.draw(st.integers(3, 40)), ratio=data.draw(st.sampled_from([0.0, 0.5])),
     )  # fmt: skip
+    host.samples = data.draw(st.sampled_from([1, 4]))
     limit = host.life.allocator.num_pages * size
     for _ in range(25):
         if data.draw(st.booleans()) and limit > 2:

@@ -25,15 +25,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "lpm"]),
         eviction=st.sampled_from(["lru", "lfu", "fifo"]),
         trust=st.sampled_from([0.0, 1.0]),
+        samples=st.sampled_from([1, 4]),
     )
     def start(
         self, page_size: int, rows: int, chunk: int, overlap: bool, lazy: bool, cache: bool,
-        policy: str, eviction: str, trust: float,
+        policy: str, eviction: str, trust: float, samples: int,
     ) -> None:  # fmt: skip
         self.count = 0
         self.rig = Rig(
             page_size=page_size, pages=96 // page_size, rows=rows, chunk=chunk, context=80,
-            overlap=overlap, lazy=lazy, radix_eviction_policy=eviction,
+            overlap=overlap, lazy=lazy, samples=samples, radix_eviction_policy=eviction,
             disable_radix_cache=not cache, schedule_policy=policy if cache else "fcfs",
             schedule_conservativeness=trust, max_queued_requests=6,
         )  # fmt: skip

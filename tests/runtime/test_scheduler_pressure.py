@@ -8,7 +8,7 @@ import pytest
 from radix_runtime.errors import EngineDeadError
 from radix_runtime.messages import unpack_ids
 from radix_runtime.scheduler.request import State
-from tests.runtime.fake_engine import fake_logprob, fold, kv_of
+from tests.runtime.fake_model import fake_logprob, fold, kv_of
 from tests.runtime.scheduler_rig import BOTH, PAGES, RNG, Rig, prompt
 
 # Memory pressure ------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
-"""Ten thousand random requests: aborts in every state, forced retraction, several choices, text
-stops, deadlines and NaN rows, with every invariant after every step and every token compared."""
+"""Random requests: aborts in every state, forced retraction, several choices, text stops, deadlines
+and NaN rows, with every invariant after every step and every token compared.
+
+Ten thousand of them on one token a step; with drafts some hundreds, or with RADIX_TEST_FULL=1 ten
+thousand as well."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 
@@ -14,6 +18,7 @@ from tests.runtime.fake_engine import check_content
 from tests.runtime.scheduler_rig import Rig
 
 TOTAL = 10_000
+TOTAL_DRAFTS = 10_000 if os.environ.get("RADIX_TEST_FULL") else 1_200
 SETTINGS = [
     {"page_size": 1, "pages": 160, "chunk": 16},
     {"page_size": 4, "pages": 48, "chunk": 24, "schedule_policy": "lpm"},
@@ -56,6 +61,8 @@ class Traffic:
             stop=["x"] if rng.random() < 0.3 else [],
             extra_key=rng.choice([None, None, "tenant"]),
             return_logprob=rng.random() < 0.1,
+            top_logprobs=2,
+            repetition_penalty=1.5 if rng.random() < 0.1 else 1.0,
             logprob_start=rng.randrange(len(ids)) if rng.random() < 0.05 else -1,
             deadline=self.rig.clock.now + rng.random() * 40 if rng.random() < 0.05 else None,
         )  # fmt: skip
@@ -119,17 +126,39 @@ def drive(traffic: Traffic, requests: int) -> None:
     rig.run()
 
 
-@pytest.mark.parametrize("index", range(len(SETTINGS)))
-def test_ten_thousand_random_requests(index: int) -> None:
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    rig = Rig(rows=8, schedule_conservativeness=0.2, max_queued_requests=40, **SETTINGS[index])
-    traffic = Traffic(rig, seed)
-    drive(traffic, TOTAL // len(SETTINGS))
+def check_end(traffic: Traffic) -> None:
+    """Every path was met, nothing is left, and every request is accounted for."""
+    rig = traffic.rig
     counters = rig.scheduler.counters
     rig.verify_rest()
     ended = counters.num_finished_requests_total + counters.num_aborted_requests_total
     assert ended + counters.num_failed_requests_total == counters.num_requests_total
     assert counters.num_finished_requests_total > counters.num_requests_total // 3
     assert traffic.aborted_in.keys() >= {State.WAITING.name, State.DECODE.name}
-    assert counters.num_retractions_total > 10
+    assert counters.num_retractions_total > 1
+
+
+def traffic_of(seed: int, **options: object) -> Traffic:
+    print(f"seed {seed}")
+    rig = Rig(rows=8, schedule_conservativeness=0.2, max_queued_requests=40, **options)
+    return Traffic(rig, seed)
+
+
+@pytest.mark.parametrize("index", range(len(SETTINGS)))
+def test_ten_thousand_random_requests(index: int) -> None:
+    traffic = traffic_of(random.SystemRandom().getrandbits(32), **SETTINGS[index])
+    drive(traffic, TOTAL // len(SETTINGS))
+    check_end(traffic)
+    assert traffic.rig.scheduler.counters.num_retractions_total > 10
+
+
+@pytest.mark.parametrize("index", range(len(SETTINGS)))
+def test_random_requests_with_drafts(index: int) -> None:
+    """Steps accept 1 to 8 tokens a row; the tokens are those of one a step."""
+    seed = random.SystemRandom().getrandbits(32)
+    traffic = traffic_of(seed, samples=8, **SETTINGS[index])
+    drive(traffic, TOTAL_DRAFTS // len(SETTINGS))
+    check_end(traffic)
+    counts = traffic.rig.engine.counts
+    assert {accepted for accepted, _ in counts} == set(range(1, 9))
+    assert {sampled for _, sampled in counts} == set(range(1, 9))

@@ -15,7 +15,13 @@ import pytest
 from radix_runtime.engine.step_ring import StepRing, StepRingReader
 from radix_runtime.errors import EngineDeadError
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.step_plan import LogprobSpan, RowSampling, StepPlan, decode_plan, encode_plan
+from radix_runtime.step_plan import (
+    LogprobSpan,
+    RowSampling,
+    StepPlan,
+    deserialize_plan,
+    serialize_plan,
+)
 from tests.child import IMPORT_PATH
 
 
@@ -131,7 +137,7 @@ def test_a_plan_crosses_unchanged():
         rows=rng.integers(0, 9, 5, dtype=np.int32), query_len=np.array([1, 1, 7, 3, 1], np.int32),
         kv_len=rng.integers(8, 99, 5, dtype=np.int32),
         input_ids=rng.integers(0, 9999, 11, dtype=np.int32),
-        source=np.array([4, 2] + [-1] * 11, np.int32), sample_index=np.array([0, 1, 4], np.int32),
+        num_samples=np.array([1, 1, 0, 0, 1], np.int32),
         new_rows=[
             RowSampling(3, -5, SamplingParams(seed=7, logit_bias={3: 1.5}), output_ids=b"abcd")
         ],
@@ -140,10 +146,10 @@ def test_a_plan_crosses_unchanged():
     ring = StepRing(1, capacity=64)
     got = []
     thread = collect(ring, 0, got)
-    ring.publish(encode_plan(plan))
+    ring.publish(serialize_plan(plan))
     close_when_read(ring)
     thread.join(10)
-    back = decode_plan(got[0])
+    back = deserialize_plan(got[0])
     for name in StepPlan.__slots__:
         ours, theirs = getattr(plan, name), getattr(back, name)
         assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs

@@ -22,7 +22,7 @@ from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.loader import load_model
 from radix_runtime.quantization.registry import linear_methods
-from radix_runtime.step_plan import FROM_PROMPT, StepPlan
+from radix_runtime.step_plan import StepPlan
 
 CPU = Device.resolve("cpu")
 
@@ -152,44 +152,43 @@ class Driver:
             max_rows=max_rows,
             max_context=self.config.max_context,
         )
-        self.next_token = torch.zeros(max_rows, dtype=torch.int32)
+        self.next_token = torch.zeros((max_rows + 1, 1), dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
     def plan(
         self, work: list[tuple[Sequence, int]], from_device: tuple[Sequence, ...] = ()
     ) -> StepPlan:
-        """A step that computes `count` more tokens of each sequence, decode rows first. The ids of
-        `from_device` sequences come from `next_token`."""
+        """A step that computes `count` more tokens of each sequence. `from_device` sequences come
+        first: they are decode entries, whose ids are those of `next_token`."""
         deltas: list[tuple[int, int, int]] = []
         prompt: list[int] = []
-        source: list[int] = []
-        for seq, count in work:
+        num_decode = len(from_device)
+        assert all(seq is s for (seq, _), s in zip(work, from_device, strict=False))
+        for index, (seq, count) in enumerate(work):
             end = seq.computed + count
             while len(seq.pages) * self.pool.page_size < end:
                 page = self._free.pop()
                 deltas.append((seq.row, len(seq.pages), page))
                 seq.pages.append(page)
-            sampled = any(seq is s for s in from_device)
-            source += [seq.row if sampled else FROM_PROMPT] * count
-            prompt += [] if sampled else seq.ids[seq.computed : end]
-            if sampled:
-                self.next_token[seq.row] = seq.ids[seq.computed]
+            if index < num_decode:
+                self.next_token[seq.row, 0] = seq.ids[seq.computed]
+            else:
+                prompt += seq.ids[seq.computed : end]
             seq.computed = end
         table = np.array(deltas, np.int32).reshape(-1, 3)
         self._step += 1
         return StepPlan(
             step_id=self._step,
-            num_decode=sum(1 for _, count in work if count == 1),
+            num_decode=num_decode,
             rows=np.array([seq.row for seq, _ in work], np.int32),
             query_len=np.array([count for _, count in work], np.int32),
             kv_len=np.array([seq.computed for seq, _ in work], np.int32),
+            num_samples=np.ones(len(work), np.int32),
             input_ids=np.array(prompt, np.int32),
-            source=np.array(source, np.int32),
             page_rows=table[:, 0],
             page_index=table[:, 1],
             page_ids=table[:, 2],
-            sample_index=np.arange(len(work), dtype=np.int32),
         )
 
     @torch.inference_mode()
@@ -197,7 +196,7 @@ class Driver:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
         self.batch.load(plan, self.next_token)
         hidden = self.model.forward(self.batch)
-        return self.model.compute_logits(hidden[: len(plan.source)])
+        return self.model.compute_logits(hidden[: plan.num_tokens])
 
     def step(self, work: list[tuple[Sequence, int]], **options: Any) -> torch.Tensor | None:
         return self.run(self.plan(work, options.pop("from_device", ())), **options)

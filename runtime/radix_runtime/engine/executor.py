@@ -18,7 +18,7 @@ from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineDeadError
 from ..model_config import ModelConfig
 from ..processes import start_process
-from ..step_plan import Executor, StepPlan, StepResult, encode_plan
+from ..step_plan import Executor, StepPlan, StepResult, serialize_plan
 from .model_runner import ModelRunner
 from .step_ring import RingHandle, StepRing
 
@@ -74,6 +74,7 @@ class LocalExecutor:
         self.num_pages, self.page_size = self.runner.kv_pool.num_pages, args.page_size
         self.max_rows, self.max_context = self.runner.max_rows, self.runner.max_context
         self.vocab_size = config.vocab_size
+        self.max_samples = 1  # nothing drafts tokens yet
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         if self.failure is not None:
@@ -183,7 +184,7 @@ class TPExecutor(LocalExecutor):
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         if self.failure is None:
             try:
-                self._ring.publish(encode_plan(plan))
+                self._ring.publish(serialize_plan(plan))
             except EngineDeadError as error:
                 raise self._died_of(error) from error
         return super().launch(plan)

@@ -25,7 +25,15 @@ from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
 from ..sampling_params import SamplingParams
-from ..step_plan import FROM_PROMPT, LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
+from ..step_plan import (
+    LOGPROB_ROWS,
+    LogprobSpan,
+    RowSampling,
+    StepPlan,
+    StepResult,
+    decode_plan,
+    prefill_plan,
+)
 from .sampler import Sampled, Sampler
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
@@ -74,7 +82,7 @@ class ModelRunner:
             _trim(0)
             kept = device.is_cpu and communicator.world_size == 1
             self._logits = torch.empty(running, config.vocab_size) if kept else None
-            self._next_token = torch.zeros(self.max_rows, dtype=torch.int32, device=where)
+            self._next_token = torch.zeros((self.max_rows + 1, 1), dtype=torch.int32, device=where)
             self._sampler = (
                 None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
             )
@@ -123,7 +131,15 @@ class ModelRunner:
         self.batch.load(plan, self._next_token)
         self.backend.plan(self.batch)
         hidden = self.model(self.batch)
-        result = StepResult(plan.step_id, *map(self._to_host, self._sample(plan, hidden)))
+        sampled = self._sample(plan, hidden)
+        result = StepResult(
+            step_id=plan.step_id,
+            ids=self._to_host(sampled.ids),
+            counts=np.ones(len(sampled.ids), np.int32),
+            logprobs=self._to_host(sampled.logprobs),
+            top_ids=self._to_host(sampled.top_ids),
+            top_logprobs=self._to_host(sampled.top_logprobs),
+        )
         for span in plan.logprob_spans:
             targets = upload(unpack_ids(span.targets).copy(), hidden.device)
             start = int(plan.query_len[: span.index].sum()) + span.first
@@ -135,7 +151,8 @@ class ModelRunner:
 
     # Samples on rank 0, tells the others, leaves the ids where the next step reads them.
     def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
-        rows = plan.rows[plan.sample_index]
+        entries = np.flatnonzero(plan.num_samples)
+        rows = plan.rows[entries]
         sampled = Sampled(torch.empty(len(rows), dtype=torch.int32, device=hidden.device))
         if len(rows) == 0:
             return sampled
@@ -152,9 +169,9 @@ class ModelRunner:
         elif (
             logits := self.model.compute_logits(hidden, *kept)
         ) is not None and sampler is not None:
-            sampled = sampler.sample(logits, rows, plan.kv_len[plan.sample_index])
+            sampled = sampler.sample(logits, rows, plan.kv_len[entries])
         self._comm.broadcast(sampled.ids)
-        self._next_token.index_copy_(0, self.batch.sample_rows.long(), sampled.ids)
+        self._next_token[:, 0].index_copy_(0, self.batch.sample_rows.long(), sampled.ids)
         return sampled
 
     def _to_host(self, tensor: torch.Tensor | None) -> Any:
@@ -174,20 +191,13 @@ class ModelRunner:
         length = min(
             self.max_context, self.batch.max_tokens, pool.page_size if small else self.max_context
         )
-        rows = np.arange(1 if small else self.batch.max_batch, dtype=np.int32)
-        kv_len, source = (
-            np.full(len(rows), length, np.int32),
-            np.full(length, FROM_PROMPT, np.int32),
-        )
-        drawn = [RowSampling(row, 0, SamplingParams(top_p=0.9)) for row in rows.tolist()]
-        scored = [LogprobSpan(0, 0, pack_ids([0] * min(length, LOGPROB_ROWS)), 1)]
-        first = rows[:1], kv_len[:1], kv_len[:1], np.zeros(length, np.int32), source
-        self.run(
-            StepPlan(-1, 0, *first, sample_index=rows[:1], new_rows=drawn, logprob_spans=scored)
-        )
-        self.run(
-            StepPlan(-1, len(rows), rows, rows * 0 + 1, kv_len, source[:0], rows, sample_index=rows)
-        )
+        rows = range(1 if small else self.batch.max_batch)
+        drawn = [RowSampling(row=r, seed=0, params=SamplingParams(top_p=0.9)) for r in rows]
+        targets = pack_ids([0] * min(length, LOGPROB_ROWS))
+        scored = [LogprobSpan(index=0, first=0, targets=targets, top_n=1)]
+        prompt = np.zeros(length, np.int32)
+        self.run(prefill_plan(rows[:1], [prompt], new_rows=drawn, logprob_spans=scored))
+        self.run(decode_plan(rows, [length] * len(rows)))
         self.device.synchronize()
 
 

@@ -17,7 +17,7 @@ from ..distributed import connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..step_plan import decode_plan
+from ..step_plan import deserialize_plan
 from .executor import WorkerSpec, build_rank
 from .step_ring import StepRingReader
 
@@ -39,7 +39,7 @@ def main() -> int:
         ring = StepRingReader(spec.ring, spec.rank - 1)
         runner = build_rank(args, config, device, communicator)
         while (frame := ring.receive()) is not None:
-            runner.run(decode_plan(frame))
+            runner.run(deserialize_plan(frame))
             communicator.check()
     except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
         echo = "aborted by rank" in str(error)  # who aborted the group has said why

@@ -23,10 +23,13 @@ from .page_allocator import PageAllocator
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
+    """A run of whole pages below `parent`. `created` and `last_use` are times of the cache's
+    logical clock; `lock_count` is the number of requests whose prefix passes through."""
+
     parent: "Node | None"  # None: the root, or cut off
     edge: Hashable  # key in parent.children
-    key: np.ndarray
-    pages: np.ndarray
+    key: np.ndarray  # int32 [n * page_size]
+    pages: np.ndarray  # int32 [n]
     created: int = 0
     last_use: int = 0
     hits: int = 0
@@ -59,16 +62,25 @@ _NONE = np.zeros(0, np.int32)
 
 
 class RadixCache:
-    """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing."""
+    """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing.
+
+    `total_pages` are in the tree, `evictable_pages` of them in no request's prefix. `version`
+    changes whenever a match could come out longer or shorter."""
 
     def __init__(
         self, allocator: PageAllocator, *, eviction: str = "lru", enabled: bool = True
     ) -> None:
-        self.allocator, self.page_size, self.enabled = allocator, allocator.page_size, enabled
-        self.root = Node(None, None, _NONE, _NONE)
-        self.total_pages = self.evictable_pages = self.num_nodes = 0
-        self.version = 0  # changes whenever a match could come out longer or shorter
-        self.evicted_pages_total = self.lookups_total = self.hits_total = 0
+        self.allocator = allocator
+        self.page_size = allocator.page_size
+        self.enabled = enabled
+        self.root = Node(parent=None, edge=None, key=_NONE, pages=_NONE)
+        self.total_pages = 0
+        self.evictable_pages = 0
+        self.num_nodes = 0
+        self.version = 0
+        self.evicted_pages_total = 0
+        self.lookups_total = 0
+        self.hits_total = 0
         self._priority = _PRIORITY[eviction]
         self._now = 0  # logical clock
         self._heap: list[tuple[Any, int, Node]] = []
@@ -87,27 +99,31 @@ class RadixCache:
         if child is not None:
             node = self._split(child, len(parts[-1]))
         pages = np.concatenate([_NONE, *parts])
-        return Match(len(pages) * self.page_size, pages, node)
+        return Match(length=len(pages) * self.page_size, pages=pages, node=node)
 
     def match_length(self, ids: np.ndarray, extra_key: str | None = None) -> int:
         """Tokens that `match` would find; leaves the tree as it is."""
-        return sum(map(len, self._walk(ids, extra_key)[1])) * self.page_size
+        _, parts, _ = self._walk(ids, extra_key)
+        return sum(len(pages) for pages in parts) * self.page_size
 
-    # (deepest node matched whole, pages of each node matched, child in which the match ends if it
-    # does).
     def _walk(
         self, ids: np.ndarray, extra_key: str | None
     ) -> tuple[Node, list[np.ndarray], Node | None]:
-        node, at, size = self.root, 0, self.page_size
+        """(deepest node matched whole, pages of each node matched, child in which the match ends
+        if it does)"""
+        node = self.root
+        at = 0
         parts: list[np.ndarray] = []
-        while at + size <= len(ids) and (
-            child := node.children.get(self.edge(node, ids, at, extra_key))
-        ):
+        while at + self.page_size <= len(ids):
+            child = node.children.get(self.edge(node, ids, at, extra_key))
+            if child is None:
+                break
             part = ids[at : at + len(child.key)]
             differs = part != child.key[: len(part)]
-            common = int(differs.argmax() if differs.any() else len(part)) // size
-            parts.append(child.pages[:common])
-            if common < len(child.pages):
+            common = int(differs.argmax()) if differs.any() else len(part)
+            pages = common // self.page_size
+            parts.append(child.pages[:pages])
+            if pages < len(child.pages):
                 return node, parts, child
             at += len(child.key)
             node = child
@@ -125,6 +141,7 @@ class RadixCache:
             at.last_use = self._now
 
     def unlock(self, node: Node) -> None:
+        """Takes one lock back. Raises InvariantViolation (I3) if there is none."""
         self._now += 1
         for at in node.path():
             require(at.lock_count > 0, "I3", "a cache node was unlocked more often than locked")
@@ -137,7 +154,8 @@ class RadixCache:
     def record_use(self, node: Node) -> None:
         """Counts one request that looked its prefix up and ended at `node`."""
         self.lookups_total += 1
-        self.hits_total += node is not self.root
+        if node is not self.root:
+            self.hits_total += 1
         for at in node.path():
             at.hits += 1
 
@@ -147,35 +165,59 @@ class RadixCache:
         """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates
         to free."""
         if not self.enabled:
-            return Match(0, _NONE, self.root), _NONE
-        require(
-            len(ids) == len(pages) * self.page_size,
-            "I3",
-            f"{len(ids)} tokens do not fill {len(pages)} pages",
-        )
-        length, known, node = self.match(ids, extra_key)
-        own, new = pages[: len(known)], pages[len(known) :].copy()
-        if len(new):
-            edge = self.edge(node, ids, length, extra_key)
-            self._now += 1
-            leaf = Node(node, edge, ids[length:].copy(), new, self._now, self._now)
-            node.children[edge] = leaf
-            self.num_nodes += 1
-            self.total_pages += len(new)
-            self.evictable_pages += len(new)
-            self.version += 1
-            self._queue(leaf)
-            node = leaf
-        return Match(len(ids), np.concatenate([known, new]), node), own[own != known]
+            return Match(length=0, pages=_NONE, node=self.root), _NONE
+        filled = len(ids) == len(pages) * self.page_size
+        require(filled, "I3", f"{len(ids)} tokens do not fill {len(pages)} pages")
+        known = self.match(ids, extra_key)
+        own = pages[: len(known.pages)]
+        duplicates = own[own != known.pages]
+        new = pages[len(known.pages) :].copy()
+        if not len(new):
+            return known, duplicates
+        leaf = self._add_leaf(known.node, ids, known.length, new, extra_key)
+        cached = np.concatenate([known.pages, new])
+        return Match(length=len(ids), pages=cached, node=leaf), duplicates
 
-    # Cuts `node` after `num_pages` pages; the new upper part is returned.
+    def _add_leaf(
+        self, parent: Node, ids: np.ndarray, start: int, pages: np.ndarray, extra_key: str | None
+    ) -> Node:
+        """Hangs `ids[start:]` with their pages from `parent`."""
+        self._now += 1
+        leaf = Node(
+            parent=parent,
+            edge=self.edge(parent, ids, start, extra_key),
+            key=ids[start:].copy(),
+            pages=pages,
+            created=self._now,
+            last_use=self._now,
+        )
+        parent.children[leaf.edge] = leaf
+        self.num_nodes += 1
+        self.total_pages += len(pages)
+        self.evictable_pages += len(pages)
+        self.version += 1
+        self._queue(leaf)
+        return leaf
+
     def _split(self, node: Node, num_pages: int) -> Node:
-        parent, cut = node.parent, num_pages * self.page_size
+        """Cuts `node` after `num_pages` pages; the new upper part is returned."""
+        parent = node.parent
         assert parent is not None
-        history = node.created, node.last_use, node.hits, node.lock_count
-        upper = Node(parent, node.edge, node.key[:cut], node.pages[:num_pages], *history)
+        cut = num_pages * self.page_size
+        upper = Node(
+            parent=parent,
+            edge=node.edge,
+            key=node.key[:cut],
+            pages=node.pages[:num_pages],
+            created=node.created,
+            last_use=node.last_use,
+            hits=node.hits,
+            lock_count=node.lock_count,
+        )
         parent.children[node.edge] = upper
-        node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[num_pages:]
+        node.parent = upper
+        node.key = node.key[cut:]
+        node.pages = node.pages[num_pages:]
         node.edge = self.edge(upper, node.key, 0, None)
         upper.children[node.edge] = node
         self.num_nodes += 1
@@ -215,8 +257,8 @@ class RadixCache:
         # A node that was cut off has no parent; neither has the root.
         return node.parent is not None and not node.children and node.lock_count == 0
 
-    # Frees up to `num_pages` pages from the end of an unlocked leaf.
     def _cut(self, leaf: Node, num_pages: int) -> int:
+        """Frees up to `num_pages` pages from the end of an unlocked leaf."""
         keep = max(0, len(leaf.pages) - num_pages)
         gone = leaf.pages[keep:]
         self.allocator.free(gone)
@@ -224,10 +266,12 @@ class RadixCache:
         self.evictable_pages -= len(gone)
         self.version += 1
         if keep:
-            leaf.pages, leaf.key = leaf.pages[:keep], leaf.key[: keep * self.page_size]
+            leaf.pages = leaf.pages[:keep]
+            leaf.key = leaf.key[: keep * self.page_size]
             self._queue(leaf)
         else:
-            parent, leaf.parent = leaf.parent, None
+            parent = leaf.parent
+            leaf.parent = None
             assert parent is not None
             del parent.children[leaf.edge]
             self.num_nodes -= 1
@@ -243,6 +287,7 @@ class RadixCache:
     # Looking after itself -----------------------------------------------------------------
 
     def nodes(self) -> Iterator[Node]:
+        """Every node but the root."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -253,39 +298,29 @@ class RadixCache:
         """Recounts everything that is kept as a counter or an invariant (I3). O(pages)."""
         nodes = set(self.nodes())
         for node in nodes:
-            parent, pages = node.parent, len(node.pages)
-            assert parent is not None
-            require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
-            require(
-                0 < pages * self.page_size == len(node.key), "I3", "key and pages differ in length"
-            )
-            extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
-            require(
-                self.edge(parent, node.key, 0, extra_key) == node.edge,
-                "I3",
-                "edge is not the first page",
-            )
-            locked = parent is self.root or parent.lock_count >= node.lock_count
-            require(locked, "I3", "a child is locked more than its parent")
-            require(
-                node.queued or not self._is_evictable(node),
-                "I3",
-                "an unlocked leaf is missing from the heap",
-            )
+            self._check_node(node)
         counts = (
-            sum(len(n.pages) for n in nodes),
-            sum(len(n.pages) for n in nodes if not n.lock_count),
+            sum(len(node.pages) for node in nodes),
+            sum(len(node.pages) for node in nodes if node.lock_count == 0),
             len(nodes),
         )
-        require(
-            counts == (self.total_pages, self.evictable_pages, self.num_nodes),
-            "I3",
-            f"counters are not {counts}",
-        )
+        kept = (self.total_pages, self.evictable_pages, self.num_nodes)
+        require(counts == kept, "I3", f"counters {kept} are not {counts}")
         queued = [node for _, _, node in self._heap]
+        require(len(queued) == len(set(queued)), "I3", "a node is in the heap twice")
         marked = {node for node in nodes if node.queued}
-        require(
-            len(queued) == len(set(queued)) and marked == nodes & set(queued),
-            "I3",
-            "heap and its marks differ",
-        )
+        require(marked == nodes & set(queued), "I3", "heap and its marks differ")
+
+    def _check_node(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
+        filled = 0 < len(node.pages) * self.page_size == len(node.key)
+        require(filled, "I3", "key and pages differ in length")
+        extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
+        edge = self.edge(parent, node.key, 0, extra_key)
+        require(edge == node.edge, "I3", "edge is not the first page")
+        locked = parent is self.root or parent.lock_count >= node.lock_count
+        require(locked, "I3", "a child is locked more than its parent")
+        found = node.queued or not self._is_evictable(node)
+        require(found, "I3", "an unlocked leaf is missing from the heap")

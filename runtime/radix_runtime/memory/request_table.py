@@ -1,7 +1,7 @@
-"""Rows of the request table: the host's mirror of every rank's page table."""
+"""Rows of the request table: the host's mirror of every rank's page table.
 
-# A row is taken at admission and given back when the last step that contains the request has
-# completed. The next StepPlan carries what has changed to the ranks.
+A row is taken at admission and given back when the last step that contains the request has
+completed. The next StepPlan carries what has changed to the ranks."""
 
 import numpy as np
 
@@ -9,7 +9,8 @@ from ..errors import require
 
 
 class RequestTable:
-    """`max_rows` rows of `max_pages` page ids; row order has no meaning."""
+    """`max_rows` rows of `max_pages` page ids; row order has no meaning. `free_rows` are those that
+    no request holds."""
 
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.max_rows = max_rows
@@ -18,6 +19,7 @@ class RequestTable:
         self._changes: list[tuple[int, np.ndarray]] = []  # (row, [3, n])
 
     def alloc(self) -> int:
+        """A free row. Raises IndexError if there is none."""
         return self.free_rows.pop()
 
     def free(self, row: int) -> None:
@@ -32,15 +34,17 @@ class RequestTable:
         end = index + len(pages)
         self._pages[row, index:end] = pages
         change = np.empty((3, len(pages)), np.int32)
-        change[0], change[1], change[2] = row, np.arange(index, end), pages
+        change[0] = row
+        change[1] = np.arange(index, end)
+        change[2] = pages
         self._changes.append((row, change))
 
     def pages(self, row: int, count: int) -> np.ndarray:
+        """int32 [count], a view: the first pages of the row."""
         return self._pages[row, :count]
 
     def take_changes(self) -> np.ndarray:
         """int32 [3, n]: rows, indices and pages of all changes since the last call."""
-        changes, self._changes = self._changes, []
-        return np.concatenate(
-            [np.empty((3, 0), np.int32), *(change for _, change in changes)], axis=1
-        )
+        changes = [change for _, change in self._changes]
+        self._changes = []
+        return np.concatenate([np.empty((3, 0), np.int32), *changes], axis=1)

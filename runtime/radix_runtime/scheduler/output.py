@@ -1,42 +1,25 @@
 """What clients get: tokens become deltas, the deltas of a step mostly one TokenBatch."""
 
-import numpy as np
-
+from ..errors import RequestError
 from ..messages import (
     CONTEXT_TOKENS,
     FinishReason,
     Outbox,
+    RequestFailed,
     TokenBatch,
     TokenDelta,
     batches,
     pack_ids,
     slice_ids,
 )
-from ..step_plan import StepResult
 from .request import Request
 
 _BLOCK = 64  # tokens that travel together when nobody reads before the end
 
 
-def finish_reason(request: Request, token: int | None) -> FinishReason | None:
-    """Why the request ends with `token`, its newest; None: it goes on. `token` is None if it asked
-    for none."""
-    if token in request.stop_ids and request.num_output > request.params.min_new_tokens:
-        return FinishReason("stop", matched=token)
-    return FinishReason("length") if request.num_ids >= request.max_total_len else None
-
-
-def record_logprobs(request: Request, token: int, result: StepResult, slot: int) -> None:
-    if request.logprobs is not None and result.logprobs is not None:
-        one = slice(slot, slot + 1)
-        top = (
-            None if part is None else part[one] for part in (result.top_ids, result.top_logprobs)
-        )
-        request.logprobs.add(np.array([token]), result.logprobs[one], *top)
-
-
 class Output:
-    """The only sender of results."""
+    """The only sender of tokens and errors. Deltas are kept until `flush`; an error sends first
+    what came before it."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -45,23 +28,34 @@ class Output:
     def add(self, request: Request, reason: FinishReason | None) -> None:
         """What was not sent yet: the first token and the end at once, others in blocks if nobody
         waits for each."""
-        first, new = not request.started, request.ids[request.prompt_len + request.sent :]
+        first = not request.started
+        new = request.ids[request.prompt_len + request.sent :]
         together = 1 if request.source.stream or request.params.stop else _BLOCK
         if reason is None and not first and len(new) < together:
             return
         request.started = True
         request.sent += len(new)
-        sizes = max(request.cached_tokens, 0), request.num_output
-        own, prompt = (
-            part.take() if part else None for part in (request.logprobs, request.prompt_logprobs)
+        delta = TokenDelta(
+            rid=request.rid,
+            choice=request.choice,
+            ids=pack_ids(new),
+            finish=reason,
+            cached_tokens=max(request.cached_tokens, 0),
+            completion_tokens=request.num_output,
         )
-        delta = TokenDelta(request.rid, request.choice, pack_ids(new), reason, *sizes, own, prompt)
+        if request.logprobs is not None:
+            delta.logprobs = request.logprobs.take()
+        if request.prompt_logprobs is not None:
+            delta.prompt_logprobs = request.prompt_logprobs.take()
         if first:
-            delta.sampling, delta.input_ids = (
-                request.params,
-                slice_ids(request.source.input_ids, -CONTEXT_TOKENS),
-            )
+            delta.sampling = request.params
+            delta.input_ids = slice_ids(request.source.input_ids, -CONTEXT_TOKENS)
         self._deltas.append(delta)
+
+    def fail(self, rid: str, error: RequestError) -> None:
+        """The answer to a request that was refused or has failed."""
+        self.flush()
+        self._outbox.send(RequestFailed.of(rid, error))
 
     def flush(self) -> None:
         for batch in batches(self._deltas):

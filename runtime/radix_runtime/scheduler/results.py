@@ -1,0 +1,131 @@
+"""What a completed step means: tokens accepted, prefixes shared, requests finished."""
+
+from ..errors import RequestError, require
+from ..messages import FinishReason, unpack_ids
+from ..step_plan import StepResult
+from .batch_builder import Step
+from .figures import Counters
+from .lifecycle import Lifecycle
+from .live import LiveRequests
+from .output import Output
+from .policy import Entry
+from .request import Request
+
+
+class Results:
+    """Takes the steps' results in the order of their launch."""
+
+    def __init__(
+        self,
+        *,
+        life: Lifecycle,
+        live: LiveRequests,
+        output: Output,
+        counters: Counters,
+        vocab_size: int,
+    ) -> None:
+        self._life = life
+        self._live = live
+        self._output = output
+        self._counters = counters
+        self._vocab_size = vocab_size
+
+    def complete(self, step: Step, result: StepResult) -> None:
+        """Hands out the tokens of `step`, lets full pages of its prompts enter the tree, and gives
+        back what it was the last to use. Raises InvariantViolation (I7) for a result that does not
+        fit the step."""
+        plan = step.plan
+        num_samples = plan.num_samples[plan.num_samples > 0]
+        fits = (
+            result.step_id == plan.step_id
+            and len(result.ids) == num_samples.sum()
+            and len(result.counts) == len(num_samples)
+            and bool((result.counts >= 1).all() and (result.counts <= num_samples).all())
+        )
+        require(fits, "I7", f"result of step {plan.step_id} does not fit it")
+        self._life.completed_step = plan.step_id
+        for span, values in zip(plan.logprob_spans, result.prompt_logprobs, strict=True):
+            buffer = step.entries[span.index].request.prompt_logprobs
+            assert buffer is not None
+            buffer.add(unpack_ids(span.targets), *values)
+        slot = 0
+        counts = iter(result.counts.tolist())
+        for entry in step.entries:
+            count = next(counts) if entry.num_samples else 0
+            self._accept(entry, result, slot, count)
+            slot += entry.num_samples
+        self._life.reclaim()
+
+    def _accept(self, entry: Entry, result: StepResult, slot: int, count: int) -> None:
+        """The samples of `entry` start at `slot` of the result; the first `count` are accepted."""
+        request = entry.request
+        tokens = result.ids[slot : slot + count].tolist()
+        if request.ended:
+            self._counters.dropped_tokens_total += count
+            return
+        if -1 in tokens:
+            self._fail_numerically(request)
+            return
+        rejected = entry.num_samples - count
+        request.total_len -= rejected
+        request.computed_len -= rejected
+        if entry.is_chunk:
+            self._life.share(request, entry.end)
+        if entry.num_samples == 0 and entry.end < request.max_total_len:
+            return  # a chunk in the middle of its prompt
+        self._append(request, tokens, result, slot)
+
+    def _append(self, request: Request, tokens: list[int], result: StepResult, slot: int) -> None:
+        """The tokens go to the client, up to the one that ends the request. What comes after that
+        one, and all of a request that has ended (`_accept`), is dropped: nowhere else are tokens
+        dropped."""
+        reason = None if tokens else FinishReason("length")  # nothing but the prompt was asked for
+        appended = 0
+        for token in tokens:
+            in_vocabulary = 0 <= token < self._vocab_size
+            require(in_vocabulary, "I7", f"sampled id {token} of {request.rid}")
+            request.append(token)
+            record_logprobs(request, result, slot + appended)
+            appended += 1
+            reason = finish_reason(request)
+            if reason is not None:
+                break
+        self._counters.dropped_tokens_total += len(tokens) - appended
+        if not request.params.stop:  # otherwise at the end: some may not count
+            self._counters.generation_tokens_total += appended
+        if reason is not None:
+            self._live.finish(request, reason)
+        else:
+            self._output.add(request, None)
+
+    def _fail_numerically(self, request: Request) -> None:
+        for choice in self._live[request.rid]:
+            choice.poisoned = True
+        error = RequestError(
+            status=500, code="numerical_error", message="the model gave no finite logits"
+        )
+        self._live.fail(request.rid, error)
+
+
+def finish_reason(request: Request) -> FinishReason | None:
+    """Why the request ends with its newest token, if it has any output; None: it goes on."""
+    if request.num_output > request.params.min_new_tokens:
+        token = int(request.ids[-1])
+        if token in request.stop_ids:
+            return FinishReason("stop", matched=token)
+    if request.num_ids >= request.max_total_len:
+        return FinishReason("length")
+    return None
+
+
+def record_logprobs(request: Request, result: StepResult, slot: int) -> None:
+    """Log-probabilities of the request's newest token, sample `slot` of the step."""
+    if request.logprobs is None or result.logprobs is None:
+        return
+    one = slice(slot, slot + 1)
+    request.logprobs.add(
+        request.ids[-1:].copy(),
+        result.logprobs[one],
+        None if result.top_ids is None else result.top_ids[one],
+        None if result.top_logprobs is None else result.top_logprobs[one],
+    )
