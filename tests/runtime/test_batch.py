@@ -162,13 +162,20 @@ def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) 
 
 def test_more_entries_than_an_index_can_count() -> None:
     sizes = {"max_tokens": 8, "max_batch": 1, "max_rows": 1 << 16}
+    meta = Device("cpu", torch.device("meta"))
     pool = KVPool(
-        1, 1, 1, 16, num_pages=1, dtype=torch.bfloat16, device=Device("cpu", torch.device("meta"))
+        num_layers=1,
+        num_pages=1,
+        page_size=1,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=torch.bfloat16,
+        device=meta,
     )
     with pytest.raises(
         ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"
     ):
-        ForwardBatch(Device("cpu", torch.device("meta")), pool, max_context=1 << 15, **sizes)
+        ForwardBatch(meta, pool, max_context=1 << 15, **sizes)
 
 
 def test_kv_pool() -> None:
@@ -177,4 +184,4 @@ def test_kv_pool() -> None:
     assert len(pool.k) == len(pool.v) == 3 and pool.dummy_page == 5
     assert all(t.shape == (6, 4, 2, 16) and not t.any() for t in (*pool.k, *pool.v))
     held = sum(t.nbytes for t in (*pool.k, *pool.v))
-    assert held == 6 * KVPool.page_bytes(3, 4, 2, 16, torch.bfloat16)
+    assert held == 6 * KVPool.page_bytes(dtype=torch.bfloat16, **shape)

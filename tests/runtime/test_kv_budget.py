@@ -10,7 +10,8 @@ from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device, Memory
 from radix_runtime.distributed import Communicator
-from radix_runtime.engine.model_runner import ModelRunner, kv_pages
+from radix_runtime.engine.kv_budget import kv_pages
+from radix_runtime.engine.model_runner import ModelRunner
 from radix_runtime.errors import ConfigError
 from radix_runtime.layers.attention import Attention
 from radix_runtime.memory.kv_pool import KVPool
@@ -156,7 +157,7 @@ def folder(tmp_path):
 
 def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
     monkeypatch.setattr(
-        KVPool, "page_bytes", lambda *sizes: 64 * MIB
+        KVPool, "page_bytes", lambda **sizes: 64 * MIB
     )  # a small model, as if it were large
     runner, steps = run_on(
         make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8

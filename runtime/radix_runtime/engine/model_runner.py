@@ -5,6 +5,7 @@ that the one before has written to `next_token`, and the host sees results only 
 
 import ctypes
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from ..config import ServerArgs
 from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
-from ..hf import DEMO_MODEL_DIR, resolve_model_path
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
 from ..messages import pack_ids, unpack_ids
@@ -34,14 +34,10 @@ from ..step_plan import (
     decode_plan,
     prefill_plan,
 )
+from .kv_budget import kv_pages
 from .sampler import Sampled, Sampler
 
-_CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
-_CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
-_GPU_FRACTION = 0.88
-_DEMO_LIMIT = 512 << 20
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
-_MIB = 1 << 20
 # glibc keeps what packing has freed, a quarter of a small model, and what the first steps have:
 # back to the system.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
@@ -99,27 +95,28 @@ class ModelRunner:
         _trim(0)
 
     def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
-        config, world = self.config, self._comm.world_size
-        shape = (
-            config.num_layers,
-            args.page_size,
-            config.kv_heads_per_rank(world),
-            config.head_dim,
-        )
-        page_bytes = KVPool.page_bytes(*shape, dtype)
-        kind: dict[str, Any] = {"dtype": dtype, "device": self.device}
-        if (
-            not self.device.is_cpu
-        ):  # the memory of the largest steps, which torch keeps, is not there for the pool
-            self._warm_up(KVPool(*shape, num_pages=1, **kind))
+        world = self._comm.world_size
+        shape = {
+            "num_layers": self.config.num_layers,
+            "page_size": args.page_size,
+            "num_kv_heads": self.config.kv_heads_per_rank(world),
+            "head_dim": self.config.head_dim,
+        }
+        make_pool = partial(KVPool, **shape, dtype=dtype, device=self.device)
+        if not self.device.is_cpu:
+            # torch keeps the memory of the largest steps: the pool cannot have it.
+            self._warm_up(make_pool(num_pages=1))
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
-        full = args.max_running_requests * -(-self.max_context // args.page_size)
-        sharers = world if self.device.is_cpu else 1
         pages = kv_pages(
-            args, self.device, page_bytes, ranks=sharers, full_pages=full, before=before
+            args,
+            self.device,
+            KVPool.page_bytes(**shape, dtype=dtype),
+            ranks=world if self.device.is_cpu else 1,
+            full_pages=args.max_running_requests * -(-self.max_context // args.page_size),
+            before=before,
         )
         mine = torch.tensor([pages], device=self.device.torch_device)
-        self._warm_up(KVPool(*shape, num_pages=int(self._comm.all_gather(mine).min()), **kind))
+        self._warm_up(make_pool(num_pages=int(self._comm.all_gather(mine).min())))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -199,46 +196,3 @@ class ModelRunner:
         self.run(prefill_plan(rows[:1], [prompt], new_rows=drawn, logprob_spans=scored))
         self.run(decode_plan(rows, [length] * len(rows)))
         self.device.synchronize()
-
-
-def kv_pages(
-    args: ServerArgs,
-    device: Device,
-    page_bytes: int,
-    *,
-    ranks: int,
-    full_pages: int,
-    before: Memory,
-) -> int:
-    """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or
-    what the memory gives (on a GPU, what the largest steps have left). Raises ConfigError with the
-    numbers. `ranks` share the memory; `full_pages`: every running request at its longest; `before`:
-    memory before any weights were loaded."""
-    memory = device.memory()
-    room = memory.available // ranks
-    if args.max_total_tokens is not None:
-        pages = -(-args.max_total_tokens // args.page_size)
-        if pages * page_bytes > room:
-            needs = f"needs {pages * page_bytes // _MIB} MiB, {room // _MIB} MiB are available"
-            raise ConfigError(f"--max-total-tokens {args.max_total_tokens} {needs}")
-        return pages
-    fraction = args.mem_fraction_static
-    if not device.is_cpu:
-        used = memory.total - memory.available
-        budget = int(memory.total * (fraction or _GPU_FRACTION)) - used
-    elif fraction is not None:
-        budget = int(before.available * fraction) - max(0, before.available - memory.available)
-    else:
-        budget = min(
-            int(memory.available * _CPU_SHARE), _CPU_FULL * full_pages * page_bytes * ranks
-        )
-    if fraction is None and resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
-        budget = min(budget, _DEMO_LIMIT)
-    budget = min(room, budget // ranks)
-    if budget < page_bytes:
-        needs = f"{budget // _MIB} MiB are left after the weights, a page takes {page_bytes / _MIB:.1f} MiB"
-        raise ConfigError(
-            f"no memory for a KV cache: {needs}; see --mem-fraction-static and --page-size"
-        )
-    pages = budget // page_bytes
-    return min(full_pages, pages) if args.disable_radix_cache else pages

@@ -18,8 +18,9 @@ from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
 from ..step_plan import deserialize_plan
-from .executor import WorkerSpec, build_rank
+from .executor import build_rank
 from .step_ring import StepRingReader
+from .worker_group import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
