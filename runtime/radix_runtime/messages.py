@@ -1,24 +1,49 @@
 """Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
 
 # `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ
-# (server/ipc.py has the routes). Ids travel as raw little-endian int32 bytes.
+# (server/ipc.py has the routes). Token ids travel packed: raw little-endian int32 (`pack_ids`).
 
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
+from .errors import RequestError
 from .sampling_params import SamplingParams
 
 CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
 MOST_DELTAS = 128  # in a message; without prompt logprobs each has less than 128 KiB
 
+_ID = np.dtype("<i4")
+_LOGPROB = np.dtype("<f4")
+
+
+def pack_ids(ids: object) -> bytes:
+    """Token ids (any array-like of integers) as bytes."""
+    return np.asarray(ids, dtype=_ID).tobytes()
+
+
+def unpack_ids(packed: bytes) -> np.ndarray:
+    """int32 [n]; a read-only view of `packed`."""
+    return np.frombuffer(packed, dtype=_ID)
+
+
+def num_ids(packed: bytes) -> int:
+    """How many ids are packed in these bytes."""
+    return len(packed) // _ID.itemsize
+
+
+def slice_ids(packed: bytes, start: int, stop: int | None = None) -> bytes:
+    """The packed ids of positions [start:stop], which are meant as in a Python slice."""
+    end = None if stop is None else stop * _ID.itemsize
+    return packed[start * _ID.itemsize : end]
+
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    pass
+    """What travels on its own: the type's name is part of the encoding."""
 
 
 class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,12 +56,22 @@ class FinishReason(msgspec.Struct, forbid_unknown_fields=True):
     status: int | None = None
 
 
+class Call(NamedTuple):
+    """One HTTP call, which may be made of several requests: its name and the number of choices of
+    all of them. The scheduler admits a call as a whole or not at all."""
+
+    name: str
+    num_choices: int
+
+
 class Generate(_Message):
-    """One validated request. The scheduler fans out its n choices itself. `logprob_start` -1: no
-    prompt logprobs; else the first prompt position whose logprob is wanted. `top_logprobs` counts
-    alternatives beside the chosen token. `deadline` is on time.monotonic(). `call`: a name and the
-    number of choices of the call that it is a part of; the parts come one after the other. None: a
-    call of its own."""
+    """One validated request. The scheduler fans out its n choices itself.
+
+    `input_ids` is packed. `logprob_start` is the first prompt position whose logprob is wanted; -1:
+    no prompt logprobs. `top_logprobs` counts alternatives beside the chosen token. Requests share
+    cached prefixes only under the same `extra_key`. `deadline` is on time.monotonic(). `call`: the
+    call that the request is a part of; its parts are sent one after the other. None: a call of its
+    own."""
 
     rid: str
     input_ids: bytes
@@ -47,11 +82,11 @@ class Generate(_Message):
     top_logprobs: int = 0
     extra_key: str | None = None
     deadline: float | None = None
-    call: tuple[str, int] | None = None
+    call: Call | None = None
 
 
 class Abort(_Message):
-    """Idempotent. An empty rid aborts every request."""
+    """Ends a request; an empty rid ends all of them. Idempotent."""
 
     rid: str
     reason: str = "aborted by the client"
@@ -65,7 +100,8 @@ class Control(_Message):
 
 
 class ControlReply(_Message):
-    """`ok`: it was done; the cache is not flushed while requests run or wait."""
+    """The answer to Control. `ok` is false if the operation could not be done: the cache is not
+    flushed while requests run or wait."""
 
     id: int
     ok: bool
@@ -82,10 +118,20 @@ class RequestFailed(_Message):
     param: str | None = None
     retry_after: int | None = None
 
+    def to_error(self) -> RequestError:
+        """The error as the client gets it."""
+        return RequestError(
+            status=self.status,
+            code=self.code,
+            message=self.message[:300],
+            param=self.param,
+            retry_after=self.retry_after,
+        )
+
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Log-softmax of the raw logits: int32 ids, float32 values (NaN: a prompt's first token),
-    `top_n` for each."""
+    """Log-softmax of the raw logits of n tokens, packed: int32 ids [n], float32 values [n] (NaN: a
+    prompt's first token), and the `top_n` likeliest of each position, [n, top_n]."""
 
     ids: bytes = b""
     logprobs: bytes = b""
@@ -93,10 +139,41 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
     top_ids: bytes = b""
     top_logprobs: bytes = b""
 
+    def head(self, count: int) -> "Logprobs":
+        """The part that belongs to the first `count` tokens."""
+        top_count = count * self.top_n
+        return Logprobs(
+            ids=slice_ids(self.ids, 0, count),
+            logprobs=self.logprobs[: count * _LOGPROB.itemsize],
+            top_n=self.top_n,
+            top_ids=slice_ids(self.top_ids, 0, top_count),
+            top_logprobs=self.top_logprobs[: top_count * _LOGPROB.itemsize],
+        )
+
+    def joined(self, following: "Logprobs") -> "Logprobs":
+        """These and then those of the tokens that follow, with the same `top_n`."""
+        return Logprobs(
+            ids=self.ids + following.ids,
+            logprobs=self.logprobs + following.logprobs,
+            top_n=self.top_n,
+            top_ids=self.top_ids + following.top_ids,
+            top_logprobs=self.top_logprobs + following.top_logprobs,
+        )
+
+    def values(self) -> np.ndarray:
+        """float32 [n]; a read-only view."""
+        return np.frombuffer(self.logprobs, dtype=_LOGPROB)
+
+    def top_values(self) -> np.ndarray:
+        """float32 [n, top_n]; a read-only view."""
+        values = np.frombuffer(self.top_logprobs, dtype=_LOGPROB)
+        return values.reshape(num_ids(self.ids), self.top_n)
+
 
 class _Delta(msgspec.Struct, forbid_unknown_fields=True):
-    """News of one choice; after `finish` nothing follows for (rid, choice), and `completion_tokens`
-    is final."""
+    """What is new of one choice: its packed `ids` since the last delta. After one with `finish`
+    nothing follows for (rid, choice), and `completion_tokens` is final. `prompt_logprobs` come
+    once."""
 
     rid: str
     choice: int
@@ -117,12 +194,14 @@ class TokenDelta(_Delta):
 
 
 class TokenBatch(_Message):
+    """From the scheduler to the detokenizer."""
+
     deltas: list[TokenDelta]
 
 
 class TextStop(_Message):
-    """A stop string ended (rid, choice) after `n_tokens` output tokens. Saves work only: the text
-    is already cut."""
+    """A stop string ended (rid, choice) after `n_tokens` output tokens. It only saves work: the
+    text is already cut."""
 
     rid: str
     choice: int
@@ -130,19 +209,23 @@ class TextStop(_Message):
 
 
 class TextDelta(_Delta):
+    """A delta with the text that its tokens have made final."""
+
     text: str = ""
 
 
 class TextBatch(_Message):
+    """From the detokenizer to the API."""
+
     deltas: list[TextDelta]
 
 
-Delta = TypeVar("Delta", TokenDelta, TextDelta)
+Delta = TypeVar("Delta", bound=_Delta)
 
 
 def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
-    """`deltas` in their order, a message each: at most one of them has prompt logprobs, which may
-    be long."""
+    """`deltas` in their order, cut into batches of one message each. At most one delta of a batch
+    has prompt logprobs, which may be long."""
     start = 0
     for end, delta in enumerate(deltas, 1):
         if end in (start + MOST_DELTAS, len(deltas)) or delta.prompt_logprobs is not None:
@@ -159,16 +242,9 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
 
 
-def pack_ids(ids: object) -> bytes:
-    return np.asarray(ids, dtype="<i4").tobytes()
-
-
-def unpack_ids(data: bytes) -> np.ndarray:
-    """int32 [n]; read-only view of `data`."""
-    return np.frombuffer(data, dtype="<i4")
-
-
 class Inbox(Protocol):
+    """Where a process receives its messages."""
+
     def receive(self) -> list[Message]:
         """All messages that have arrived, in order; never blocks."""
 
@@ -177,12 +253,14 @@ class Inbox(Protocol):
 
 
 class Outbox(Protocol):
+    """Where a process sends its messages."""
+
     def send(self, message: Message) -> None:
         """Routes by type: TokenBatch to the detokenizer, the rest to the API."""
 
 
 class LocalChannel:
-    """Inbox and Outbox in one process, over a deque; any thread may send, one receives."""
+    """Inbox and Outbox within one process, over a deque. Any thread may send, one receives."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..hf import DEMO_MODEL_DIR, resolve_model_path
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
-from ..messages import unpack_ids
+from ..messages import pack_ids, unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
@@ -180,7 +180,7 @@ class ModelRunner:
             np.full(length, FROM_PROMPT, np.int32),
         )
         drawn = [RowSampling(row, 0, SamplingParams(top_p=0.9)) for row in rows.tolist()]
-        scored = [LogprobSpan(0, 0, bytes(4 * min(length, LOGPROB_ROWS)), 1)]
+        scored = [LogprobSpan(0, 0, pack_ids([0] * min(length, LOGPROB_ROWS)), 1)]
         first = rows[:1], kv_len[:1], kv_len[:1], np.zeros(length, np.int32), source
         self.run(
             StepPlan(-1, 0, *first, sample_index=rows[:1], new_rows=drawn, logprob_spans=scored)

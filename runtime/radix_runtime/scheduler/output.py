@@ -10,6 +10,7 @@ from ..messages import (
     TokenDelta,
     batches,
     pack_ids,
+    slice_ids,
 )
 from ..step_plan import StepResult
 from .request import Request
@@ -58,7 +59,7 @@ class Output:
         if first:
             delta.sampling, delta.input_ids = (
                 request.params,
-                request.source.input_ids[-4 * CONTEXT_TOKENS :],
+                slice_ids(request.source.input_ids, -CONTEXT_TOKENS),
             )
         self._deltas.append(delta)
 
