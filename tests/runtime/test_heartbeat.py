@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from radix_runtime.server import child
-from radix_runtime.server.child import Heartbeats
+from radix_runtime.server import heartbeat
+from radix_runtime.server.heartbeat import Heartbeats
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(child.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(child.time, "monotonic_ns", lambda: int(self.now * 1e9))
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(heartbeat.time, "monotonic_ns", lambda: int(self.now * 1e9))
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.executor import TPExecutor
 from radix_runtime.processes import DUMP_SIGNAL, start_process
-from radix_runtime.server.child import Heartbeats, Launch
+from radix_runtime.server.child import Launch
+from radix_runtime.server.heartbeat import Heartbeats
 from radix_runtime.server.supervisor import ChildProcess
 
 # A few of the modules that our processes import, as a downloaded folder may hold them.

@@ -1,19 +1,17 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end."""
 
-# The supervisor writes one `Launch` to the child's stdin, after it commands (to the API only), a
-# line each; end of file on stdin means that the supervisor is gone. The child writes reports, a
+# The supervisor writes one `Launch` to the child's stdin and then, to the API only, commands; a
+# line each. End of file on stdin means that the supervisor is gone. The child writes reports, a
 # JSON array a line, to the status pipe.
 
 import contextlib
 import ctypes
 import logging
-import mmap
 import os
 import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -23,50 +21,18 @@ import msgspec
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
-from .ipc import API, ROLES, SCHEDULER, Receiver, Sender
+from .heartbeat import Heartbeats
+from .ipc import API, Receiver, Sender
 
-_STEP = len(ROLES)
+# From <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+_MAX_REPORT = 1000  # characters of an error in a report
 
 Info = dict[str, float | int | str | None]
 
 log = logging.getLogger(__name__)
-
-
-class Heartbeats:
-    """Shared memory that tells who is alive and whether steps move: a memfd (None: a new one) that
-    children inherit."""
-
-    # One page; each word of 8 bytes has one writer.
-    # word 0..2    last beat of api, scheduler, detokenizer; CLOCK_MONOTONIC ns, 0 = not ready yet
-    # word 3       ns for which the engine had not completed a step when the scheduler process last looked, 0: idle
-    def __init__(self, descriptor: int | None = None) -> None:
-        if descriptor is None:
-            descriptor = os.memfd_create("radix-heartbeats")
-            os.ftruncate(descriptor, mmap.PAGESIZE)
-        self.descriptor = descriptor
-        self._words = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("q")
-
-    def beat(self, role: str) -> None:
-        self._words[ROLES.index(role)] = time.monotonic_ns()
-
-    def stale(self, limit: float = 10.0) -> str | None:
-        """The process that has been silent for longest since its first beat, if for more than
-        `limit` seconds."""
-        now = time.monotonic_ns()
-        last = {role: self._words[i] or now for i, role in enumerate(ROLES)}
-        worst = min(ROLES, key=lambda role: last[role])
-        return worst if now - last[worst] > limit * 1e9 else None
-
-    def watch_step(self, since: float | None) -> None:
-        """When the engine last completed a step, None if idle. Beats for a loop that a step holds
-        up."""
-        self._words[_STEP] = 0 if since is None else int(1e9 * (time.monotonic() - since))
-        if since is not None:
-            self.beat(SCHEDULER)
-
-    @property
-    def step_seconds(self) -> float:
-        return self._words[_STEP] / 1e9
 
 
 class Launch(msgspec.Struct):
@@ -81,33 +47,51 @@ class Launch(msgspec.Struct):
     status_fd: int = -1
     listen_fd: int | None = None
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that the child inherits."""
+        given = [self.status_fd, self.heartbeat_fd]
+        if self.listen_fd is not None:
+            given.append(self.listen_fd)
+        return given
+
 
 class Child:
+    """This process, as a child of the supervisor: what it was told, and how it reports."""
+
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.args = launch, launch.args
+        self.launch = launch
+        self.args = launch.args
         self.heartbeats = Heartbeats(launch.heartbeat_fd)
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """`ready` (info: for the API), `serving` (the API), `config` (the operator's mistake) or
-        `fatal`."""
-        report = event, " ".join(str(error).split())[:1000], info or {}
+        """Tells the supervisor `ready` (with `info` for the API), `serving` (the API only),
+        `config` (the operator's mistake) or `fatal`."""
+        message = " ".join(str(error).split())[:_MAX_REPORT]
+        line = msgspec.json.encode((event, message, info or {})) + b"\n"
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
-            os.write(self.launch.status_fd, msgspec.json.encode(report) + b"\n")
+            os.write(self.launch.status_fd, line)
 
     def beat(self) -> None:
+        """This process is alive."""
         self.heartbeats.beat(self.launch.role)
 
     def connect(self) -> tuple[Receiver, Sender]:
-        """The links of this process. But for the API, SIGTERM makes `should_stop` true and ends a
-        wait for messages."""
-        wake = (
-            on_signals(self._sigterms.append, signal.SIGTERM) if self.launch.role != API else None
-        )
-        where = Path(self.launch.directory), self.launch.role, self.launch.token
-        return Receiver(*where, wake), Sender(*where)
+        """The links of this process. In all but the API, SIGTERM makes `should_stop` true and ends
+        a wait for messages."""
+        directory = Path(self.launch.directory)
+        role = self.launch.role
+        token = self.launch.token
+        wake = None
+        if role != API:
+            wake = on_signals(self._sigterms.append, signal.SIGTERM)
+        receiver = Receiver(directory=directory, name=role, token=token, wake=wake)
+        sender = Sender(directory=directory, name=role, token=token)
+        return receiver, sender
 
     def should_stop(self) -> bool:
+        """Whether the supervisor has asked this process to end."""
         return bool(self._sigterms)
 
 
@@ -115,50 +99,56 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
     """Calls `handler` with the number of each signal; the returned socket is readable then."""
     sleeper, wake = socket.socketpair()
     wake.setblocking(False)
-    signal.set_wakeup_fd(
-        wake.detach(), warn_on_full_buffer=False
-    )  # stays open as long as the process
+    descriptor = wake.detach()  # stays open as long as the process
+    signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     for number in numbers:
         signal.signal(number, lambda caught, _: handler(caught))
     return sleeper
 
 
 def main() -> None:
-    """Runs `serve` of the role's module. Never returns: 78 for an operator's mistake, else 70, and
-    a report."""
+    """Runs `serve` of the role's module. Never returns; exits with 78 and a report for an
+    operator's mistake, with 70 and a report for everything else that goes wrong."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
     launch = msgspec.json.decode(line, type=Launch)
     _harden(launch)
     setup_logging(launch.role, launch.args.log_level)
-    child, code = Child(launch), EXIT_INTERNAL
-    try:
-        import_module(f"radix_runtime.server.{launch.role}_process").serve(child)
-        code = EXIT_CLEAN
-    except ConfigError as error:
-        child.report("config", error)
-        code = EXIT_CONFIG
-    except EngineDeadError as error:
-        log.error("%s", error)
-        child.report("fatal", error)
-    except Exception as error:
-        log.exception("unexpected error")
-        child.report("fatal", f"{type(error).__name__}: {error}")
+    code = _serve(Child(launch))
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)  # threads of libraries that are still at work must not delay or change the exit
 
 
+def _serve(child: Child) -> int:
+    """The exit code, after the report that belongs to it."""
+    try:
+        import_module(f"radix_runtime.server.{child.launch.role}_process").serve(child)
+    except ConfigError as error:
+        child.report("config", error)
+        return EXIT_CONFIG
+    except EngineDeadError as error:
+        log.error("%s", error)
+        child.report("fatal", error)
+        return EXIT_INTERNAL
+    except Exception as error:
+        log.exception("unexpected error")
+        child.report("fatal", f"{type(error).__name__}: {error}")
+        return EXIT_INTERNAL
+    return EXIT_CLEAN
+
+
 def _harden(launch: Launch) -> None:
+    """Ends with the supervisor, gains no privileges, writes no core, leaves its files private and
+    its descriptors to itself."""
     libc = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    if os.getppid() != launch.parent:  # it died before the line above
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if os.getppid() != launch.parent:  # it died before the first of these lines
         raise SystemExit(EXIT_INTERNAL)
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's business
-    for descriptor in (launch.status_fd, launch.heartbeat_fd, launch.listen_fd):
-        if descriptor is not None:
-            os.set_inheritable(descriptor, False)
+    for descriptor in launch.descriptors:
+        os.set_inheritable(descriptor, False)

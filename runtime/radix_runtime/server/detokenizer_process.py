@@ -6,8 +6,9 @@ from .detokenizer import Detokenizer
 
 
 def serve(child: Child) -> None:
+    """Runs until the supervisor asks this process to stop."""
     inbox, outbox = child.connect()
     tokenizer = hf.load_tokenizer(child.args.tokenizer_path or child.args.model_path or "")
-    detokenizer = Detokenizer(tokenizer, inbox, outbox)
+    detokenizer = Detokenizer(tokenizer=tokenizer, inbox=inbox, outbox=outbox)
     child.report("ready")
     detokenizer.run(child.should_stop, child.beat)

@@ -1,9 +1,9 @@
 """Messages between the processes of `radix serve`: ZeroMQ PUSH/PULL in a private directory."""
 
 # Every process binds one PULL socket, `<directory>/<name>.sock`. A frame is the session's token (32
-# bytes), the sender (u8), a sequence number (u64, little-endian) and msgpack. One without the token
-# is counted and ignored. With it, a gap in the numbers or a body that is no Message ends the
-# process by LinkError: something was lost.
+# bytes), the sender (u8), a sequence number (u64, little-endian) and msgpack. A frame without the
+# token is counted and ignored. In one that has it, a gap in the numbers or a body that is no
+# Message raises LinkError, which ends the process: something was lost.
 
 import asyncio
 import hmac
@@ -20,7 +20,10 @@ from .. import messages as m
 from ..errors import EngineDeadError, RequestError
 from ..messages import Message
 
-API, SCHEDULER, DETOKENIZER = ROLES = ("api", "scheduler", "detokenizer")
+API = "api"
+SCHEDULER = "scheduler"
+DETOKENIZER = "detokenizer"
+ROLES = (API, SCHEDULER, DETOKENIZER)
 
 _ROUTES: dict[str, dict[type, str]] = {
     API: {m.Generate: SCHEDULER, m.Abort: SCHEDULER, m.Control: SCHEDULER},
@@ -44,24 +47,22 @@ class LinkError(EngineDeadError):
 
 
 def endpoint(directory: Path, name: str) -> str:
+    """The ZeroMQ address of the inbox of process `name`."""
     return f"ipc://{directory / name}.sock"
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:
     created: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     created.set_hwm(_HIGH_WATER)
-    for option, value in (
-        (zmq.LINGER, 0),
-        (zmq.IMMEDIATE, 1),
-        (zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size),
-    ):
-        created.setsockopt(option, value)
+    created.setsockopt(zmq.LINGER, 0)
+    created.setsockopt(zmq.IMMEDIATE, 1)
+    created.setsockopt(zmq.MAXMSGSIZE, MAX_BODY + _HEADER.size)
     return created
 
 
 class Receiver:
-    """The inbox of process `name`. `wake`: a socket that, when readable, also ends `wait`; it is
-    not read here."""
+    """The inbox of process `name`. `wake`: a socket that also ends `wait` when it is readable; it
+    is not read here."""
 
     def __init__(
         self, directory: Path, name: str, token: bytes, wake: socket.socket | None = None
@@ -77,7 +78,7 @@ class Receiver:
         self.ignored_frames = 0
 
     def receive(self) -> list[Message]:
-        """Messages that are there (at most a batch of them); never blocks. Raises LinkError."""
+        """Messages that have arrived, at most a batch of them; never blocks. Raises LinkError."""
         found: list[Message] = []
         while len(found) < _MAX_BATCH and self._socket.poll(0):
             frame = self._socket.recv()
@@ -98,7 +99,8 @@ class Receiver:
         due = self._expected.get(sender)
         if due != sequence:
             raise LinkError(
-                f"message {sequence} of sender {sender} came where {due} was due: messages were lost"
+                f"message {sequence} of sender {sender} came where {due} was due: "
+                "messages were lost"
             )
         self._expected[sender] += 1
         try:
@@ -108,9 +110,10 @@ class Receiver:
 
     async def readable(self) -> None:
         """Returns when `receive` may find something."""
-        if self._socket.poll(0):  # to ask also re-arms the descriptor
+        if self._socket.poll(0):  # asking also re-arms the descriptor
             return
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
         descriptor = int(self._socket.getsockopt(zmq.FD))
         loop.add_reader(descriptor, arrived.set)
         try:
@@ -123,14 +126,16 @@ class Sender:
     """The outbox of process `name`: sends each message where its type belongs."""
 
     def __init__(self, directory: Path, name: str, token: bytes) -> None:
-        self._token, self._source, self._routes = token, ROLES.index(name), _ROUTES[name]
+        self._token = token
+        self._source = ROLES.index(name)
+        self._routes = _ROUTES[name]
         self._sequence = dict.fromkeys(self._routes.values(), 0)
         self._sockets = {target: _socket(zmq.PUSH) for target in self._sequence}
         for target, link in self._sockets.items():
             link.connect(endpoint(directory, target))
 
     def send(self, message: Message) -> None:
-        """Waits while the link is full or not yet connected. Raises LinkError after a time."""
+        """Waits while the link is full or not yet connected. Raises LinkError when that lasts."""
         while not self.try_send(message):
             target = self._routes[type(message)]
             if not self._sockets[target].poll(int(_SEND_TIMEOUT * 1000), zmq.POLLOUT):
@@ -138,7 +143,8 @@ class Sender:
 
     def try_send(self, message: Message) -> bool:
         """False when the link is full. Raises LinkError on a message over the size limit."""
-        target, body = self._routes[type(message)], m.encode(message)
+        target = self._routes[type(message)]
+        body = m.encode(message)
         if len(body) > MAX_BODY:
             raise LinkError(f"{type(message).__name__} of {len(body)} bytes, limit {MAX_BODY}")
         header = _HEADER.pack(self._token, self._source, self._sequence[target])
@@ -160,18 +166,24 @@ class AsyncLink:
     """The API process's side: `send` never blocks, `receive` is awaited by one task."""
 
     def __init__(self, receiver: Receiver, sender: Sender) -> None:
-        self._receiver, self._sender = receiver, sender
+        self._receiver = receiver
+        self._sender = sender
         self._unsent: deque[Message] = deque()
 
     def send(self, message: Message) -> None:
-        """Raises RequestError 503 when the scheduler's queue is full; an Abort is kept and sent
-        later."""
-        if self._unsent or not self._sender.try_send(message):
-            if not isinstance(message, m.Abort):
-                raise RequestError(503, "engine_overloaded", "too many requests", retry_after=1)
-            self._unsent.append(message)
-            if len(self._unsent) == 1:
-                self._send_again()
+        """Raises RequestError 503 when the link is full; an Abort is kept and sent later."""
+        if not self._unsent and self._sender.try_send(message):
+            return
+        if not isinstance(message, m.Abort):
+            raise RequestError(
+                status=503,
+                code="engine_overloaded",
+                message="too many requests",
+                retry_after=1,
+            )
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send_again()
 
     def _send_again(self) -> None:
         while self._unsent and self._sender.try_send(self._unsent[0]):

@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import hf
@@ -16,38 +15,45 @@ from .child import Child
 from .ipc import MAX_BODY
 
 _LOG_SECONDS = 5.0  # between two lines about the load
-_COUNTED = ("prefill", "cached", "generation")
 
 log = logging.getLogger(__name__)
 
 
-def heartbeats(child: Child, stats: Callable[[], dict[str, float]]) -> Iterator[None]:
-    """To be resumed often: beats, and logs a line every few seconds while tokens flow."""
-    last, start = stats(), time.monotonic()
-    while True:
-        child.beat()
-        yield
-        if (seconds := time.monotonic() - start) < _LOG_SECONDS:
-            continue
-        new, start = stats(), time.monotonic()
-        prompt, cached, output = (
-            new[f"{name}_tokens_total"] - last[f"{name}_tokens_total"] for name in _COUNTED
+class LoadLog:
+    """Logs a line about the load every few seconds while tokens flow."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._last = scheduler.stats()
+        self._start = time.monotonic()
+
+    def tick(self) -> None:
+        """To be called often."""
+        seconds = time.monotonic() - self._start
+        if seconds < _LOG_SECONDS:
+            return
+        new = self._scheduler.stats()
+        prefill = new["prefill_tokens_total"] - self._last["prefill_tokens_total"]
+        cached = new["cached_tokens_total"] - self._last["cached_tokens_total"]
+        decode = new["generation_tokens_total"] - self._last["generation_tokens_total"]
+        self._last = new
+        self._start = time.monotonic()
+        if prefill + decode < seconds:  # next to nothing, as a health probe
+            return
+        log.info(
+            "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, "
+            "KV in use %.0f %%",
+            new["num_running_reqs"],
+            new["num_queue_reqs"],
+            prefill / seconds,
+            decode / seconds,
+            100 * cached / max(1, prefill + cached),
+            100 * new["token_usage"],
         )
-        last = new
-        if prompt + output >= seconds:  # less is next to nothing, as a health probe
-            log.info(
-                "running %d, queued %d, prefill %.0f tok/s, decode %.0f tok/s, cache hits %.0f %%, KV in use %.0f %%",
-                *(
-                    new["num_running_reqs"],
-                    new["num_queue_reqs"],
-                    prompt / seconds,
-                    output / seconds,
-                ),
-                *(100 * cached / max(1, prompt + cached), 100 * new["token_usage"]),
-            )
 
 
 def serve(child: Child) -> None:
+    """Runs until the supervisor asks this process to stop, or a rank dies."""
     inbox, outbox = child.connect()
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
@@ -60,20 +66,45 @@ def serve(child: Child) -> None:
 
     executor = create_executor(args, config, rank_died)
     try:
-        scheduler = Scheduler(args, executor, inbox, outbox, eos_ids=eos_ids, max_message=MAX_BODY)
-        scheduler.heartbeat = heartbeats(child, scheduler.stats).__next__
+        scheduler = Scheduler(
+            args=args,
+            executor=executor,
+            inbox=inbox,
+            outbox=outbox,
+            eos_ids=eos_ids,
+            max_message=MAX_BODY,
+        )
+        load = LoadLog(scheduler)
 
-        def watch() -> None:
-            while True:  # it stands still when the process does (SIGSTOP, a held GIL)
-                time.sleep(1.0)
-                child.heartbeats.watch_step(scheduler.step_in_flight_since)
+        def heartbeat() -> None:
+            child.beat()
+            load.tick()
 
-        threading.Thread(target=watch, name="heartbeat", daemon=True).start()
+        scheduler.heartbeat = heartbeat
+        _watch_steps(child, scheduler)
         outbox.wait_connected()
         tokens = executor.num_pages * executor.page_size
         log.info("KV cache: %d tokens in pages of %d", tokens, executor.page_size)
-        sizes = {"max_context": executor.max_context, "page_size": executor.page_size}
-        child.report("ready", info={"max_total_num_tokens": tokens, **sizes})
+        child.report(
+            "ready",
+            info={
+                "max_total_num_tokens": tokens,
+                "max_context": executor.max_context,
+                "page_size": executor.page_size,
+            },
+        )
         scheduler.run(child.should_stop)
     finally:
         executor.close()
+
+
+def _watch_steps(child: Child, scheduler: Scheduler) -> None:
+    """Notes every second whether steps complete, on a thread: the scheduler's loop may wait for
+    one."""
+
+    def watch() -> None:
+        while True:  # it stands still when the process does (SIGSTOP, a held GIL)
+            time.sleep(1.0)
+            child.heartbeats.watch_step(scheduler.step_in_flight_since)
+
+    threading.Thread(target=watch, name="heartbeat", daemon=True).start()
