@@ -4,15 +4,13 @@
 # first delta (which carries `sampling`) to its last; later ones, computed after a stop string ended
 # it, are dropped in `_convert`.
 
-import codecs
 from collections.abc import Callable, Sequence
 
 from .. import messages as m
 from ..hf import Tokenizer
-from ..sampling_params import SamplingParams
+from .text_stream import TextStream
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
-_REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
@@ -21,31 +19,29 @@ class Detokenizer:
     tokenizer all text is empty."""
 
     def __init__(self, tokenizer: Tokenizer | None, inbox: m.Inbox, outbox: m.Outbox) -> None:
-        self._tokenizer, self._inbox, self._outbox = tokenizer, inbox, outbox
-        self.streams: dict[
-            tuple[str, int], TextStream
-        ] = {}  # of the choices that have begun and not ended
+        self._tokenizer = tokenizer
+        self._inbox = inbox
+        self._outbox = outbox
+        # Of the choices that have begun and not ended, by (rid, choice).
+        self.streams: dict[tuple[str, int], TextStream] = {}
         self._batch: list[m.TextDelta] = []
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
+        """Handles messages until `should_stop()`; calls `beat` at least every IDLE_WAIT seconds."""
         while not should_stop():
             beat()
             if not self.step():
                 self._inbox.wait(IDLE_WAIT)
 
     def step(self) -> bool:
-        """Handles all messages that are there. True if there was one."""
+        """Handles all messages that have arrived. True if there was one."""
         messages = self._inbox.receive()
         for message in messages:
             if isinstance(message, m.TokenBatch):
                 for delta in message.deltas:
                     self._convert(delta)
             elif isinstance(message, m.RequestFailed):
-                self.streams = {
-                    key: stream for key, stream in self.streams.items() if key[0] != message.rid
-                }
-                self._flush()
-                self._outbox.send(message)
+                self._fail(message)
             else:
                 raise TypeError(f"the detokenizer cannot handle {type(message).__name__}")
         self._flush()
@@ -56,107 +52,64 @@ class Detokenizer:
             self._outbox.send(m.TextBatch(batch))
         self._batch = []
 
+    def _fail(self, message: m.RequestFailed) -> None:
+        ended = [key for key in self.streams if key[0] == message.rid]
+        for key in ended:
+            del self.streams[key]
+        self._flush()
+        self._outbox.send(message)
+
     def _convert(self, delta: m.TokenDelta) -> None:
-        key, finish = (delta.rid, delta.choice), delta.finish
+        key = (delta.rid, delta.choice)
         if delta.sampling is not None:
             context = m.unpack_ids(delta.input_ids or b"").tolist()
-            self.streams[key] = TextStream(self._tokenizer, delta.sampling, context)
-        if (stream := self.streams.get(key)) is None:
+            self.streams[key] = TextStream(
+                tokenizer=self._tokenizer, sampling=delta.sampling, context=context
+            )
+        stream = self.streams.get(key)
+        if stream is None:
             return
         ids = m.unpack_ids(delta.ids).tolist()
-        # The token that ended the choice is counted but not shown, unless no_stop_trim asks for it.
-        ended_by = [finish.matched] if finish is not None and finish.type == "stop" else None
-        hides = ids[-1:] == ended_by and not stream.sampling.no_stop_trim
-        text, used = "", 0
-        while used < len(ids) and stream.matched is None:
-            used += 1
-            text += stream.push(ids[used - 1], hidden=hides and used == len(ids))
+        text, used = _push(stream, ids, hides_last=_hides_last(stream, ids, delta.finish))
+        finish = delta.finish
         if finish is not None and stream.matched is None:
             text += stream.finish()
         if stream.matched is not None:
             if finish is None:
-                self._outbox.send(m.TextStop(*key, stream.count))
+                stop = m.TextStop(rid=delta.rid, choice=delta.choice, n_tokens=stream.count)
+                self._outbox.send(stop)
             finish = m.FinishReason("stop", stream.matched)
         if finish is not None:
             del self.streams[key]
-        logprobs, prompt = _first(delta.logprobs, used), delta.prompt_logprobs
-        sizes = delta.cached_tokens, stream.count
         self._batch.append(
-            m.TextDelta(*key, delta.ids[: 4 * used], finish, *sizes, logprobs, prompt, text)
+            m.TextDelta(
+                rid=delta.rid,
+                choice=delta.choice,
+                ids=m.slice_ids(delta.ids, 0, used),
+                finish=finish,
+                cached_tokens=delta.cached_tokens,
+                completion_tokens=stream.count,
+                logprobs=None if delta.logprobs is None else delta.logprobs.head(used),
+                prompt_logprobs=delta.prompt_logprobs,
+                text=text,
+            )
         )
 
 
-# The part that belongs to the first n tokens.
-def _first(all: m.Logprobs | None, n: int) -> m.Logprobs | None:
-    if all is None:
-        return None
-    own, top = 4 * n, 4 * n * all.top_n
-    return m.Logprobs(
-        all.ids[:own], all.logprobs[:own], all.top_n, all.top_ids[:top], all.top_logprobs[:top]
-    )
+def _hides_last(stream: TextStream, ids: Sequence[int], finish: m.FinishReason | None) -> bool:
+    """Whether the last token is the one that ended the choice: it is counted but not shown, unless
+    `no_stop_trim` asks for it."""
+    if finish is None or finish.type != "stop" or not ids:
+        return False
+    return ids[-1] == finish.matched and not stream.sampling.no_stop_trim
 
 
-class TextStream:
-    """The text of one choice, token by token, exact to the byte:
-
-        token -> bytes -> incremental UTF-8 -> held tail -> text that may be shown
-
-    Once `matched` names a stop string nothing may be pushed. The one that is complete first wins,
-    at equal ends the longest; text of the first `min_new_tokens` tokens never counts."""
-
-    # Bytes of an incomplete character stay in the UTF-8 decoder; text that may begin a stop string
-    # stays in the tail. What is shown depends on the tokens alone, never on their grouping into
-    # messages. Work per token is bounded by the longest stop string.
-
-    def __init__(
-        self, tokenizer: Tokenizer | None, sampling: SamplingParams, context: Sequence[int]
-    ) -> None:
-        self.count, self.sampling, self._tokenizer = 0, sampling, tokenizer
-        self.matched: str | None = None
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._prefixes = {s[:k] for s in sampling.stop for k in range(1, len(s))}
-        self._longest = max(map(len, sampling.stop), default=0)
-        self._tail = ""
-        for token in context:
-            self._utf8.decode(self._bytes(token))
-        self._cut_prompt = bool(self._utf8.getstate()[0])
-
-    def push(self, token: int, *, hidden: bool = False) -> str:
-        """The text that is now safe to show. A `hidden` token counts and shows nothing."""
-        self.count += 1
-        raw = b"" if hidden else self._bytes(token)
-        text = self._show(self._utf8.decode(raw))
-        if self._tokenizer and not (raw or hidden) and self.count > self.sampling.min_new_tokens:
-            if (
-                name := self._tokenizer.id_to_text(token)
-            ) in self.sampling.stop:  # special: not shown, and yet an end
-                text, self.matched = text + self.finish() + name * self.sampling.no_stop_trim, name
-        return text
-
-    def finish(self) -> str:
-        """The rest: incomplete bytes as U+FFFD, and the held tail. May still find a stop."""
-        text = self._show(self._utf8.decode(b"", True))
-        return text if self.matched is not None else text + self._tail
-
-    def _bytes(self, token: int) -> bytes:
-        if self._tokenizer is None or (
-            self.sampling.skip_special_tokens and token in self._tokenizer.special_ids
-        ):
-            return b""
-        return self._tokenizer.id_to_bytes(token)
-
-    def _show(self, text: str) -> str:
-        if self._cut_prompt and text:
-            # Bytes that the prompt left open and the output did not complete belong to the prompt.
-            self._cut_prompt = False
-            text = text.removeprefix(_REPLACEMENT)
-        if not self.sampling.stop or self.count <= self.sampling.min_new_tokens:
-            return text
-        text = self._tail + text
-        if found := [(at + len(s), at, s) for s in self.sampling.stop if (at := text.find(s)) >= 0]:
-            end, start, self.matched = min(found)
-            return text[: end if self.sampling.no_stop_trim else start]
-        most = min(len(text), self._longest - 1)
-        held = next((k for k in range(most, 0, -1) if text[-k:] in self._prefixes), 0)
-        self._tail = text[len(text) - held :]
-        return text[: len(text) - held]
+def _push(stream: TextStream, ids: Sequence[int], *, hides_last: bool) -> tuple[str, int]:
+    """The text that is now safe to show, and how many of the tokens were used: all, or those up to
+    the end of a stop string."""
+    text = ""
+    for used, token in enumerate(ids, 1):
+        text += stream.push(token, hidden=hides_last and used == len(ids))
+        if stream.matched is not None:
+            return text, used
+    return text, len(ids)

@@ -1,5 +1,6 @@
 """What has come of a generation, as the server and `Engine` share it."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,63 +9,67 @@ import numpy as np
 
 from ..config import ServerArgs
 from ..hf import Tokenizer, load_generation_config
-from ..messages import FinishReason, Generate, Logprobs, TextDelta, unpack_ids
+from ..messages import FinishReason, Generate, Logprobs, TextDelta, num_ids, unpack_ids
 
-FLOOR = -9999.0
+FLOOR = -9999.0  # the lowest logprob that is given out: JSON has no infinity
 
 
 def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
-    return (
-        dict(load_generation_config(model_dir).sampling_defaults())
-        if args.sampling_defaults == "model"
-        else {}
-    )
+    """What holds for sampling parameters that a request leaves out: the model's
+    generation_config.json, or nothing unless `args.sampling_defaults` is "model"."""
+    if args.sampling_defaults != "model":
+        return {}
+    return dict(load_generation_config(model_dir).sampling_defaults())
 
 
 class Choices:
-    """What has come of some requests: pieces, merged by choice. Choices are numbered through all
-    requests."""
+    """What has come of some requests: `pieces`, merged by choice. Choices are numbered through all
+    requests; `request_of[i]` is the request of choice i. `prompt_logprobs`, by choice, come with
+    the first piece of a request."""
 
     def __init__(self, requests: Sequence[Generate]) -> None:
         self.requests = requests
-        self.request_of = [r for r in requests for _ in range(r.sampling.n)]
-        self._first = {r.rid: i for i, r in reversed([*enumerate(self.request_of)])}
+        self.request_of: list[Generate] = []
+        self._first: dict[str, int] = {}  # number of the first choice, by rid
+        for request in requests:
+            self._first[request.rid] = len(self.request_of)
+            self.request_of += [request] * request.sampling.n
         self.unfinished = len(self.request_of)
         self.pieces: dict[int, TextDelta] = {}
-        self.prompt_logprobs: dict[
-            int, Logprobs
-        ] = {}  # by choice; they come with the first one of a request
+        self.prompt_logprobs: dict[int, Logprobs] = {}
 
     def add(self, delta: TextDelta) -> int:
         """Takes ownership of `delta`; the number of its choice."""
-        choice = (first := self._first[delta.rid]) + delta.choice
+        first = self._first[delta.rid]
+        choice = first + delta.choice
         if delta.prompt_logprobs is not None:
-            choices = range(first, first + self.request_of[first].sampling.n)
-            self.prompt_logprobs |= dict.fromkeys(choices, delta.prompt_logprobs)
-        if (piece := self.pieces.setdefault(choice, delta)) is not delta:
-            merge(piece, delta)
-        self.unfinished -= delta.finish is not None
+            for sibling in range(first, first + self.request_of[first].sampling.n):
+                self.prompt_logprobs[sibling] = delta.prompt_logprobs
+        if choice in self.pieces:
+            merge(self.pieces[choice], delta)
+        else:
+            self.pieces[choice] = delta
+        if delta.finish is not None:
+            self.unfinished -= 1
         return choice
 
 
 def merge(into: TextDelta, new: TextDelta) -> None:
+    """Appends `new`, the next delta of the same choice, to `into`."""
     into.text += new.text
     into.ids += new.ids
-    into.finish, into.completion_tokens = new.finish, new.completion_tokens
+    into.finish = new.finish
+    into.completion_tokens = new.completion_tokens
     into.cached_tokens = into.cached_tokens or new.cached_tokens
-    into.logprobs = _joined(into.logprobs, new.logprobs)
-
-
-def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
-    if a is None or b is None:
-        return a or b
-    tops = a.top_ids + b.top_ids, a.top_logprobs + b.top_logprobs
-    return Logprobs(a.ids + b.ids, a.logprobs + b.logprobs, a.top_n, *tops)
+    if into.logprobs is None:
+        into.logprobs = new.logprobs
+    elif new.logprobs is not None:
+        into.logprobs = into.logprobs.joined(new.logprobs)
 
 
 class Scored(NamedTuple):
     """A token, its logprob (at least FLOOR; None: the first token of a prompt has none) and the
-    likeliest."""
+    likeliest tokens of its position with theirs."""
 
     token: int
     logprob: float | None
@@ -72,57 +77,64 @@ class Scored(NamedTuple):
 
 
 def scored(logprobs: Logprobs | None) -> list[Scored]:
+    """The tokens of `logprobs`, in their order; none if it is None."""
     if logprobs is None:
         return []
-    ids, top_ids = unpack_ids(logprobs.ids).tolist(), unpack_ids(logprobs.top_ids).tolist()
-    packed, n = (logprobs.logprobs, logprobs.top_logprobs), logprobs.top_n
-    values, top_values = (np.maximum(np.frombuffer(part, "<f4"), FLOOR).tolist() for part in packed)
-    tops = [
-        list(zip(top_ids[i : i + n], top_values[i : i + n], strict=True))
-        for i in range(0, n * len(ids), n or 1)
-    ]
-    rows = zip(ids, values, tops or [[]] * len(ids), strict=True)
-    return [
-        Scored(*row) if row[1] == row[1] else Scored(row[0], None, []) for row in rows
-    ]  # not NaN
+    ids = unpack_ids(logprobs.ids).tolist()
+    values = np.maximum(logprobs.values(), FLOOR).tolist()
+    top_ids = unpack_ids(logprobs.top_ids).reshape(len(ids), logprobs.top_n).tolist()
+    top_values = np.maximum(logprobs.top_values(), FLOOR).tolist()
+    entries = []
+    for i, token in enumerate(ids):
+        if math.isnan(values[i]):
+            entries.append(Scored(token=token, logprob=None, top=[]))
+        else:
+            top = list(zip(top_ids[i], top_values[i], strict=True))
+            entries.append(Scored(token=token, logprob=values[i], top=top))
+    return entries
 
 
 def native_output(
     request: Generate, delta: TextDelta, seconds: float, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """The choice as far as `delta` has it, in SGLang's shape. `tokenizer`: logprobs also give the
-    text of tokens."""
+    """The choice as far as `delta` has it, in the shape of SGLang's /generate. `tokenizer`:
+    logprobs also give the text of tokens."""
     meta: dict[str, Any] = {
         "id": request.rid,
-        "finish_reason": delta.finish and _finish_reason(delta, delta.finish),
-        "prompt_tokens": len(request.input_ids) // 4,
+        "finish_reason": None if delta.finish is None else _finish_reason(delta, delta.finish),
+        "prompt_tokens": num_ids(request.input_ids),
         "completion_tokens": delta.completion_tokens,
         "cached_tokens": delta.cached_tokens,
         "e2e_latency": seconds,
         "weight_version": "default",
     }
-
-    def items(tokens: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
-        return [
-            [value, token, tokenizer and tokenizer.id_to_text(token)] for token, value in tokens
-        ]
-
     if request.return_logprob:
         for side, logprobs in (("input", delta.prompt_logprobs), ("output", delta.logprobs)):
             entries = scored(logprobs)
-            meta[f"{side}_token_logprobs"] = items(entry[:2] for entry in entries)
+            own = [(entry.token, entry.logprob) for entry in entries]
+            meta[f"{side}_token_logprobs"] = _logprob_items(own, tokenizer)
             if request.top_logprobs:
                 meta[f"{side}_top_logprobs"] = [
-                    None if e.logprob is None else items(e.top) for e in entries
+                    None if entry.logprob is None else _logprob_items(entry.top, tokenizer)
+                    for entry in entries
                 ]
     return {"text": delta.text, "output_ids": unpack_ids(delta.ids).tolist(), "meta_info": meta}
 
 
+def _logprob_items(
+    tokens: Iterable[tuple[int, float | None]], tokenizer: Tokenizer | None
+) -> list[list[Any]]:
+    """[logprob, id, text] of each token; the text is None without a tokenizer."""
+    items = []
+    for token, logprob in tokens:
+        text = None if tokenizer is None else tokenizer.id_to_text(token)
+        items.append([logprob, token, text])
+    return items
+
+
 def _finish_reason(delta: TextDelta, finish: FinishReason) -> dict[str, Any]:
-    abort = {"message": finish.message or "", "status_code": finish.status}
-    details: Any = {
-        "stop": {"matched": finish.matched},
-        "length": {"length": delta.completion_tokens},
-        "abort": abort,
-    }
-    return {"type": finish.type, **details[finish.type]}
+    if finish.type == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.type == "length":
+        return {"type": "length", "length": delta.completion_tokens}
+    return {"type": "abort", "message": finish.message or "", "status_code": finish.status}
