@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -15,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import Abort, Generate, RequestFailed
-from radix_runtime.server import api, native, supervisor
-from radix_runtime.server.exchange import to_json
+from radix_runtime.server import admin, sglang_api, supervisor
+from radix_runtime.server.http_call import to_json
 from tests.runtime.api_stack import CONTEXT, MODEL, VOCAB, Stack
 from tests.runtime.bad_requests import good_request
 
@@ -151,7 +152,7 @@ def test_a_stream_repeats_its_logprobs_without_encoding_them_again(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[Any] = []
-    monkeypatch.setattr(native, "to_json", lambda entry: encoded.append(entry) or to_json(entry))
+    monkeypatch.setattr(sglang_api, "to_json", lambda entry: encoded.append(entry) or to_json(entry))
     body = {
         "text": "abc", "return_logprob": True, "top_logprobs_num": 2, "stream": True,
         "sampling_params": {"max_new_tokens": 240, "ignore_eos": True, "seed": 1},
@@ -216,7 +217,7 @@ def test_request_log_has_no_text(caplog: pytest.LogCaptureFixture) -> None:
         httpx.post(f"{stack.url}/v1/completions", json={**body, "secret_field": 1})
         httpx.get(f"{stack.url}/no%0Asuch")
         stack.check_idle()
-    lines = [r.getMessage() for r in caplog.records if r.name.endswith("exchange")]
+    lines = [r.getMessage() for r in caplog.records if r.name.endswith("gate")]
     assert [line.split()[3] for line in lines] == ["200", "400", "404"]
     assert r"GET '/no\nsuch' 404" in lines[2]
     assert lines[0].startswith(answer.headers["x-request-id"])
@@ -348,7 +349,7 @@ def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch)
         silent.sendall(head % len(data) + data)
         stack.wait(lambda: stack.manager.counts.accepted == 1)
         stack.wait(lambda: 'status="499"' in httpx.get(f"{stack.url}/metrics").text)
-        assert vars(stack.manager.counts) == {
+        assert asdict(stack.manager.counts) == {
             "accepted": 1,
             "ok": 0,
             "aborted": 1,
@@ -485,7 +486,7 @@ def test_health_generate_is_shared(slow: Stack) -> None:
 def test_all_who_share_a_probe_that_fails_are_told_so(
     slow: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(admin, "_PROBE_TIMEOUT", 0.5)
     slow.running.clear()
     threads = [
         in_background(lambda: httpx.get(f"{slow.url}/health_generate", timeout=20))

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
-from radix_runtime.server.exchange import Access, Auth
+from radix_runtime.server.auth import Access, Auth
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 
@@ -262,7 +262,7 @@ def test_headers_too_large(locked: Stack) -> None:
 
 
 def test_slow_body_is_dropped(locked: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radix_runtime.server.exchange.BODY_IDLE", 0.2)
+    monkeypatch.setattr("radix_runtime.server.http_call.BODY_IDLE", 0.2)
     status, body = raw(locked, post_head(locked, b"content-length: 100") + b"{")
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
 

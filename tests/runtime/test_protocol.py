@@ -11,22 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radix_runtime.errors import RequestError
-from radix_runtime.server import protocol
+from radix_runtime.server import decode
+from radix_runtime.server.decode import MAX_DEPTH, decode_body, parse_json
 from radix_runtime.server.protocol import (
-    HARMLESS,
-    MAX_DEPTH,
-    UNBUILT,
     Body,
     ChatBody,
     CompletionBody,
-    NativeBody,
+    GenerateBody,
     TokenizeBody,
-    decode_body,
-    parse_json,
     template_messages,
 )
+from radix_runtime.server.unbuilt import HARMLESS, UNBUILT, Unbuilt
 
-BODIES = [ChatBody, CompletionBody, NativeBody, TokenizeBody]
+BODIES = [ChatBody, CompletionBody, GenerateBody, TokenizeBody]
 USER = [{"role": "user", "content": "x"}]
 
 
@@ -41,11 +38,9 @@ def all_fields(kind: type[Body]) -> list[str]:
     return [*kind.__struct_encode_fields__, *unbuilt(kind)]
 
 
-def unbuilt(kind: type[Body]) -> dict[str, tuple[Any, ...]]:
+def unbuilt(kind: type[Body]) -> dict[str, Unbuilt]:
     return {
-        name: neutral
-        for name, neutral in UNBUILT.items()
-        if name not in kind.__struct_encode_fields__
+        name: field for name, field in UNBUILT.items() if name not in kind.__struct_encode_fields__
     }
 
 
@@ -68,12 +63,13 @@ def test_null_is_neutral_everywhere(kind: type[Body]) -> None:
 @pytest.mark.parametrize("kind", BODIES)
 def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
     base = {"messages": USER} if kind is ChatBody else {"prompt": "x"}
-    base = {"text": "x"} if kind is NativeBody else base
-    for name, values in unbuilt(kind).items():
-        for value in values:
+    base = {"text": "x"} if kind is GenerateBody else base
+    for name, field in unbuilt(kind).items():
+        for value in field.neutral:
             decode_body(kind, json.dumps({**base, name: value}).encode(), False, {})
         error = refusal(kind, {**base, name: {"something": "else"}}, lenient=True)
         assert (error.code, error.param) == ("unsupported_parameter", name)
+        assert error.message == f"{name} is not supported: {field.why}"
 
 
 def test_true_is_not_one() -> None:
@@ -99,10 +95,10 @@ def test_floats_are_finite_numbers(name: str, text: str) -> None:
 def test_paths() -> None:
     nested = {"messages": [*USER, {"role": "user", "content": 5}]}
     assert refusal(ChatBody, nested).param == "messages[1].content"
-    assert refusal(NativeBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
+    assert refusal(GenerateBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
         "sampling_params[1].n"
     )
-    assert refusal(NativeBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
+    assert refusal(GenerateBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
     deep = b'{"a":{"b":[1,{"c":NaN}]}}'
     assert refusal(ChatBody, deep).param == "a.b[1].c"
 
@@ -186,15 +182,17 @@ def test_any_json_in_any_field(kind: type[Body], data: st.DataObject) -> None:
             }  # fmt: skip
 
 
-def test_a_large_id_list_is_fast_enough_to_walk() -> None:
+def test_a_large_id_list_is_fast_enough_to_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth is only walked where brackets could make it deep."""
     walked: list[Any] = []
-    original = protocol._is_deep
-    protocol._is_deep = lambda value: walked.append(value) or original(value)  # type: ignore[assignment]
-    try:
-        parse_json(json.dumps({"prompt": list(range(10_000))}).encode())
-    finally:
-        protocol._is_deep = original
+    original = decode._is_deep
+
+    def is_deep(value: Any) -> bool:
+        walked.append(value)
+        return original(value)
+
+    monkeypatch.setattr(decode, "_is_deep", is_deep)
+    parse_json(json.dumps({"prompt": list(range(10_000))}).encode())
     assert not walked
 
 

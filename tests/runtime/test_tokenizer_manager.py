@@ -32,7 +32,8 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import Limits, SamplingParams
 from radix_runtime.server.generation import sampling_defaults
-from radix_runtime.server.tokenizer_manager import Submission, TokenizerManager
+from radix_runtime.server.submission import Submission
+from radix_runtime.server.tokenizer_manager import TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
 DEAD = RequestError(500, "engine_dead", "the engine has died")

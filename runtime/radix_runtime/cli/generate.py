@@ -11,7 +11,8 @@ from rich.progress import track
 
 from ..engine_api import Engine
 from ..errors import ConfigError, RequestError
-from ..server.protocol import TokenizeBody, decode_body, template_messages
+from ..server.decode import decode_body
+from ..server.protocol import TokenizeBody, template_messages
 from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
 
 

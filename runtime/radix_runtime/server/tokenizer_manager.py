@@ -6,9 +6,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from .. import messages as m
@@ -16,70 +14,22 @@ from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..hf import DEMO_MODEL_NAME, Tokenizer
 from ..model_config import ModelConfig
-from ..sampling_params import Limits, SamplingParams
-from .generation import Choices
-from .metrics import Metrics
+from ..sampling_params import Ids, Limits, SamplingParams
+from .metrics import Metrics, Outcome
+from .submission import OpenRequest, Submission
 
 MAX_PROMPTS = 256
 _ABORTS_KEPT = 4096
-Batch = dict[int, m.TextDelta]
-
-
-class Submission(Choices, AbstractContextManager["Submission"]):
-    """The requests of one HTTP call and the mailbox of their output. Leaving its `with` block
-    aborts the rest."""
-
-    def __init__(
-        self, manager: "TokenizerManager", name: str, requests: Sequence[m.Generate], started: float
-    ) -> None:
-        super().__init__(requests)
-        self.name, self.started, self._manager = name, started, manager
-        self._error: RequestError | None = None
-        self._news = asyncio.Event()
-
-    def add(self, delta: m.TextDelta) -> int:
-        self._news.set()
-        return super().add(delta)
-
-    def fail(self, error: RequestError) -> None:
-        self._error = self._error or error
-        self._news.set()
-
-    async def next_batch(self, *, whole: bool = False) -> Batch:
-        """New pieces by choice, {} when all have ended; `whole`: all, at the end. Raises
-        RequestError, last."""
-        while True:
-            if self._error is not None and (whole or not self.pieces):
-                raise self._error
-            if not self.unfinished or (self.pieces and not whole):
-                batch, self.pieces = self.pieces, {}
-                return batch
-            self._news.clear()
-            await self._news.wait()
-
-    async def collect(self) -> list[m.TextDelta]:
-        return [delta for _, delta in sorted((await self.next_batch(whole=True)).items())]
-
-    def __exit__(self, *exc: object) -> None:
-        self._manager.close(self)
-
-
-@dataclass(slots=True, eq=False)
-class OpenRequest:
-    """What is kept of a request until its last choice has ended."""
-
-    rid: str
-    label: str  # what the client calls it
-    submission: Submission
-    choices_left: int
-    aborted: bool = False
-    last_token: dict[int, float] = field(default_factory=dict)  # when it came, by choice
+_ALL = ""  # the label that stands for every request
 
 
 class TokenizerManager:
     """Knows every open request: `accepted == ok + aborted + failed + refused + open` always; all
-    maps are empty when nothing is open. Belongs to the event loop's thread. `link.send` never
-    blocks; RequestError: it is full."""
+    maps are empty when nothing is open. Belongs to the event loop's thread.
+
+    `link.send` never blocks; it raises RequestError when the link is full. `defaults` are the
+    sampling parameters of requests that leave them out. `health` tells why the engine is not alive,
+    or None; it is cheap. `dead` is the error that ended the engine for good."""
 
     def __init__(
         self,
@@ -89,31 +39,28 @@ class TokenizerManager:
         link: m.Outbox,
         defaults: dict[str, Any],
     ) -> None:
-        self.args, self.tokenizer, self.sampling_defaults, self._link = (
-            args,
-            tokenizer,
-            defaults,
-            link,
-        )
+        self.args = args
+        self.tokenizer = tokenizer
+        self.sampling_defaults = defaults
         self.limits = Limits(
-            args.context_length or model.max_context, model.vocab_size, args.max_choices
+            context_length=args.context_length or model.max_context,
+            vocab_size=model.vocab_size,
+            max_choices=args.max_choices,
         )
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
         self.metrics = Metrics()
         self.counts = self.metrics.counts
+        self.dead: RequestError | None = None
+        self.health: Callable[[], str | None] = lambda: None
         self._ready = False
-        self.dead: RequestError | None = None  # why, once the engine is gone for good
-        self.health: Callable[[], str | None] = lambda: (
-            None
-        )  # what tells why the engine is not alive; cheap
-        self.probe: asyncio.Task[None] | None = None  # of /health_generate
+        self._link = link
+        self._probe: asyncio.Task[None] | None = None
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
-        self._aborts: dict[
-            str, float
-        ] = {}  # when a label was aborted last, for calls whose text is still being read
+        # When a label was aborted last, for calls whose text is still being read.
+        self._aborts: dict[str, float] = {}
 
     # State of the engine ------------------------------------------------------------------
 
@@ -127,7 +74,8 @@ class TokenizerManager:
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every open request with `error` and refuses all later ones with it."""
-        self.dead = self.dead or error
+        if self.dead is None:
+            self.dead = error
         for request in list(self._open.values()):
             self._fail(request, error)
         for reply in self._controls.values():
@@ -139,21 +87,41 @@ class TokenizerManager:
         if self.dead is not None:
             raise self.dead
         if not self._ready:
-            raise RequestError(503, "not_ready", "the server is still loading", retry_after=1)
+            raise RequestError(
+                status=503,
+                code="not_ready",
+                message="the server is still loading",
+                retry_after=1,
+            )
+
+    def require_alive(self) -> None:
+        """Raises RequestError 503 unless the engine is alive, ready or not."""
+        if self.dead is not None or self.health() is not None:
+            raise RequestError(status=503, code="unhealthy", message="the engine is not alive")
+
+    def check_model(self, name: str | None) -> None:
+        """Raises RequestError 404 unless `name` means the served model; None does."""
+        if name not in (None, self.model_name, self.args.model_path, "default"):
+            raise RequestError(
+                status=404,
+                code="model_not_found",
+                message=f"the model is {self.model_name}",
+                param="model",
+            )
 
     # Text to ids --------------------------------------------------------------------------
 
-    def check_model(self, name: str | None) -> None:
-        if name not in (None, self.model_name, self.args.model_path, "default"):
-            raise RequestError(
-                404, "model_not_found", f"the model is {self.model_name}", param="model"
-            )
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the model's chat template can be told; empty without a template."""
+        template = self.tokenizer.chat_template
+        return frozenset() if template is None else template.variables
 
     async def encode(
         self, prompt: str | Sequence[Any], param: str, special_tokens: bool = True
     ) -> list[list[int]]:
-        """Ids of each prompt: str, [str], [int] or [[int]]. Far too long a text is not read. Raises
-        RequestError."""
+        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is far too long is not
+        tokenized. Raises RequestError."""
         prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         kinds = {type(item) for item in prompts}
         if len(kinds) > 1:
@@ -176,6 +144,9 @@ class TokenizerManager:
         return prompts
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Ids of a conversation; `options` are variables of the chat template. Raises
+        RequestError."""
+
         def render() -> list[int]:
             text = self.tokenizer.render_chat(messages, **options)
             self._check_bytes(text, "messages")
@@ -184,143 +155,209 @@ class TokenizerManager:
         return await asyncio.to_thread(render)
 
     async def decode(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids."""
         return await asyncio.to_thread(
             lambda: [self.tokenizer.decode(ids, skip_special_tokens) for ids in lists]
         )
 
     def _check_bytes(self, text: str, param: str) -> None:
-        longest = self.tokenizer.max_token_bytes * (4 if self.tokenizer.changes_length else 1)
+        longest = self.tokenizer.max_token_bytes
+        if self.tokenizer.changes_length:
+            longest *= 4
         self.limits.check_length(len(text) // longest, param, known="at least ")
 
     # Requests -----------------------------------------------------------------------------
 
+    def new_request(
+        self,
+        ids: Ids,
+        sampling: SamplingParams,
+        *,
+        param: str,
+        names: Mapping[str, str],
+        clip: bool,
+    ) -> m.Generate:
+        """A request that fits, with a new id and the server's deadline. `param` is what the route
+        calls the prompt; `names` and `clip`: see Limits.admit. Raises RequestError."""
+        sampling = self.limits.admit(ids, sampling, param, names, clip)
+        timeout = self.args.request_timeout
+        return m.Generate(
+            rid=new_id(""),
+            input_ids=m.pack_ids(ids),
+            sampling=sampling,
+            deadline=time.monotonic() + timeout if timeout else None,
+        )
+
     def submit(
-        self, requests: list[m.Generate], name: str, labels: dict[str, str], started: float = 0
+        self, requests: list[m.Generate], name: str, labels: Mapping[str, str], started: float = 0
     ) -> Submission:
-        """Sends admitted requests, all or none. No rid was used before, so that what comes late for
-        a request which has ended reaches no other; the client knows the call by `name` and a
-        request by its label. Raises RequestError."""
+        """Sends admitted requests, all or none. Each rid is new, so that what comes late for a
+        request which has ended reaches no other. The client knows the call by `name` and a request
+        by its label (`labels`: by rid). `started`: when the call came, time.perf_counter(). Raises
+        RequestError."""
         if self.dead is not None:
             raise self.dead
-        if len(set(labels.values())) < len(labels) or any(
-            r.label in labels.values() for r in self._open.values()
-        ):
-            raise refusal("invalid_value", "this rid is in use", "rid")
-        submission = Submission(self, name, requests, started or time.perf_counter())
+        self._check_labels(labels)
+        submission = Submission(
+            name=name,
+            requests=requests,
+            started=started or time.perf_counter(),
+            close=self.close,
+        )
         try:
             for request in requests:
-                self._link.send(request)
-                self._open[request.rid] = OpenRequest(
-                    request.rid, labels[request.rid], submission, request.sampling.n
-                )
-                self.counts.accepted += 1
-                if (
-                    max(self._aborts.get(n, 0.0) for n in ("", name, labels[request.rid]))
-                    > submission.started
-                ):
-                    self._link.send(m.Abort(request.rid))
+                self._send(request, labels[request.rid], submission)
         except BaseException:
             self.close(submission)
             raise
         return submission
 
+    def _check_labels(self, labels: Mapping[str, str]) -> None:
+        new = set(labels.values())
+        in_use = {request.label for request in self._open.values()}
+        if len(new) < len(labels) or new & in_use:
+            raise refusal("invalid_value", "this rid is in use", "rid")
+
+    def _send(self, request: m.Generate, label: str, submission: Submission) -> None:
+        self._link.send(request)
+        self._open[request.rid] = OpenRequest(
+            rid=request.rid,
+            label=label,
+            submission=submission,
+            choices_left=request.sampling.n,
+        )
+        self.counts.accepted += 1
+        if self._was_aborted((_ALL, submission.name, label), since=submission.started):
+            self._link.send(m.Abort(request.rid))
+
     async def one_token(self) -> None:
-        """Generates it, also before the server is ready. Raises RequestError if none comes."""
-        sampling = SamplingParams(
-            temperature=0.0, max_new_tokens=1, ignore_eos=True, seed=0
-        )  # takes no drawn seed
+        """Generates one token, also before the server is ready. Raises RequestError if none
+        comes."""
+        rid = new_id("health-")
         request = m.Generate(
-            rid := new_id("health-"), m.pack_ids([self.tokenizer.bos_token_id or 0]), sampling
+            rid=rid,
+            input_ids=m.pack_ids([self.tokenizer.bos_token_id or 0]),
+            sampling=SamplingParams(
+                temperature=0.0,
+                max_new_tokens=1,
+                ignore_eos=True,
+                seed=0,  # draws no random number of the scheduler's
+            ),
         )
         with self.submit([request], rid, {rid: rid}) as submission:
             await submission.collect()
 
+    async def shared_probe(self, timeout: float) -> None:
+        """`one_token` within `timeout` seconds; callers that come while one is under way share it.
+        Raises RequestError, asyncio.TimeoutError."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(asyncio.wait_for(self.one_token(), timeout))
+        await asyncio.shield(self._probe)
+
     def abort(self, label: str) -> int:
-        """Ends `label`: a request or an HTTP call, also one not submitted yet; "": all. How many of
-        them are open."""
+        """Ends `label`: a request or an HTTP call, also one not submitted yet; "": all. How many
+        requests of it are open."""
         self._aborts[label] = time.perf_counter()
         if len(self._aborts) > _ABORTS_KEPT:
             del self._aborts[next(iter(self._aborts))]
-        found = [r.rid for r in self._open.values() if label in ("", r.label, r.submission.name)]
-        for each in found if label else [""]:
-            self._link.send(m.Abort(each))
+        if label == _ALL:
+            self._link.send(m.Abort(""))
+            return len(self._open)
+        found = [
+            request.rid
+            for request in self._open.values()
+            if label in (request.label, request.submission.name)
+        ]
+        for rid in found:
+            self._link.send(m.Abort(rid))
         return len(found)
+
+    def _was_aborted(self, labels: Iterable[str], *, since: float) -> bool:
+        return any(self._aborts.get(label, 0.0) > since for label in labels)
+
+    def close(self, submission: Submission) -> None:
+        """The client has gone, or one of its requests has failed: the rest is aborted. May be
+        called again."""
+        for sent in submission.requests:
+            request = self._open.get(sent.rid)
+            if request is not None:
+                self._end(request, "aborted", time.perf_counter())
+                self._link.send(m.Abort(sent.rid))
 
     async def control(
         self, op: Literal["flush_cache", "stats"], timeout: float = 10.0
     ) -> m.ControlReply:
-        """Raises RequestError: engine gone, or `timeout` seconds without an answer (503)."""
+        """Asks the scheduler for an operation. Raises RequestError: the engine is gone, or has not
+        answered within `timeout` seconds (503)."""
         self.require_ready()
         number = secrets.randbits(48)
-        reply = self._controls[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[m.ControlReply] = asyncio.get_running_loop().create_future()
+        self._controls[number] = reply
         try:
             self._link.send(m.Control(number, op))
             return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
-            raise RequestError(503, "engine_timeout", "the engine does not answer") from None
+            raise RequestError(
+                status=503, code="engine_timeout", message="the engine does not answer"
+            ) from None
         finally:
             self._controls.pop(number, None)
 
     # From the engine ----------------------------------------------------------------------
 
     def handle(self, message: m.Message) -> None:
-        """Takes what detokenizer and scheduler send. What was under way when a request was closed
-        comes for none."""
-        match message:
-            case m.TextBatch(deltas):
-                now = time.perf_counter()
-                for delta in deltas:
-                    if request := self._open.get(delta.rid):
-                        self._take(request, delta, now)
-            case m.RequestFailed(rid, status, code, text, param, wait):
-                if request := self._open.get(rid):
-                    self._fail(
-                        request,
-                        RequestError(status, code, text[:300], param=param, retry_after=wait),
-                    )
-            case m.ControlReply(number):
-                if (reply := self._controls.get(number)) and not reply.done():
-                    reply.set_result(message)
-            case _:
-                raise TypeError(f"the API cannot handle {type(message).__name__}")
+        """Takes what detokenizer and scheduler send. What was under way for a request when it was
+        closed is dropped."""
+        if isinstance(message, m.TextBatch):
+            now = time.perf_counter()
+            for delta in message.deltas:
+                request = self._open.get(delta.rid)
+                if request is not None:
+                    self._take(request, delta, now)
+        elif isinstance(message, m.RequestFailed):
+            request = self._open.get(message.rid)
+            if request is not None:
+                self._fail(request, message.to_error())
+        elif isinstance(message, m.ControlReply):
+            reply = self._controls.get(message.id)
+            if reply is not None and not reply.done():
+                reply.set_result(message)
+        else:
+            raise TypeError(f"the API cannot handle {type(message).__name__}")
 
     def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
-        if count := len(delta.ids) // 4:
-            if not request.last_token:
-                self.metrics.first.observe(now - request.submission.started)
-            elif delta.choice in request.last_token:
-                self.metrics.between.observe((now - request.last_token[delta.choice]) / count)
-            request.last_token[delta.choice] = now
+        self._time_tokens(request, delta, now)
         if delta.finish is not None:
             request.choices_left -= 1
-            request.aborted |= delta.finish.type == "abort"
+            if delta.finish.type == "abort":
+                request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
         request.submission.add(delta)
 
+    def _time_tokens(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+        count = m.num_ids(delta.ids)
+        if count == 0:
+            return
+        if not request.last_token:
+            self.metrics.first.observe(now - request.submission.started)
+        elif delta.choice in request.last_token:
+            self.metrics.between.observe((now - request.last_token[delta.choice]) / count)
+        request.last_token[delta.choice] = now
+
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
-        refused = (
-            error.status < 500 or error.code == "engine_overloaded"
-        )  # at once, by the scheduler
+        # Refused: at once, by the scheduler.
+        refused = error.status < 500 or error.code == "engine_overloaded"
         self._end(request, "refused" if refused else "failed", time.perf_counter())
         request.submission.fail(error)
 
-    def _end(
-        self, request: OpenRequest, how: Literal["ok", "aborted", "failed", "refused"], now: float
-    ) -> None:
+    def _end(self, request: OpenRequest, how: Outcome, now: float) -> None:
         del self._open[request.rid]
-        setattr(self.counts, how, getattr(self.counts, how) + 1)
+        self.counts.end(how)
         if how == "ok":
             self.metrics.whole.observe(now - request.submission.started)
 
-    def close(self, submission: Submission) -> None:
-        """The client has gone, or one of its requests has failed: the rest is aborted. May be
-        called again."""
-        for rid in (request.rid for request in submission.requests):
-            if request := self._open.get(rid):
-                self._end(request, "aborted", time.perf_counter())
-                self._link.send(m.Abort(rid))
-
 
 def new_id(prefix: str) -> str:
+    """A name that nobody can guess, as requests and calls have them."""
     return prefix + secrets.token_hex(12)

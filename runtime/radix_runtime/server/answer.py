@@ -1,0 +1,123 @@
+"""What the routes that generate share: from a body to requests, and back to the client."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import refusal
+from ..messages import Call, Generate, TextDelta
+from ..sampling_params import SamplingParams
+from .http_call import HttpCall, event
+from .protocol import GenerateBody, OpenAIBody, Sampling, TemplateOptions
+from .submission import Batch, Submission
+from .tokenizer_manager import TokenizerManager
+
+_DONE = b"data: [DONE]\n\n"
+
+
+def new_request(
+    manager: TokenizerManager,
+    body: Sampling,
+    ids: Sequence[int],
+    *,
+    param: str,
+    names: Mapping[str, str],
+) -> Generate:
+    """A request that fits. `param` is what the route calls the prompt; `names` translates fields of
+    SamplingParams to what it calls them. Raises RequestError."""
+    given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__}
+    sampling = SamplingParams(**given)
+    if isinstance(body.stop, str):
+        sampling.stop = [body.stop]
+    left_out = body.max_new_tokens is None
+    if left_out:
+        sampling.max_new_tokens = body.default_length
+    return manager.new_request(ids, sampling, param=param, names=names, clip=left_out)
+
+
+def template_options(
+    manager: TokenizerManager, given: TemplateOptions | None, effort: str | None
+) -> dict[str, Any]:
+    """Variables for the chat template; `effort` comes before that in `given`. One that the template
+    does not know is refused unless it asks for what happens anyway."""
+    values = msgspec.structs.asdict(given or TemplateOptions())
+    if effort:
+        values["reasoning_effort"] = effort
+    known = manager.template_variables
+    options = {}
+    for name, value in values.items():
+        if name in known:
+            if value is not None:
+                options[name] = value
+        elif value not in (None, False, "none"):
+            raise refusal(
+                "unsupported_parameter", f"this model's chat template has no {name}", name
+            )
+    return options
+
+
+class Answer(ABC):
+    """What goes back for one call, whole or as events; a route shapes it.
+
+    `name` is what the client calls the call, `labels` what it calls each request, by rid;
+    `request_of[i]` is the request of choice i. `submission` is there once `send` runs."""
+
+    def __init__(
+        self,
+        call: HttpCall,
+        body: OpenAIBody | GenerateBody,
+        requests: list[Generate],
+        name: str,
+    ) -> None:
+        self.call = call
+        self.requests = requests
+        self.name = name
+        self.labels = self._labels()
+        self.request_of: list[Generate] = []
+        for request in requests:
+            self.request_of += [request] * request.sampling.n
+        self.submission: Submission
+        self._stream = bool(body.stream)
+        self._complete_requests(body)
+
+    def _labels(self) -> dict[str, str]:
+        if len(self.requests) == 1:
+            return {self.requests[0].rid: self.name}
+        return {request.rid: f"{self.name}-{i}" for i, request in enumerate(self.requests)}
+
+    def _complete_requests(self, body: OpenAIBody | GenerateBody) -> None:
+        """What the requests of a call have in common."""
+        keys = [key for key in (body.cache_salt, body.extra_key) if key]
+        for request in self.requests:
+            request.stream = self._stream
+            request.extra_key = "\x1f".join(keys) or None
+            request.call = Call(name=self.requests[0].rid, num_choices=len(self.request_of))
+
+    async def send(self) -> None:
+        """Runs the requests and answers the call. Raises RequestError."""
+        call = self.call
+        with call.manager.submit(
+            self.requests, self.name, self.labels, call.started
+        ) as self.submission:
+            if not self._stream:
+                await call.answer(self.whole(await self.submission.collect()))
+                return
+            while batch := await self.submission.next_batch():
+                frames = b"".join(event(value) for value in self.events(batch))
+                if frames:
+                    await call.write(frames)
+            await call.write(self.tail() + _DONE, last=True)
+
+    @abstractmethod
+    def whole(self, deltas: list[TextDelta]) -> Any:
+        """The answer that is not streamed; one delta a choice."""
+
+    @abstractmethod
+    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """What the new pieces of some choices become."""
+
+    def tail(self) -> bytes:
+        """The frame between the last of a choice and [DONE]."""
+        return b""

@@ -1,0 +1,160 @@
+"""How the bytes of a body become one of protocol.py's or an error that names the field."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import RequestError, refusal
+from ..sampling_params import SamplingParams
+from .protocol import ChatMessage, GenerateSampling, StreamOptions, TemplateOptions, TextPart
+from .unbuilt import HARMLESS, UNBUILT
+
+MAX_DEPTH = 32
+_MAX_NAME = 64  # characters of a client's name that come back
+_MAX_WARNINGS = 10
+_EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
+
+# Fields that hold bodies themselves (one, or a list of them).
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "messages": ChatMessage,
+    "content": TextPart,
+    "chat_template_kwargs": TemplateOptions,
+    "sampling_params": GenerateSampling,
+}
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+def decode_body(
+    kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+) -> tuple[B, list[str]]:
+    """The body and its warnings. `lenient`: unknown fields give a warning instead of an error.
+    `defaults`: sampling parameters that hold where the body leaves them out. Raises RequestError
+    400."""
+    raw = parse_json(data)
+    if not isinstance(raw, dict):
+        raise refusal("invalid_type", "the body must be a JSON object")
+    sieve = _Sieve(lenient, defaults)
+    try:
+        kept = sieve.sift(kind, raw, "")
+        return msgspec.convert(kept, kind, str_keys=True), sieve.warnings
+    except msgspec.ValidationError as error:
+        raise _explain_type(str(error)) from None
+
+
+def parse_json(data: bytes) -> Any:
+    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else
+    `invalid_json`."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise _explain_json(data) from None
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deep(value):
+        raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested beyond MAX_DEPTH. Goes level by level, as `value` may
+    have millions of parts."""
+    level = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        parts = (part.values() if type(part) is dict else part for part in level)
+        level = [child for part in parts for child in part if type(child) in (dict, list)]
+    return bool(level)
+
+
+class _Sieve:
+    """Takes out of a raw body what is null, harmless, neutral or (`lenient`) unknown. A wrong type
+    is left for msgspec to refuse."""
+
+    def __init__(self, lenient: bool, defaults: Mapping[str, Any]) -> None:
+        self._lenient = lenient
+        self._defaults = defaults
+        self.warnings: list[str] = []
+
+    def sift(self, kind: type, raw: Any, path: str) -> Any:
+        """What is kept of `raw`, which stands at `path`. Raises RequestError."""
+        if isinstance(raw, list):
+            return [self.sift(kind, item, f"{path}[{i}]") for i, item in enumerate(raw)]
+        if not isinstance(raw, dict):
+            return raw
+        if kind is TextPart and raw.get("type") != "text":
+            return raw  # refused by its type
+        kept: dict[str, Any] = {}
+        if issubclass(kind, SamplingParams):
+            kept.update(self._defaults)
+        built = kind.__struct_encode_fields__  # type: ignore[attr-defined]
+        for name, value in raw.items():
+            where = name[:_MAX_NAME]
+            if path:
+                where = f"{path}.{where}"
+            if name not in built:
+                self._check_foreign(name, value, where)
+            elif value is not None:
+                nested = _NESTED.get(name)
+                kept[name] = value if nested is None else self.sift(nested, value, where)
+        return kept
+
+    def _check_foreign(self, name: str, value: Any, where: str) -> None:
+        """Raises RequestError unless a field that the route has not built may be left out."""
+        if name in HARMLESS:
+            return
+        unbuilt = UNBUILT.get(name)
+        if unbuilt is not None:
+            if not unbuilt.passes(value):
+                message = f"{where} is not supported: {unbuilt.why}"
+                raise refusal("unsupported_parameter", message, where)
+        elif not self._lenient:
+            raise refusal("unknown_parameter", f"unknown parameter {where}", where)
+        elif len(self.warnings) < _MAX_WARNINGS:
+            self.warnings.append(f"unknown parameter {where} was ignored")
+
+
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+
+
+def _explain_type(text: str) -> RequestError:
+    """msgspec's sentence as ours. One without "got" tells of a bound, not of a type."""
+    at = _AT.search(text)
+    path = at[1] if at else ""
+    missing = _MISSING.search(text)
+    if missing:
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return refusal("missing_field", f"{param} is required", param)
+    what = text[: at.start()] if at else text
+    what = what[:200]
+    code = "invalid_type"
+    if what == "Expected `array` of length >= 1":
+        code = "empty_input"
+    elif what.startswith("Expected") and ", got" not in what:
+        code = "invalid_value"
+    return refusal(code, f"{path}: {what[:1].lower()}{what[1:]}", path or None)
+
+
+def _explain_json(data: bytes) -> RequestError:
+    if len(data) <= _EXPLAINED:
+        with suppress(ValueError, RecursionError):
+            for path, value in _walk(json.loads(data)):
+                if isinstance(value, float) and not math.isfinite(value):
+                    return refusal("invalid_type", f"{path}: not a finite number", path)
+    return refusal("invalid_json", "the body is not valid JSON")
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path (its first characters) and value of everything in a small JSON value."""
+    yield path, value
+    if isinstance(value, dict):
+        for key, child in value.items():
+            where = f"{path}.{key}".removeprefix(".")
+            yield from _walk(child, where[:_MAX_NAME])
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            yield from _walk(child, f"{path}[{i}]"[:_MAX_NAME])

@@ -1,0 +1,60 @@
+"""Gate: the outermost layer of the application. Limits, keys, and every failure as an answer."""
+
+import logging
+import time
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import RequestError
+from .auth import Auth
+from .http_call import CLIENT_GONE, HttpCall
+from .tokenizer_manager import TokenizerManager
+
+CALL = "radix.call"  # where the scope has the HttpCall
+
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go
+    to the log only."""
+
+    def __init__(self, app: ASGIApp, manager: TokenizerManager, auth: Auth) -> None:
+        self._app = app
+        self._manager = manager
+        self._auth = auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = HttpCall(scope=scope, receive=receive, send=send, manager=self._manager)
+        scope[CALL] = call
+        try:
+            call.check_headers()
+            call.is_admin = self._auth.check(scope["path"], scope["headers"])
+            await self._app(scope, receive, call.send)
+        except ClientDisconnect:
+            call.status = CLIENT_GONE
+        except RequestError as error:
+            await call.fail(error)
+        except Exception:
+            log.exception("request %s failed", call.id)
+            await call.fail(
+                RequestError(status=500, code="internal_error", message="internal error")
+            )
+        finally:
+            self._manager.metrics.count_call(call.route or "other", call.status)
+            if self._manager.args.log_requests:
+                _log_call(call)
+
+
+def _log_call(call: HttpCall) -> None:
+    """A line without any text of the client's; of a call that reached no route a part of its path,
+    escaped."""
+    log.info(
+        "%s %s %s %d %.0f ms",
+        call.id,
+        call.method,
+        call.route or ascii(call.scope["path"][:64]),
+        call.status,
+        1000 * (time.perf_counter() - call.started),
+    )

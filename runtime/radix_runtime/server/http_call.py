@@ -1,0 +1,178 @@
+"""One HTTP call: its headers and body within limits, and its answer, whole or as events."""
+
+import asyncio
+import re
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..errors import RequestError
+from .tokenizer_manager import TokenizerManager
+
+BODY_IDLE = 10.0  # seconds without a byte of the body
+_MAX_HEADER_BYTES = 64 << 10
+_MAX_HEADERS = 100
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's own that is kept
+_EVENT_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+CLIENT_GONE = 499  # the status of a call whose client went away, as nginx has it
+
+to_json = msgspec.json.Encoder().encode
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """The body of every error. `code` is a string or null, never a number."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: RequestError, **headers: str) -> Response:
+    """The answer to a call that failed before anything was sent; `headers` are added to those that
+    belong to the status."""
+    if error.status == 503:
+        headers["retry-after"] = str(error.retry_after or 1)
+    elif error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    elif error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not read
+    return Response(
+        to_json(error_object(error)),
+        status_code=error.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+class HttpCall(Request):
+    """What a handler sees of a call, and how it answers.
+
+    `id` is the client's x-request-id or a new one. `started`: time.perf_counter(). `route` names
+    the endpoint in metrics; "" until the call has reached one. `is_admin`: the caller may do what
+    only an admin may. `warnings` go back with the answer. `status`: what was sent; 0: nothing so
+    far."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
+    ) -> None:
+        super().__init__(scope, receive, send)
+        self.manager = manager
+        self.started = time.perf_counter()
+        self.status = 0
+        self.warnings: list[str] = []
+        self.route = ""
+        self.is_admin = False
+        self._streaming = False
+        given = self.headers.get("x-request-id", "")
+        self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+    # The answer ---------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """The ASGI `send` of everything below: adds x-request-id and notes the status."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
+        await self._send(message)
+
+    async def respond(self, response: Response) -> None:
+        """Answers with a response of any kind."""
+        await response(self.scope, self.receive, self.send)
+
+    async def answer(self, value: Any) -> None:
+        """Answers with JSON; an object also gets the warnings."""
+        if self.warnings and isinstance(value, dict):
+            value = {**value, "warnings": self.warnings}
+        await self.respond(Response(to_json(value), media_type="application/json"))
+
+    async def write(self, frames: bytes, *, last: bool = False) -> None:
+        """Sends events; the status line goes out with the first. Waits while the client does not
+        read."""
+        if not self._streaming:
+            self._streaming = True
+            headers = Headers(_EVENT_STREAM).raw
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    async def fail(self, error: RequestError) -> None:
+        """Answers with the error object; after the first event as an event, and no [DONE]."""
+        if self.status == 0:
+            await self.respond(error_response(error))
+        elif self._streaming:
+            await self.write(event(error_object(error)), last=True)
+
+    # What the client sent -----------------------------------------------------------------
+
+    def check_headers(self) -> None:
+        """Raises RequestError 431 or 400."""
+        headers = self.scope["headers"]
+        size = sum(len(name) + len(value) for name, value in headers)
+        size += len(self.scope["path"]) + len(self.scope.get("query_string", b""))
+        if size > _MAX_HEADER_BYTES or len(headers) > _MAX_HEADERS:
+            raise RequestError(
+                status=431,
+                code="headers_too_large",
+                message=f"at most {_MAX_HEADERS} headers with {_MAX_HEADER_BYTES} bytes together",
+            )
+        if self.headers.get("upgrade", "").lower() == "websocket":  # other upgrades are only offers
+            raise RequestError(
+                status=400,
+                code="unsupported_upgrade",
+                message="this server takes no WebSocket connections",
+            )
+
+    async def read_body(self, limit: int) -> bytes:
+        """A JSON body of at most `limit` bytes. Raises RequestError 413, 415 or 408,
+        ClientDisconnect."""
+        # The parser has refused what is no number.
+        if int(self.headers.get("content-length", 0)) > limit:
+            raise _too_large(limit)
+        self._check_content_type()
+        body = bytearray()
+        parts = self.stream()
+        try:
+            while (part := await asyncio.wait_for(anext(parts, None), BODY_IDLE)) is not None:
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                status=408, code="request_timeout", message="the body did not arrive"
+            ) from None
+        return bytes(body)
+
+    def _check_content_type(self) -> None:
+        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise _unsupported("the content type must be application/json")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise _unsupported("Content-Encoding: a body must not be compressed")
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(
+        status=413, code="request_too_large", message=f"the body may have {limit} bytes"
+    )
+
+
+def _unsupported(message: str) -> RequestError:
+    return RequestError(status=415, code="unsupported_media_type", message=message)

@@ -1,0 +1,126 @@
+"""What the answers of /v1/chat/completions and /v1/completions share."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from .. import __version__
+from ..messages import FinishReason, Generate, TextDelta, num_ids
+from .answer import Answer
+from .generation import Scored, scored
+from .http_call import HttpCall, event
+from .protocol import OpenAIBody, StreamOptions
+from .submission import Batch
+
+
+class OpenAIAnswer(Answer):
+    """Choices of one shape and the usage. A prompt counts once in the usage, whatever its n.
+
+    `kind` is the `object` of the answer."""
+
+    def __init__(
+        self,
+        call: HttpCall,
+        body: OpenAIBody,
+        requests: list[Generate],
+        *,
+        name: str,
+        kind: str,
+    ) -> None:
+        super().__init__(call, body, requests=requests, name=name)
+        self.tokenizer = call.manager.tokenizer
+        self.sampling = requests[0].sampling
+        self._options = body.stream_options or StreamOptions()
+        self._started: set[int] = set()  # choices of which something was sent
+        self._cached: dict[str, int] = {}  # tokens of a prompt, by rid
+        self._completion = [0] * len(self.request_of)  # tokens of a choice
+        self._head = {
+            "id": self.name,
+            "object": kind,
+            "created": int(time.time()),
+            "model": call.manager.model_name,
+            "system_fingerprint": f"radix-{__version__}",
+        }
+
+    @abstractmethod
+    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+        """The whole choice, less index and finish reason."""
+
+    @abstractmethod
+    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+        """The chunks of a stream that `delta` gives, less the index. `first`: nothing of the choice
+        was sent before."""
+
+    def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
+        self._count(dict(enumerate(deltas)))
+        choices = []
+        for i, delta in enumerate(deltas):
+            choices.append({"index": i, **self.choice(i, delta), **finish_fields(delta.finish)})
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        self._count(batch)
+        usage = self._usage_so_far()
+        for choice, delta in batch.items():
+            first = choice not in self._started
+            self._started.add(choice)
+            for chunk in self.chunks(choice, delta, first):
+                frame = {**self._head, "choices": [{"index": choice, **chunk}], **usage}
+                if self.call.warnings:
+                    frame["warnings"] = self.call.warnings
+                    self.call.warnings = []  # only in the first frame
+                yield frame
+
+    def tail(self) -> bytes:
+        if not self._options.include_usage:
+            return b""
+        return event({**self._head, "choices": [], "usage": self._usage()})
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """What a frame of a stream tells of the usage."""
+        if self._options.continuous_usage_stats:
+            return {"usage": self._usage()}
+        if self._options.include_usage:
+            return {"usage": None}
+        return {}
+
+    def _count(self, batch: Batch) -> None:
+        for choice, delta in batch.items():
+            # The first choice of a prompt to start tells what the cache gave to the prompt; the
+            # others find it there by design.
+            self._cached.setdefault(self.request_of[choice].rid, delta.cached_tokens)
+            self._completion[choice] = delta.completion_tokens
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = sum(num_ids(request.input_ids) for request in self.requests)
+        completion = sum(self._completion)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
+
+    def scored_output(self, delta: TextDelta) -> list[tuple[Scored, bytes]]:
+        """The tokens of `delta` with logprobs, and the bytes of each that are shown."""
+        entries = [(entry, self.shown(entry.token)) for entry in scored(delta.logprobs)]
+        if entries and delta.finish is not None and not self.sampling.no_stop_trim:
+            last, _ = entries[-1]
+            if delta.finish.matched == last.token:
+                entries[-1] = (last, b"")  # nothing is shown of the stop token
+        return entries
+
+    def shown(self, token: int) -> bytes:
+        """The raw bytes of a token, so that those of all tokens make the text; one that is not
+        shown has none."""
+        if self.sampling.skip_special_tokens and token in self.tokenizer.special_ids:
+            return b""
+        return self.tokenizer.id_to_bytes(token)
+
+
+def finish_fields(finish: FinishReason | None) -> dict[str, Any]:
+    """`matched_stop` is the id or the string that ended the choice, else null."""
+    if finish is None:
+        return {"finish_reason": None, "matched_stop": None}
+    return {"finish_reason": finish.type, "matched_stop": finish.matched}

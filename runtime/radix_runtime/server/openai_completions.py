@@ -1,0 +1,128 @@
+"""POST /v1/completions."""
+
+import codecs
+from collections.abc import Iterator
+from typing import Any
+
+from ..messages import Generate, TextDelta
+from .answer import new_request
+from .generation import FLOOR, Scored, scored
+from .http_call import HttpCall
+from .openai_common import OpenAIAnswer, finish_fields
+from .protocol import OPENAI_NAMES, CompletionBody
+from .tokenizer_manager import new_id
+
+
+async def completions(call: HttpCall, body: CompletionBody) -> None:
+    """Continues each prompt. Raises RequestError."""
+    manager = call.manager
+    all_ids = await manager.encode(body.prompt, "prompt")
+    requests = []
+    for ids in all_ids:
+        request = new_request(manager, body, ids, param="prompt", names=OPENAI_NAMES)
+        if body.logprobs is not None:
+            request.return_logprob = True
+            request.top_logprobs = body.logprobs
+            request.logprob_start = 0 if body.echo else -1
+        requests.append(request)
+    echoed = [""] * len(requests)
+    if body.echo:
+        echoed = _given_texts(body.prompt) or await manager.decode(
+            all_ids, requests[0].sampling.skip_special_tokens
+        )
+    await CompletionAnswer(call, body, requests=requests, echoed=echoed).send()
+
+
+def _given_texts(prompt: str | list[Any]) -> list[str] | None:
+    """The prompts if they were given as text, else None."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return prompt if isinstance(prompt[0], str) else None
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """`text_completion`. `echoed`: the text that is shown before the choices of each prompt."""
+
+    def __init__(
+        self,
+        call: HttpCall,
+        body: CompletionBody,
+        *,
+        requests: list[Generate],
+        echoed: list[str],
+    ) -> None:
+        super().__init__(
+            call,
+            body,
+            requests=requests,
+            name=body.rid or new_id("cmpl-"),
+            kind="text_completion",
+        )
+        self._echoed: list[str] = []  # by choice
+        for request, text in zip(requests, echoed, strict=True):
+            self._echoed += [text] * request.sampling.n
+        self._offsets = [_TextOffset() for _ in self.request_of]
+
+    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+        return {
+            "text": self._echoed[choice] + delta.text,
+            "logprobs": self._logprobs(choice, delta),
+        }
+
+    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+        text = self._echoed[choice] + delta.text if first else delta.text
+        logprobs = self._logprobs(choice, delta)
+        if text or logprobs or delta.finish or first:
+            yield {"text": text, "logprobs": logprobs, **finish_fields(delta.finish)}
+
+    def _logprobs(self, choice: int, delta: TextDelta) -> dict[str, Any] | None:
+        """Of what `delta` brings, those of the prompt before those of the output."""
+        offset = self._offsets[choice]
+        prompt = scored(self.submission.prompt_logprobs.pop(choice, None))
+        output = self.scored_output(delta)
+        if not prompt and not output:
+            return None
+        offsets = []
+        for entry in prompt:
+            offsets.append(offset.advance(self._echoed_bytes(choice, entry.token, offset.position)))
+        for _, shown in output:
+            offsets.append(offset.advance(shown))
+        entries = [*prompt, *(entry for entry, _ in output)]
+        return {
+            "tokens": [self.tokenizer.id_to_text(entry.token) for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _echoed_bytes(self, choice: int, token: int, position: int) -> bytes:
+        """The bytes of a token of the prompt in the echo, which is at `position`. A special token
+        stands there only if the client has written it, or special tokens are shown."""
+        raw = self.tokenizer.id_to_bytes(token)
+        if token not in self.tokenizer.special_ids:
+            return raw
+        return raw if self._echoed[choice].startswith(raw.decode(), position) else b""
+
+    def _top(self, entry: Scored) -> dict[str, float] | None:
+        """The sampled token is always there; of tokens with the same text the likeliest is."""
+        if entry.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token, value in [*entry.top, (entry.token, entry.logprob)]:
+            text = self.tokenizer.id_to_text(token)
+            top[text] = max(value, top.get(text, FLOOR))
+        return top
+
+
+class _TextOffset:
+    """Where the next token of a choice begins, in characters of the text that the choice shows."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def advance(self, shown: bytes) -> int:
+        """The position of a token with these bytes."""
+        start = self.position
+        self.position += len(self._utf8.decode(shown))
+        return start

@@ -1,0 +1,171 @@
+"""POST /generate and /abort_request, as SGLang has them."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..errors import RequestError, refusal
+from ..messages import Generate, TextDelta
+from ..sampling_params import SamplingParams
+from .answer import Answer, new_request
+from .generation import native_output
+from .http_call import HttpCall, to_json
+from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
+from .submission import Batch
+from .tokenizer_manager import new_id
+
+_NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+
+
+async def generate(call: HttpCall, body: GenerateBody) -> None:
+    """Continues each prompt. Raises RequestError."""
+    manager = call.manager
+    param = require_one_of(body, "text", "input_ids")
+    all_ids = await manager.encode(getattr(body, param), param)
+    count = len(all_ids)
+    samplings = _spread(body.sampling_params, count, "sampling_params")
+    wanted = _wanted_logprobs(body, count)
+    requests = []
+    for ids, sampling, logprobs in zip(all_ids, samplings, wanted, strict=True):
+        if sampling is None:
+            sampling = GenerateSampling(**manager.sampling_defaults)
+        request = new_request(manager, sampling, ids, param=param, names=_NAMES)
+        logprobs.apply(request, len(ids))
+        requests.append(request)
+    await GenerateAnswer(call, body, requests=requests).send()
+
+
+async def abort_request(call: HttpCall, body: AbortBody) -> None:
+    """Aborts a request or all of them; always 200, however often it is asked. Raises
+    RequestError."""
+    if body.abort_all:
+        if not call.is_admin:
+            raise RequestError(
+                status=403, code="admin_key_required", message="abort_all needs the admin key"
+            )
+        count = call.manager.abort("")
+    elif body.rid:
+        count = call.manager.abort(body.rid)
+    else:
+        raise refusal("missing_field", "rid is required", "rid")
+    await call.answer({"aborting": count})
+
+
+def _spread(value: Any, count: int, param: str) -> list[Any]:
+    """One value for each of `count` prompts. Raises RequestError on a list of another length."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise refusal(
+            "invalid_value", f"{param} has {len(value)} entries for {count} prompts", param
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedLogprobs:
+    """The three fields of one prompt; `for_any`: those of another one in the call are wanted."""
+
+    wanted: bool | None
+    start: int | None
+    top: int | None
+    for_any: bool
+
+    def apply(self, request: Generate, prompt_length: int) -> None:
+        """Raises RequestError."""
+        if not self.wanted:
+            self._check_unwanted()
+            return
+        start = -1 if self.start is None else self.start
+        if not -1 <= start <= prompt_length:
+            raise refusal(
+                "invalid_value",
+                f"logprob_start_len must be in [-1, {prompt_length}]",
+                "logprob_start_len",
+            )
+        request.return_logprob = True
+        request.top_logprobs = self.top or 0
+        # The end of the prompt asks for no prompt logprobs, as -1 does.
+        request.logprob_start = -1 if start == prompt_length else start
+
+    def _check_unwanted(self) -> None:
+        asked = self.start not in (None, -1) or self.top
+        if asked and not self.for_any:
+            raise refusal(
+                "invalid_combination",
+                "logprob_start_len and top_logprobs_num need return_logprob",
+                "return_logprob",
+            )
+
+
+def _wanted_logprobs(body: GenerateBody, count: int) -> list[_WantedLogprobs]:
+    wanted = _spread(body.return_logprob, count, "return_logprob")
+    starts = _spread(body.logprob_start_len, count, "logprob_start_len")
+    tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
+    return [
+        _WantedLogprobs(wanted=wanted[i], start=starts[i], top=tops[i], for_any=any(wanted))
+        for i in range(count)
+    ]
+
+
+class GenerateAnswer(Answer):
+    """An object a choice; a single prompt with one choice is not put into a list. A stream repeats
+    all output so far unless the client asked for pieces."""
+
+    def __init__(self, call: HttpCall, body: GenerateBody, requests: list[Generate]) -> None:
+        name = body.rid if isinstance(body.rid, str) else new_id("")
+        super().__init__(call, body, requests=requests, name=name)
+        if isinstance(body.rid, list):  # a name for each request
+            names = _spread(body.rid, len(requests), "rid")
+            self.labels = dict(zip(self.labels, names, strict=True))
+        self._pieces = bool(body.incremental_streaming_output)
+        self._so_far: dict[int, dict[str, Any]] = {}
+        self._listed = _is_batch(body) or len(self.request_of) > 1
+        self._tokenizer = call.manager.tokenizer if body.return_text_in_logprobs else None
+
+    def whole(self, deltas: list[TextDelta]) -> Any:
+        results = [self._result(i, delta) for i, delta in enumerate(deltas)]
+        return results if self._listed else results[0]
+
+    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        for choice, delta in batch.items():
+            result = self._result(choice, delta)
+            if not self._pieces:
+                result = _appended(self._so_far.get(choice), result)
+                self._so_far[choice] = result
+            yield {"index": choice, **result} if self._listed else result
+
+    def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+        request = self.request_of[choice]
+        seconds = time.perf_counter() - self.call.started
+        delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
+        result = native_output(request, delta, seconds, self._tokenizer)
+        result["meta_info"]["id"] = self.labels[request.rid]
+        if self.call.warnings:
+            result["warnings"] = self.call.warnings
+        return result
+
+
+def _is_batch(body: GenerateBody) -> bool:
+    """Whether the client gave a list of prompts, be it of one."""
+    if body.input_ids is not None:
+        return not isinstance(body.input_ids[0], int)
+    return isinstance(body.text, list)
+
+
+def _appended(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """Both as one result. Entries of logprobs are encoded when they come, not in every event that
+    repeats them."""
+    meta = new["meta_info"]
+    for name, value in meta.items():
+        if isinstance(value, list):
+            meta[name] = [msgspec.Raw(to_json(entry)) for entry in value]
+            if old is not None:
+                meta[name] = old["meta_info"].get(name, []) + meta[name]
+    if old is not None:
+        new["text"] = old["text"] + new["text"]
+        new["output_ids"] = old["output_ids"] + new["output_ids"]
+    return new

@@ -1,0 +1,84 @@
+"""The requests of one HTTP call while they are open, and the mailbox of their output."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from ..errors import RequestError
+from ..messages import Generate, TextDelta
+from .generation import Choices
+
+Batch = dict[int, TextDelta]  # new pieces, by the number of their choice
+
+
+class Submission(Choices, AbstractContextManager["Submission"]):
+    """The requests of one HTTP call and the mailbox of their output, merged while nobody reads.
+    Leaving its `with` block aborts what still runs. Belongs to the event loop's thread.
+
+    `name` is what the client calls it, `started` when it came (time.perf_counter()); `close` is
+    called at the end of the `with` block."""
+
+    def __init__(
+        self,
+        name: str,
+        requests: Sequence[Generate],
+        started: float,
+        close: Callable[["Submission"], None],
+    ) -> None:
+        super().__init__(requests)
+        self.name = name
+        self.started = started
+        self._close = close
+        self._error: RequestError | None = None
+        self._news = asyncio.Event()
+
+    def add(self, delta: TextDelta) -> int:
+        self._news.set()
+        return super().add(delta)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends the call with `error`; the first one counts."""
+        if self._error is None:
+            self._error = error
+        self._news.set()
+
+    async def next_batch(self) -> Batch:
+        """New pieces; {} when all choices have ended. Raises RequestError after the last piece that
+        came before it."""
+        while not self.pieces:
+            if self._error is not None:
+                raise self._error
+            if not self.unfinished:
+                return {}
+            await self._next_event()
+        batch = self.pieces
+        self.pieces = {}
+        return batch
+
+    async def collect(self) -> list[TextDelta]:
+        """The whole output, one delta a choice. Raises RequestError."""
+        while self.unfinished and self._error is None:
+            await self._next_event()
+        if self._error is not None:
+            raise self._error
+        return [self.pieces[choice] for choice in sorted(self.pieces)]
+
+    async def _next_event(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def __exit__(self, *exc: object) -> None:
+        self._close(self)
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """What is kept of a request until its last choice has ended."""
+
+    rid: str
+    label: str  # what the client calls it
+    submission: Submission
+    choices_left: int
+    aborted: bool = False
+    last_token: dict[int, float] = field(default_factory=dict)  # when it came, by choice

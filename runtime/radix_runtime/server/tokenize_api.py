@@ -1,0 +1,48 @@
+"""POST /tokenize and /detokenize."""
+
+from typing import Any
+
+from ..errors import refusal
+from .answer import template_options
+from .http_call import HttpCall
+from .protocol import DetokenizeBody, TokenizeBody, require_one_of, template_messages
+from .tokenizer_manager import TokenizerManager
+
+_OF_PROMPTS = ("add_special_tokens",)
+_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
+
+
+async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
+    """Exactly the ids that the chat or the completions route would run. Raises RequestError."""
+    manager = call.manager
+    kind = require_one_of(body, "prompt", "messages")
+    for name in _OF_MESSAGES if kind == "prompt" else _OF_PROMPTS:
+        if getattr(body, name) is not None:
+            raise refusal("invalid_combination", f"{name} does nothing with {kind}", name)
+    lists = await _ids(manager, body)
+    counts = [len(ids) for ids in lists]
+    listed = isinstance(body.prompt, list)
+    await call.answer(
+        {
+            "tokens": lists if listed else lists[0],
+            "count": counts if listed else counts[0],
+            "max_model_len": manager.limits.context_length,
+        }
+    )
+
+
+async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[list[int]]:
+    if body.messages is None:
+        special_tokens = body.add_special_tokens is not False
+        return await manager.encode(body.prompt or [], "prompt", special_tokens)
+    options: dict[str, Any] = template_options(manager, body.chat_template_kwargs, None)
+    options["add_generation_prompt"] = body.add_generation_prompt is not False
+    return [await manager.encode_chat(template_messages(body.messages), **options)]
+
+
+async def detokenize(call: HttpCall, body: DetokenizeBody) -> None:
+    """The text of a list of ids, or of each of several. Raises RequestError."""
+    manager = call.manager
+    lists = await manager.encode(body.tokens, "tokens")
+    texts = await manager.decode(lists, body.skip_special_tokens)
+    await call.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})

@@ -1,0 +1,129 @@
+"""Fields of other servers' APIs that change nothing here, and those that are not built."""
+
+# One list for all routes: a field that some route has built is taken by that route (protocol.py),
+# whatever stands here.
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuilt:
+    """A field that is known and not built: `why` tells clients. Null and the `neutral` values pass,
+    as they ask for what happens anyway."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+    def passes(self, value: Any) -> bool:
+        """Whether `value` asks for nothing. True is not 1."""
+        if value is None:
+            return True
+        return any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            for neutral in self.neutral
+        )
+
+
+_BEAMS = "there is no beam search"
+_GRAMMAR = "output cannot be constrained yet"
+_HIDDEN = "only text, ids and logprobs are given out"
+_LORA = "adapters are not loaded"
+_MEDIA = "this server takes and gives text only"
+_PARALLEL = "there is one replica, which does its own prefill"
+_PROCESSOR = "clients cannot bring code"
+_REASONING = "reasoning is not parsed out of the text"
+_SESSION = "every request stands for itself; its prefix is cached anyway"
+_STOPS = "use stop or stop_token_ids"
+_TEMPLATE = "the chat template is the model's"
+_TOOLS = "tool calls are not parsed yet"
+
+HARMLESS = frozenset(
+    {
+        "annotations",
+        "cache_control",
+        "log_metrics",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "refusal",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+UNBUILT: dict[str, Unbuilt] = {
+    # The prompt
+    "add_generation_prompt": Unbuilt("an answer always begins a new message", (True,)),
+    "audio": Unbuilt(_MEDIA),
+    "audio_data": Unbuilt(_MEDIA, ([],)),
+    "chat_template": Unbuilt(_TEMPLATE),
+    "continue_final_message": Unbuilt("an answer always begins a new message", (False,)),
+    "echo": Unbuilt("only /v1/completions repeats the prompt", (False,)),
+    "image_data": Unbuilt(_MEDIA, ([],)),
+    "input_embeds": Unbuilt("a prompt is text or ids"),
+    "input_ids": Unbuilt("only /generate and /v1/completions take ids"),
+    "modalities": Unbuilt(_MEDIA, ([], ["text"])),
+    "prompt_embeds": Unbuilt("a prompt is text or ids"),
+    "session_params": Unbuilt(_SESSION),
+    "suffix": Unbuilt("text is not filled in before a suffix", ("",)),
+    "truncate_prompt_tokens": Unbuilt("a prompt that is too long is refused"),
+    "video_data": Unbuilt(_MEDIA, ([],)),
+    # Tools and reasoning
+    "function_call": Unbuilt(_TOOLS, ("none", "auto")),
+    "functions": Unbuilt(_TOOLS, ([],)),
+    "include_reasoning": Unbuilt(_REASONING, (True, False)),
+    "max_thinking_tokens": Unbuilt(_REASONING),
+    "separate_reasoning": Unbuilt(_REASONING, (True, False)),
+    "tool_call_id": Unbuilt(_TOOLS),
+    "tool_calls": Unbuilt(_TOOLS, ([],)),
+    "tool_choice": Unbuilt(_TOOLS, ("none", "auto")),
+    "tools": Unbuilt(_TOOLS, ([],)),
+    "verbosity": Unbuilt("the model has no such control", ("medium",)),
+    "web_search_options": Unbuilt("there is no web search"),
+    # Structured output
+    "allowed_token_ids": Unbuilt(_GRAMMAR),
+    "ebnf": Unbuilt(_GRAMMAR),
+    "guided_choice": Unbuilt(_GRAMMAR),
+    "guided_grammar": Unbuilt(_GRAMMAR),
+    "guided_json": Unbuilt(_GRAMMAR),
+    "guided_regex": Unbuilt(_GRAMMAR),
+    "json_schema": Unbuilt(_GRAMMAR),
+    "regex": Unbuilt(_GRAMMAR),
+    "response_format": Unbuilt(_GRAMMAR, ({"type": "text"},)),
+    "structural_tag": Unbuilt(_GRAMMAR),
+    "structured_outputs": Unbuilt(_GRAMMAR),
+    # Sampling
+    "bad_words": Unbuilt("use logit_bias", ([],)),
+    "beam_width": Unbuilt(_BEAMS),
+    "best_of": Unbuilt("choices are not ranked; use n", (1,)),
+    "custom_logit_processor": Unbuilt(_PROCESSOR),
+    "custom_params": Unbuilt(_PROCESSOR),
+    "early_stopping": Unbuilt(_BEAMS, (False,)),
+    "length_penalty": Unbuilt(_BEAMS, (1,)),
+    "logits_processors": Unbuilt(_PROCESSOR),
+    "lora_path": Unbuilt(_LORA),
+    "prediction": Unbuilt("there is no speculative decoding"),
+    "stop_regex": Unbuilt(_STOPS, ([],)),
+    "use_beam_search": Unbuilt(_BEAMS, (False,)),
+    # The answer
+    "include_obfuscation": Unbuilt("events are not padded", (False,)),
+    "prompt_logprobs": Unbuilt("use echo with logprobs, or logprob_start_len of /generate"),
+    "return_entropy": Unbuilt(_HIDDEN, (False,)),
+    "return_hidden_states": Unbuilt(_HIDDEN, (False,)),
+    "return_token_ids": Unbuilt("only /generate gives ids", (False,)),
+    "return_tokens_as_token_ids": Unbuilt("only /generate gives ids", (False,)),
+    "spaces_between_special_tokens": Unbuilt("no spaces are added", (True,)),
+    "stream_interval": Unbuilt("events come as soon as the client reads them"),
+    "token_ids_logprob": Unbuilt("use top_logprobs_num", ([],)),
+    # Where and when it runs
+    "background": Unbuilt("the answer comes with the call", (False,)),
+    "bootstrap_host": Unbuilt(_PARALLEL),
+    "bootstrap_port": Unbuilt(_PARALLEL),
+    "bootstrap_room": Unbuilt(_PARALLEL),
+    "data_parallel_rank": Unbuilt(_PARALLEL),
+    "priority": Unbuilt("requests have no priority", (0,)),
+}
