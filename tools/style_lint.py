@@ -25,7 +25,7 @@ MAX_FIELDS = 2  # positional arguments of a constructor
 
 DEFAULT_PATHS = ("runtime", "kernel/python", "bench", "tests", "tools", "examples")
 # Functions whose names are capitalised, and classes whose arguments are a sequence rather than fields.
-SEQUENCES = frozenset({"Path", "PurePosixPath", "Counter", "ChainMap", "Sequential"})
+SEQUENCES = frozenset({"Path", "PurePosixPath", "Counter", "ChainMap", "Sequential", "Server"})
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

@@ -7,6 +7,7 @@ detokenizer in another, as `serve` has them in processes.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ T = TypeVar("T")
 VOCAB = 1536
 CONTEXT = 256
 MODEL = "fake"
+LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}  # for a slow engine
 
 
 class _Outbox:
@@ -62,7 +64,12 @@ class Stack:
         self.args.validate()
         self.tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR, self.args.chat_template)
         self.engine = FakeEngine(
-            pages, self.args.page_size, 8, CONTEXT, vocab_size=VOCAB, lazy=False
+            num_pages=pages,
+            page_size=self.args.page_size,
+            max_rows=8,
+            max_context=CONTEXT,
+            vocab_size=VOCAB,
+            lazy=False,
         )
         self.delay = delay
         self.sent: list[Message] = []
@@ -72,16 +79,24 @@ class Stack:
         self._stepping = threading.Lock()
         self.running = threading.Event()  # cleared: the engine stands still
         self.running.set()
-        self._inbox, ids_in = LocalChannel(), LocalChannel()
-        to_api = self._to_api
-        scheduler_out = _Outbox(
-            {TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: to_api}
+        self._inbox = LocalChannel()
+        ids_in = LocalChannel()
+        self.scheduler = Scheduler(
+            args=self.args,
+            executor=self.engine,
+            inbox=self._inbox,
+            outbox=_Outbox(
+                {TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: self._to_api}
+            ),
+            eos_ids=[2],
         )
-        detokenizer_out = _Outbox(
-            {TextBatch: to_api, RequestFailed: to_api, TextStop: self._inbox.send}
+        self.detokenizer = Detokenizer(
+            tokenizer=self.tokenizer,
+            inbox=ids_in,
+            outbox=_Outbox(
+                {TextBatch: self._to_api, RequestFailed: self._to_api, TextStop: self._inbox.send}
+            ),
         )
-        self.scheduler = Scheduler(self.args, self.engine, self._inbox, scheduler_out, eos_ids=[2])
-        self.detokenizer = Detokenizer(self.tokenizer, ids_in, detokenizer_out)
         self._loop = asyncio.new_event_loop()
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
@@ -117,7 +132,13 @@ class Stack:
     def __enter__(self) -> Stack:
         self._listener = bind_port("127.0.0.1", 0)
         facts = SimpleNamespace(vocab_size=VOCAB, max_context=CONTEXT)
-        self.manager = TokenizerManager(self.args, facts, self.tokenizer, self, {})
+        self.manager = TokenizerManager(
+            args=self.args,
+            model=facts,  # type: ignore[arg-type]
+            tokenizer=self.tokenizer,
+            link=self,
+            defaults={},
+        )
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size
             self.manager.set_ready({"max_total_num_tokens": tokens})
@@ -168,3 +189,18 @@ class Stack:
 
     def sent_of(self, kind: type[Generate] | type[Abort] | type[Control]) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
+
+
+def events(text: str) -> list[Any]:
+    """The JSON of the events of a stream that has ended as it should."""
+    frames = text.split("\n\n")
+    assert frames.pop() == "" and frames.pop() == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def in_background(work: Callable[[], T]) -> tuple[threading.Thread, list[T]]:
+    """Runs `work` on a thread; its result is in the list after `join`."""
+    result: list[T] = []
+    thread = threading.Thread(target=lambda: result.append(work()), daemon=True)
+    thread.start()
+    return thread, result

@@ -8,8 +8,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
-INVALID, NOT_FOUND = "invalid_request_error", "not_found_error"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GENERATE = "/generate"
+INVALID = "invalid_request_error"
+NOT_FOUND = "not_found_error"
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,9 @@ class Bad:
     name: str
     path: str
     body: Any
-    status: int
     code: str
-    param: str | None
+    param: str | None = None
+    status: int = 400
     type: str = INVALID
     method: str = "POST"
     content_type: str = "application/json"
@@ -41,10 +44,19 @@ def good_request(model: str) -> dict[str, Any]:
     }
 
 
+def bad_call(
+    name: str, path: str, body: Any, code: str, param: str | None = None, **answer: Any
+) -> Bad:
+    """A line of the tables below; `answer`: what else differs from a 400."""
+    return Bad(name=name, path=path, body=body, code=code, param=param, **answer)
+
+
 def bad_requests(model: str, vocab: int, context: int) -> list[Bad]:
     return [
         *_bodies(),
-        *_chat(model, vocab, context),
+        *_chat_messages(model, context),
+        *_chat_sampling(model, vocab),
+        *_chat_options(model, context),
         *_completions(model, vocab, context),
         *_generate(vocab, context),
         *_others(vocab),
@@ -58,39 +70,39 @@ def _chat_body(model: str, **fields: Any) -> dict[str, Any]:
 def _bodies() -> list[Bad]:
     deep = b'{"messages":' + b"[" * 40 + b"]" * 40 + b"}"
     return [
-        Bad("no json", CHAT, b"{nope", 400, "invalid_json", None),
-        Bad("empty body", CHAT, b"", 400, "invalid_json", None),
-        Bad("truncated", COMPLETIONS, b'{"prompt":"a"', 400, "invalid_json", None),
-        Bad("not utf-8", CHAT, b'{"model":"\xff\xfe"}', 400, "invalid_json", None),
-        Bad("lone surrogate", CHAT, b'{"model":"\\ud800"}', 400, "invalid_json", None),
-        Bad("too deep", CHAT, deep, 400, "invalid_json", None),
-        Bad("far too deep", CHAT, b"[" * 100_000, 400, "invalid_json", None),
-        Bad("huge integer", CHAT, b'{"n":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
-        Bad("an array", CHAT, [1, 2], 400, "invalid_type", None),
-        Bad("NaN", CHAT, b'{"temperature":NaN}', 400, "invalid_type", "temperature"),
-        Bad("-Infinity", COMPLETIONS, b'{"top_p":-Infinity}', 400, "invalid_type", "top_p"),
-        Bad("1e999", CHAT, b'{"temperature":1e999}', 400, "invalid_type", "temperature"),
-        Bad("nested 1e999", GENERATE, b'{"sampling_params":{"min_p":1e999}}', 400,
+        bad_call("no json", CHAT, b"{nope", "invalid_json"),
+        bad_call("empty body", CHAT, b"", "invalid_json"),
+        bad_call("truncated", COMPLETIONS, b'{"prompt":"a"', "invalid_json"),
+        bad_call("not utf-8", CHAT, b'{"model":"\xff\xfe"}', "invalid_json"),
+        bad_call("lone surrogate", CHAT, b'{"model":"\\ud800"}', "invalid_json"),
+        bad_call("too deep", CHAT, deep, "invalid_json"),
+        bad_call("far too deep", CHAT, b"[" * 100_000, "invalid_json"),
+        bad_call("huge integer", CHAT, b'{"n":' + b"9" * 5000 + b"}", "invalid_json"),
+        bad_call("an array", CHAT, [1, 2], "invalid_type"),
+        bad_call("NaN", CHAT, b'{"temperature":NaN}', "invalid_type", "temperature"),
+        bad_call("-Infinity", COMPLETIONS, b'{"top_p":-Infinity}', "invalid_type", "top_p"),
+        bad_call("1e999", CHAT, b'{"temperature":1e999}', "invalid_type", "temperature"),
+        bad_call("nested 1e999", GENERATE, b'{"sampling_params":{"min_p":1e999}}',
             "invalid_type", "sampling_params.min_p"),
-        Bad("form", CHAT, b"a=b", 415, "unsupported_media_type", None,
+        bad_call("form", CHAT, b"a=b", "unsupported_media_type", status=415,
             content_type="application/x-www-form-urlencoded"),
-        Bad("no content type", CHAT, b"{}", 415, "unsupported_media_type", None, content_type=""),
-        Bad("gzip", CHAT, gzip.compress(b"{}"), 415, "unsupported_media_type", None,
+        bad_call("no content type", CHAT, b"{}", "unsupported_media_type", status=415,
+            content_type=""),
+        bad_call("gzip", CHAT, gzip.compress(b"{}"), "unsupported_media_type", status=415,
             headers=(("content-encoding", "gzip"),)),
     ]  # fmt: skip
 
 
-def _chat(model: str, vocab: int, context: int) -> list[Bad]:
+def _chat_messages(model: str, context: int) -> list[Bad]:
     user = {"role": "user", "content": "hi"}
     image = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
-    tool = {"type": "function", "function": {"name": "f"}}
 
-    def bad(name: str, status_code: str, param: str | None, **fields: Any) -> Bad:
-        return Bad(name, CHAT, _chat_body(model, **fields), 400, status_code, param)
+    def bad(name: str, code: str, param: str, **fields: Any) -> Bad:
+        return bad_call(name, CHAT, _chat_body(model, **fields), code, param)
 
     without = {k: v for k, v in good_request(model).items() if k != "messages"}
     return [
-        Bad("no messages", CHAT, without, 400, "missing_field", "messages"),
+        bad_call("no messages", CHAT, without, "missing_field", "messages"),
         bad("messages []", "empty_input", "messages", messages=[]),
         bad("messages text", "invalid_type", "messages", messages="hi"),
         bad("no role", "missing_field", "messages[0].role", messages=[{"content": "x"}]),
@@ -103,6 +115,18 @@ def _chat(model: str, vocab: int, context: int) -> list[Bad]:
             messages=[{"role": "user", "content": image}]),
         bad("assistant last", "invalid_value", "messages",
             messages=[user, {"role": "assistant", "content": "x"}]),
+        bad("too long", "context_length_exceeded", "messages",
+            messages=[{"role": "user", "content": "7 " * context}]),
+        bad("far too long", "context_length_exceeded", "messages",
+            messages=[{"role": "user", "content": "7" * 1_000_000}]),
+    ]  # fmt: skip
+
+
+def _chat_sampling(model: str, vocab: int) -> list[Bad]:
+    def bad(name: str, code: str, param: str, **fields: Any) -> Bad:
+        return bad_call(name, CHAT, _chat_body(model, **fields), code, param)
+
+    return [
         bad("temperature < 0", "invalid_value", "temperature", temperature=-0.1),
         bad("temperature text", "invalid_type", "temperature", temperature="0.5"),
         bad("temperature true", "invalid_type", "temperature", temperature=True),
@@ -132,6 +156,16 @@ def _chat(model: str, vocab: int, context: int) -> list[Bad]:
         bad("bias id", "invalid_value", "logit_bias", logit_bias={str(vocab): 1}),
         bad("bias value", "invalid_value", "logit_bias", logit_bias={"1": 101}),
         bad("bias key", "invalid_type", "logit_bias", logit_bias={"x": 1}),
+    ]
+
+
+def _chat_options(model: str, context: int) -> list[Bad]:
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    def bad(name: str, code: str, param: str, **fields: Any) -> Bad:
+        return bad_call(name, CHAT, _chat_body(model, **fields), code, param)
+
+    return [
         bad("top_logprobs 21", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=21),
         bad("top alone", "invalid_combination", "top_logprobs", top_logprobs=2),
         bad("logprobs 2", "invalid_type", "logprobs", logprobs=2),
@@ -146,24 +180,21 @@ def _chat(model: str, vocab: int, context: int) -> list[Bad]:
         bad("template", "unsupported_parameter", "chat_template", chat_template="{{ 1 }}"),
         bad("template variable", "unknown_parameter", "chat_template_kwargs.tokenize",
             chat_template_kwargs={"tokenize": True}),
-        bad("too long", "context_length_exceeded", "messages",
-            messages=[{"role": "user", "content": "7 " * context}]),
-        bad("far too long", "context_length_exceeded", "messages",
-            messages=[{"role": "user", "content": "7" * 1_000_000}]),
         bad("max_tokens", "context_length_exceeded", "messages", max_tokens=context),
-        Bad("other model", CHAT, _chat_body("gpt-99"), 404, "model_not_found",
-            "model", NOT_FOUND),
+        bad_call("other model", CHAT, _chat_body("gpt-99"), "model_not_found", "model",
+            status=404, type=NOT_FOUND),
     ]  # fmt: skip
 
 
 def _completions(model: str, vocab: int, context: int) -> list[Bad]:
     def bad(name: str, code: str, param: str | None, **fields: Any) -> Bad:
         body = {"model": model, "prompt": "hello", "max_tokens": 2, **fields}
-        return Bad(f"completions: {name}", COMPLETIONS, body, 400, code, param)
+        return bad_call(f"completions: {name}", COMPLETIONS, body, code, param)
 
     return [
-        Bad("completions: no prompt", COMPLETIONS, {"model": model}, 400, "missing_field",
-            "prompt"),
+        bad_call(
+            "completions: no prompt", COMPLETIONS, {"model": model}, "missing_field", "prompt"
+        ),
         bad("prompt ''", "empty_input", "prompt", prompt=""),
         bad("prompt []", "empty_input", "prompt", prompt=[]),
         bad("prompt [[]]", "empty_input", "prompt", prompt=[[]]),
@@ -185,7 +216,7 @@ def _completions(model: str, vocab: int, context: int) -> list[Bad]:
 
 def _generate(vocab: int, context: int) -> list[Bad]:
     def bad(name: str, code: str, param: str | None, **fields: Any) -> Bad:
-        return Bad(f"generate: {name}", GENERATE, fields, 400, code, param)
+        return bad_call(f"generate: {name}", GENERATE, fields, code, param)
 
     return [
         bad("nothing", "missing_field", "text"),
@@ -215,27 +246,36 @@ def _generate(vocab: int, context: int) -> list[Bad]:
 
 
 def _others(vocab: int) -> list[Bad]:
+    message = {"role": "user", "content": "x"}
+    special = {"messages": [message], "add_special_tokens": True}
+    generation = {"prompt": "a", "add_generation_prompt": False}
+    template = {"prompt": "a", "chat_template_kwargs": {}}
     embed = {"model": "x", "input": "a"}
+    lost = {"status": 404, "type": NOT_FOUND}
+    get = {"method": "GET"}
+    upgrade = (
+        ("connection", "Upgrade"),
+        ("upgrade", "WebSocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
+    )
     return [
-        Bad("detokenize: id", "/detokenize", {"tokens": [vocab]}, 400, "invalid_token_id",
-            "tokens"),
-        Bad("tokenize: nothing", "/tokenize", {}, 400, "missing_field", "prompt"),
-        Bad("tokenize: special tokens", "/tokenize", {"messages": [{"role": "user", "content": "x"}],
-            "add_special_tokens": True}, 400, "invalid_combination", "add_special_tokens"),
-        Bad("tokenize: generation", "/tokenize", {"prompt": "a", "add_generation_prompt": False},
-            400, "invalid_combination", "add_generation_prompt"),
-        Bad("tokenize: template", "/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, 400,
+        bad_call("detokenize: id", "/detokenize", {"tokens": [vocab]},
+            "invalid_token_id", "tokens"),
+        bad_call("tokenize: nothing", "/tokenize", {}, "missing_field", "prompt"),
+        bad_call("tokenize: special tokens", "/tokenize", special,
+            "invalid_combination", "add_special_tokens"),
+        bad_call("tokenize: generation", "/tokenize", generation,
+            "invalid_combination", "add_generation_prompt"),
+        bad_call("tokenize: template", "/tokenize", template,
             "invalid_combination", "chat_template_kwargs"),
-        Bad("abort: nothing", "/abort_request", {}, 400, "missing_field", "rid"),
-        Bad("embeddings", "/v1/embeddings", embed, 400, "unsupported_task", None),
-        Bad("no route", "/v1/nothing", {}, 404, "not_found", None, NOT_FOUND),
-        Bad("double slash", "//v1/models", b"", 404, "not_found", None, NOT_FOUND, "GET"),
-        Bad("wrong method", CHAT, b"", 405, "method_not_allowed", None, method="GET"),
-        Bad("delete", "/health", b"", 405, "method_not_allowed", None, method="DELETE"),
-        Bad("model", "/v1/models/none", b"", 404, "model_not_found", "model", NOT_FOUND, "GET"),
-        Bad("websocket", "/v1/realtime", b"", 400, "unsupported_upgrade", None, method="GET",
-            headers=(("connection", "Upgrade"), ("upgrade", "WebSocket"), ("sec-websocket-version", "13"),
-                     ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="))),
-        Bad("flush timeout", "/flush_cache?timeout=x", b"", 400, "invalid_value", "timeout",
-            method="GET"),
+        bad_call("abort: nothing", "/abort_request", {}, "missing_field", "rid"),
+        bad_call("embeddings", "/v1/embeddings", embed, "unsupported_task"),
+        bad_call("no route", "/v1/nothing", {}, "not_found", **lost),
+        bad_call("double slash", "//v1/models", b"", "not_found", **lost, **get),
+        bad_call("wrong method", CHAT, b"", "method_not_allowed", status=405, **get),
+        bad_call("delete", "/health", b"", "method_not_allowed", status=405, method="DELETE"),
+        bad_call("model", "/v1/models/none", b"", "model_not_found", "model", **lost, **get),
+        bad_call("websocket", "/v1/realtime", b"", "unsupported_upgrade", headers=upgrade, **get),
+        bad_call("flush timeout", "/flush_cache?timeout=x", b"", "invalid_value", "timeout", **get),
     ]  # fmt: skip

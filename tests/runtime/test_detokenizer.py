@@ -1,20 +1,16 @@
-"""The detokenizer against a slow oracle: decode everything, then look for the stop."""
+"""The detokenizer against a slow oracle, however its tokens are grouped."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections import deque
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from radix_runtime.hf import Tokenizer
 from radix_runtime.messages import (
@@ -31,54 +27,11 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.detokenizer import Detokenizer
-
-CORPUS = [
-    "the quick brown fox jumps over the lazy dog, and STOP means stop. END",
-    "München liegt an der Isar; naïve façade, Ærøskøbing — “quotes” and …dots…",
-    "人工智能是计算机科学的一个分支。日本語の文章もここにあります。한국어 문장",
-    "emoji 😀😃👩‍👩‍👧‍👦🇩🇪 and math ∀x∈ℝ: ⌈x⌉ = −⌊−x⌋",
-    "def f(x):\n    return x ** 2\t# tab\r\n",
-]
-SPECIAL = ["<|end|>", "<|pad|>"]
+from tests.runtime.detokenizer_oracle import full_text, make_tokenizer, oracle
 
 
-@lru_cache
-def make_tokenizer(kind: str) -> Tokenizer:
-    if kind == "byte_level":
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=400,
-            special_tokens=SPECIAL,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-    else:
-        backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        backend.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
-        trainer = trainers.BpeTrainer(
-            vocab_size=160,
-            special_tokens=[*SPECIAL, "<unk>"],
-            limit_alphabet=40,
-            show_progress=False,
-        )
-    backend.train_from_iterator(CORPUS, trainer)
-    if kind != "byte_level":
-        data = json.loads(backend.to_str())
-        vocab = data["model"]["vocab"]
-        for byte in range(256):
-            vocab[f"<0x{byte:02X}>"] = len(vocab)
-        backend = tokenizers.Tokenizer.from_str(json.dumps(data))
-    return Tokenizer(backend)
+def token_delta(*ids: int, choice: int = 0, **fields: Any) -> TokenDelta:
+    return TokenDelta(rid="r", choice=choice, ids=pack_ids(ids), **fields)
 
 
 class Harness:
@@ -87,7 +40,7 @@ class Harness:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.queue: deque[Any] = deque()
         self.sent: list[Any] = []
-        self.detokenizer = Detokenizer(tokenizer, self, self)
+        self.detokenizer = Detokenizer(tokenizer=tokenizer, inbox=self, outbox=self)
 
     def receive(self) -> list[Any]:
         messages = list(self.queue)
@@ -124,7 +77,10 @@ def run(
 ) -> tuple[str, list[int], FinishReason, int, list[TextStop]]:
     """Streams `parts`; returns text, ids, finish, completion_tokens, stops."""
     h = Harness(tokenizer)
-    text, ids, stops, last = "", [], [], None
+    text = ""
+    ids: list[int] = []
+    stops: list[TextStop] = []
+    last: TextDelta | None = None
     for i, part in enumerate(parts or [[]]):
         final = i == max(len(parts), 1) - 1
         delta = TokenDelta(
@@ -147,41 +103,6 @@ def run(
     assert last is not None and last.finish is not None
     assert h.detokenizer.streams == {}
     return text, ids, last.finish, last.completion_tokens, stops
-
-
-def full_text(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: bool = True) -> str:
-    """What `ids` add to the prompt, by the tokenizer's own decode of the whole."""
-    before = tokenizer.decode(prompt, skip_special_tokens=skip)
-    after = tokenizer.decode(prompt + ids, skip_special_tokens=skip)
-    assert after.startswith(before)
-    return after[len(before) :]
-
-
-def oracle(
-    tokenizer: Tokenizer, prompt: list[int], ids: list[int], sampling: SamplingParams
-) -> tuple[str, int, str | None]:
-    """(text, tokens, matched): grows the output token by token and decodes all of it each time."""
-    skip = sampling.skip_special_tokens
-    low = sampling.min_new_tokens
-    byte_level = tokenizer is make_tokenizer("byte_level")
-    whole = full_text(tokenizer, prompt, ids, skip)
-
-    def settled(n: int) -> str:
-        # Text that no later token can change: a trailing U+FFFD may still become a character. Byte
-        # fallback decodes a whole run of byte tokens as U+FFFD while its end is incomplete.
-        text = full_text(tokenizer, prompt, ids[:n], skip)
-        if n == len(ids) or not text.endswith("\ufffd"):
-            return text
-        return text.rstrip("\ufffd") if byte_level else settled(n - 1)
-
-    ignored = len(settled(min(low, len(ids))))
-    for n in range(low + 1, len(ids) + 1):
-        text = settled(n)
-        hits = [(i + len(s), i, s) for s in sampling.stop if (i := text.find(s, ignored)) >= 0]
-        if hits:
-            end, start, stop = min(hits)
-            return text[: end if sampling.no_stop_trim else start], n, stop
-    return whole, len(ids), None
 
 
 words = st.text(
@@ -283,9 +204,9 @@ def test_incomplete_character_is_held_and_flushed() -> None:
     h = Harness(tokenizer)
     for i, token in enumerate(parts[:3]):
         first = SamplingParams() if i == 0 else None
-        h.feed(TokenBatch([TokenDelta("r", 0, pack_ids([token]), sampling=first)]))
+        h.feed(TokenBatch([token_delta(token, sampling=first)]))
         assert [d.text for d in h.text_deltas()] == [""]
-    h.feed(TokenBatch([TokenDelta("r", 0, b"", finish=FinishReason("length"))]))
+    h.feed(TokenBatch([token_delta(finish=FinishReason("length"))]))
     assert [d.text for d in h.text_deltas()] == ["\ufffd"]
 
 
@@ -303,7 +224,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     )
     h = Harness(tokenizer)
     sampling = SamplingParams(stop=["STOP"])
-    h.feed(TokenBatch([TokenDelta("r", 3, pack_ids(ids), sampling=sampling, logprobs=logprobs)]))
+    h.feed(TokenBatch([token_delta(*ids, choice=3, sampling=sampling, logprobs=logprobs)]))
     (stop,) = [m for m in h.sent if isinstance(m, TextStop)]
     (delta,) = h.text_deltas()
     used = stop.n_tokens
@@ -317,7 +238,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     assert delta.logprobs is not None
     assert len(delta.logprobs.logprobs) == 4 * used and len(delta.logprobs.top_ids) == 8 * used
     assert h.detokenizer.streams == {}
-    late = TokenDelta("r", 3, pack_ids([5]), finish=FinishReason("length"))
+    late = token_delta(5, choice=3, finish=FinishReason("length"))
     assert h.feed(TokenBatch([late])) == []
 
 
@@ -363,18 +284,18 @@ def test_held_text_is_flushed_on_abort_and_nothing_stays() -> None:
     h = Harness(tokenizer)
     ids = tokenizer.encode("fooST")
     sampling = SamplingParams(stop=["STOP"])
-    h.feed(TokenBatch([TokenDelta("r", 0, pack_ids(ids), sampling=sampling)]))
+    h.feed(TokenBatch([token_delta(*ids, sampling=sampling)]))
     assert h.text_deltas()[0].text == "foo"
-    h.feed(TokenBatch([TokenDelta("r", 0, b"", finish=FinishReason("abort", message="gone"))]))
+    h.feed(TokenBatch([token_delta(finish=FinishReason("abort", message="gone"))]))
     assert h.text_deltas()[0].text == "ST" and h.detokenizer.streams == {}
 
 
 def test_failure_follows_the_text_and_forgets_all_choices() -> None:
     tokenizer = make_tokenizer("byte_level")
     h = Harness(tokenizer)
-    deltas = [TokenDelta("r", c, pack_ids([70]), sampling=SamplingParams()) for c in range(3)]
-    failed = RequestFailed("r", 500, "internal_error", "not finite")
-    sent = h.feed(TokenBatch(deltas), failed, TokenBatch([TokenDelta("r", 0, pack_ids([71]))]))
+    deltas = [token_delta(70, choice=c, sampling=SamplingParams()) for c in range(3)]
+    failed = RequestFailed(rid="r", status=500, code="internal_error", message="not finite")
+    sent = h.feed(TokenBatch(deltas), failed, TokenBatch([token_delta(71)]))
     assert [type(m) for m in sent] == [TextBatch, RequestFailed]
     assert h.detokenizer.streams == {}
 

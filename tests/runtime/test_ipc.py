@@ -43,11 +43,11 @@ class Net:
         self.open: list[ipc.Receiver | ipc.Sender] = []
 
     def receiver(self, name: str) -> ipc.Receiver:
-        self.open.append(ipc.Receiver(self.directory, name, TOKEN))
+        self.open.append(ipc.Receiver(directory=self.directory, name=name, token=TOKEN))
         return self.open[-1]  # type: ignore[return-value]
 
     def sender(self, name: str, token: bytes = TOKEN) -> ipc.Sender:
-        self.open.append(ipc.Sender(self.directory, name, token))
+        self.open.append(ipc.Sender(directory=self.directory, name=name, token=token))
         return self.open[-1]  # type: ignore[return-value]
 
     def raw(self, target: str) -> zmq.Socket[bytes]:
@@ -67,7 +67,12 @@ def net() -> Iterator[Net]:
 
 
 def generate(i: int, n: int = 3) -> Generate:
-    return Generate(f"r{i}", pack_ids(range(n)), SamplingParams(stop=["é"], seed=i))
+    sampling = SamplingParams(stop=["é"], seed=i)
+    return Generate(rid=f"r{i}", input_ids=pack_ids(range(n)), sampling=sampling)
+
+
+def text_delta(rid: str) -> TextDelta:
+    return TextDelta(rid=rid, choice=0, ids=b"", text="x")
 
 
 def take(receiver: ipc.Receiver, count: int) -> list[object]:
@@ -85,8 +90,9 @@ def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
     for message in sent:
         api.send(message)
     assert take(inbox, len(sent)) == sent
-    detokenizer.send(TextStop("é", 0, 3))
-    assert take(inbox, 1) == [TextStop("é", 0, 3)]
+    stop = TextStop(rid="é", choice=0, n_tokens=3)
+    detokenizer.send(stop)
+    assert take(inbox, 1) == [stop]
     assert inbox.receive() == [] and not inbox.wait(0)
 
 
@@ -94,13 +100,13 @@ def test_routes_by_type(net: Net) -> None:
     at_api, at_detokenizer = net.receiver(API), net.receiver(DETOKENIZER)
     net.receiver(SCHEDULER)
     scheduler, detokenizer = net.sender(SCHEDULER), net.sender(DETOKENIZER)
-    failed = RequestFailed("r", 500, "internal_error", "x")
+    failed = RequestFailed(rid="r", status=500, code="internal_error", message="x")
     scheduler.send(TokenBatch([]))
     scheduler.send(failed)
     scheduler.send(ControlReply(1, True))
     assert take(at_detokenizer, 2) == [TokenBatch([]), failed]
     assert take(at_api, 1) == [ControlReply(1, True)]
-    detokenizer.send(TextBatch([TextDelta("r", 0, b"", text="x")]))
+    detokenizer.send(TextBatch([text_delta("r")]))
     detokenizer.send(failed)
     assert take(at_api, 2)[1] == failed
     with pytest.raises(KeyError):
@@ -184,10 +190,10 @@ def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.Mo
 def test_a_socket_that_nobody_else_keeps_ends_a_wait(net: Net) -> None:
     """As the one that a signal makes readable."""
     ours, theirs = socket.socketpair()
-    receiver = ipc.Receiver(net.directory, SCHEDULER, TOKEN, ours)
+    receiver = ipc.Receiver(directory=net.directory, name=SCHEDULER, token=TOKEN, wake=ours)
     net.open.append(receiver)
     del ours
-    threading.Timer(0.2, theirs.send, (b"x",)).start()
+    threading.Timer(0.2, lambda: theirs.send(b"x")).start()
     start = time.monotonic()
     assert not receiver.wait(10.0)
     assert 0.1 < time.monotonic() - start < 5
@@ -212,7 +218,7 @@ def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def flood() -> None:
         for i in range(count):
-            detokenizer.send(TextBatch([TextDelta(str(i), 0, b"", text="x")]))
+            detokenizer.send(TextBatch([text_delta(str(i))]))
             if i % 500 == 0:
                 time.sleep(0.02)
 

@@ -48,7 +48,14 @@ def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None
     heartbeats = Heartbeats()
     args = ServerArgs(model_path="/no/such/model")
     child = ChildProcess(
-        Launch(role, args, str(trapped), b"token", os.getpid(), heartbeats.descriptor)
+        Launch(
+            role=role,
+            args=args,
+            directory=str(trapped),
+            token=b"token",
+            parent=os.getpid(),
+            heartbeat_fd=heartbeats.descriptor,
+        )
     )
     try:
         report = os.read(child.status, 1 << 16)
@@ -64,7 +71,11 @@ def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.M
         "radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module)
     )
     with pytest.raises((AttributeError, AssertionError)):  # there is no process behind it
-        TPExecutor(ServerArgs(tp_size=2, device="cpu"), None, lambda reason: None)  # type: ignore[arg-type]
+        TPExecutor(
+            args=ServerArgs(tp_size=2, device="cpu"),
+            config=None,  # type: ignore[arg-type]
+            on_death=lambda reason: None,
+        )
     assert started == ["radix_runtime.engine.worker"]
 
 

@@ -98,7 +98,9 @@ def test_paths() -> None:
     assert refusal(GenerateBody, {"sampling_params": [{}, {"n": "x"}]}).param == (
         "sampling_params[1].n"
     )
-    assert refusal(GenerateBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
+    assert (
+        refusal(GenerateBody, {"sampling_params": [{"zzz": 1}]}).param == "sampling_params[0].zzz"
+    )
     deep = b'{"a":{"b":[1,{"c":NaN}]}}'
     assert refusal(ChatBody, deep).param == "a.b[1].c"
 

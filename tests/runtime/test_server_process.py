@@ -38,7 +38,9 @@ def test_openai_client(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     kwargs = {"model": "radix-demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**kwargs)
-    text, reasons, usage = "", [], None
+    text = ""
+    reasons = []
+    usage = None
     options = {"include_usage": True}
     for chunk in client.chat.completions.create(**kwargs, stream=True, stream_options=options):
         usage = chunk.usage or usage
@@ -93,7 +95,8 @@ def test_idle_processes_sleep(server: Server) -> None:
 
 
 def test_mistakes_of_clients_are_answered_and_not_logged(server: Server) -> None:
-    before, port = server.log(), int(server.url.rpartition(":")[2])
+    before = server.log()
+    port = int(server.url.rpartition(":")[2])
     upgrade = b"GET /%s HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\nupgrade: %s\r\n%s\r\n"
     socket_key = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     for data, status in (

@@ -36,7 +36,7 @@ from radix_runtime.server.submission import Submission
 from radix_runtime.server.tokenizer_manager import TokenizerManager
 
 TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
-DEAD = RequestError(500, "engine_dead", "the engine has died")
+DEAD = RequestError(status=500, code="engine_dead", message="the engine has died")
 
 
 class RecordingLink:
@@ -47,7 +47,9 @@ class RecordingLink:
     def send(self, message: Message) -> None:
         if self.refuse_after is not None and isinstance(message, Generate):
             if self.refuse_after == 0:
-                raise RequestError(503, "engine_overloaded", "full", retry_after=1)
+                raise RequestError(
+                    status=503, code="engine_overloaded", message="full", retry_after=1
+                )
             self.refuse_after -= 1
         self.sent.append(message)
 
@@ -58,18 +60,32 @@ class RecordingLink:
 def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
     link = RecordingLink()
     facts = SimpleNamespace(vocab_size=1536, max_context=128)
-    manager = TokenizerManager(ServerArgs(**settings), facts, TOKENIZER, link, {})
+    manager = TokenizerManager(
+        args=ServerArgs(**settings), model=facts, tokenizer=TOKENIZER, link=link, defaults={}
+    )
     manager.set_ready({"max_total_num_tokens": 1024})
     return manager, link
 
 
 def delta(rid: str, choice: int, *ids: int, end: str | None = None, text: str = "x") -> TextDelta:
     finish = None if end is None else FinishReason(end)  # type: ignore[arg-type]
-    return TextDelta(rid, choice, pack_ids(ids), finish, completion_tokens=len(ids), text=text)
+    return TextDelta(
+        rid=rid,
+        choice=choice,
+        ids=pack_ids(ids),
+        finish=finish,
+        completion_tokens=len(ids),
+        text=text,
+    )
+
+
+def failure(rid: str) -> RequestFailed:
+    return RequestFailed(rid=rid, status=500, code="internal_error", message="late")
 
 
 def prompt(n: int = 1) -> Generate:
-    return Generate("", pack_ids([5, 6]), SamplingParams(n=n, max_new_tokens=4))
+    sampling = SamplingParams(n=n, max_new_tokens=4)
+    return Generate(rid="", input_ids=pack_ids([5, 6]), sampling=sampling)
 
 
 def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Submission:
@@ -77,9 +93,8 @@ def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Su
     labels = [name] if len(requests) == 1 else [f"{name}-{i}" for i in range(len(requests))]
     for request, label in zip(requests, labels, strict=True):
         request.rid = request.rid or label
-    return manager.submit(
-        requests, name, {r.rid: label for r, label in zip(requests, labels, strict=True)}
-    )
+    rids = [request.rid for request in requests]
+    return manager.submit(requests, name, dict(zip(rids, labels, strict=True)))
 
 
 def is_empty(manager: TokenizerManager) -> bool:
@@ -116,7 +131,13 @@ def test_batches_merge_while_nobody_reads() -> None:
 def test_merged_logprobs_keep_their_order() -> None:
     def part(*ids: int) -> Logprobs:
         values = np.asarray(ids, "<f4").tobytes()
-        return Logprobs(pack_ids(ids), values, 1, pack_ids(ids), values)
+        return Logprobs(
+            ids=pack_ids(ids),
+            logprobs=values,
+            top_n=1,
+            top_ids=pack_ids(ids),
+            top_logprobs=values,
+        )
 
     async def work() -> None:
         manager, _ = build()
@@ -142,7 +163,7 @@ def test_leaving_early_aborts_once_and_only_what_runs() -> None:
         assert (manager.counts.ok, manager.counts.aborted) == (1, 1) and is_empty(manager)
         # What was still under way is ignored.
         manager.handle(TextBatch([delta("a-1", 0, 1, end="abort")]))
-        manager.handle(RequestFailed("a-1", 500, "internal_error", "late"))
+        manager.handle(failure("a-1"))
         assert is_empty(manager)
 
     run(work)
@@ -153,7 +174,9 @@ def test_a_failed_request_ends_its_call() -> None:
         manager, link = build()
         with submit(manager, [prompt(), prompt()], "a") as submission:
             manager.handle(TextBatch([delta("a-1", 0, 1)]))
-            failed = RequestFailed("a-0", 503, "engine_overloaded", "full", retry_after=3)
+            failed = RequestFailed(
+                rid="a-0", status=503, code="engine_overloaded", message="full", retry_after=3
+            )
             manager.handle(failed)
             assert set(await submission.next_batch()) == {1}  # what came before it
             with pytest.raises(RequestError) as caught:
@@ -186,7 +209,8 @@ def test_engine_death_reaches_everybody_once() -> None:
         waiting = [asyncio.create_task(s.collect()) for s in submissions]
         await asyncio.sleep(0)
         manager.fail_all(DEAD)
-        manager.fail_all(RequestError(503, "not_ready", "a second reason changes nothing"))
+        second = "a second reason changes nothing"
+        manager.fail_all(RequestError(status=503, code="not_ready", message=second))
         for task in [*waiting, control]:
             with pytest.raises(RequestError, match="died"):
                 await task
@@ -236,16 +260,20 @@ def test_abort_by_request_and_by_call() -> None:
 def test_wrong_messages_are_an_error() -> None:
     manager, _ = build()
     with pytest.raises(TypeError, match="TextStop"):
-        manager.handle(TextStop("a", 0, 1))
+        manager.handle(TextStop(rid="a", choice=0, n_tokens=1))
 
 
 def test_long_texts_are_refused_unread() -> None:
     async def work() -> None:
         manager, _ = build()
         encoded: list[str] = []
-        encode = TOKENIZER.encode
+
+        def spy_encode(text: str, special: bool) -> list[int]:
+            encoded.append(text)
+            return TOKENIZER.encode(text, special)
+
         spy = SimpleNamespace(
-            encode=lambda text, special: encoded.append(text) or encode(text, special),
+            encode=spy_encode,
             max_token_bytes=TOKENIZER.max_token_bytes,
             changes_length=TOKENIZER.changes_length,
         )
@@ -270,12 +298,13 @@ def test_a_name_that_is_used_again_gets_nothing_of_what_was_under_way() -> None:
     async def work() -> None:
         manager, link = build()
         with submit(manager, [prompt()], "job") as first:
+            again = prompt()
             with pytest.raises(RequestError, match="in use"):
-                manager.submit([again := prompt()], "job", {again.rid: "job"})
+                manager.submit([again], "job", {again.rid: "job"})
         again.rid = "r2"
         with manager.submit([again], "job", {"r2": "job"}) as second:
             manager.handle(TextBatch([delta("job", 0, 1, end="abort", text="of somebody else")]))
-            manager.handle(RequestFailed("job", 500, "internal_error", "late"))
+            manager.handle(failure("job"))
             manager.close(first)
             assert manager.abort("job") == 1 and link.rids(Abort) == ["job", "r2"]
             manager.handle(TextBatch([delta("r2", 0, 2, end="stop", text="mine")]))
@@ -314,7 +343,8 @@ def test_admission_is_exact(
     room = min(context, pool)
     sampling = SamplingParams(max_new_tokens=wanted, top_k=10**30)
     lowered = wanted is None or clip
-    fits = length + 1 <= room if lowered and wanted != 0 else length + (wanted or 0) <= room
+    least = 1 if lowered and wanted != 0 else wanted or 0  # new tokens
+    fits = length + least <= room
     try:
         got = limits.admit([1] * length, sampling, "prompt", {}, clip)
     except RequestError as error:
@@ -323,9 +353,10 @@ def test_admission_is_exact(
         assert error.status == 400 and error.code in exceeded
         return
     assert fits and got.max_new_tokens is not None and length + got.max_new_tokens <= room
-    assert got.max_new_tokens == (
-        room - length if wanted is None else min(wanted, room - length) if clip else wanted
-    )
+    expected = room - length if wanted is None else wanted
+    if clip:
+        expected = min(expected, room - length)
+    assert got.max_new_tokens == expected
     assert got.top_k == 10
 
 
@@ -350,7 +381,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                     end = random.choice(["stop", "abort"]) if action == "R" else None
                     manager.handle(TextBatch([delta(rid, 0, 1, end=end)]))
                 elif action == "f":
-                    manager.handle(RequestFailed(rid, 500, "internal_error", "x"))
+                    manager.handle(failure(rid))
                 else:
                     manager.abort(rid)
             counts = manager.counts
