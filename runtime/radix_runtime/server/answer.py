@@ -9,6 +9,7 @@ import msgspec
 from ..errors import refusal
 from ..messages import Call, Generate, TextDelta
 from ..sampling_params import SamplingParams
+from .generation import by_choice
 from .http_call import HttpCall, event
 from .protocol import GenerateBody, OpenAIBody, Sampling, TemplateOptions
 from .submission import Batch, Submission
@@ -74,26 +75,17 @@ class Answer(ABC):
         self.call = call
         self.requests = requests
         self.name = name
-        self.labels = self._labels()
-        self.request_of: list[Generate] = []
-        for request in requests:
-            self.request_of += [request] * request.sampling.n
+        self.labels = {request.rid: f"{name}-{i}" for i, request in enumerate(requests)}
+        if len(requests) == 1:
+            self.labels = {requests[0].rid: name}
+        self.request_of = by_choice(requests)
         self.submission: Submission
         self._stream = bool(body.stream)
-        self._complete_requests(body)
-
-    def _labels(self) -> dict[str, str]:
-        if len(self.requests) == 1:
-            return {self.requests[0].rid: self.name}
-        return {request.rid: f"{self.name}-{i}" for i, request in enumerate(self.requests)}
-
-    def _complete_requests(self, body: OpenAIBody | GenerateBody) -> None:
-        """What the requests of a call have in common."""
         keys = [key for key in (body.cache_salt, body.extra_key) if key]
-        for request in self.requests:
+        for request in requests:
             request.stream = self._stream
             request.extra_key = "\x1f".join(keys) or None
-            request.call = Call(name=self.requests[0].rid, num_choices=len(self.request_of))
+            request.call = Call(name=requests[0].rid, num_choices=len(self.request_of))
 
     async def send(self) -> None:
         """Runs the requests and answers the call. Raises RequestError."""

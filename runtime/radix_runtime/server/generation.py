@@ -22,6 +22,14 @@ def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
     return dict(load_generation_config(model_dir).sampling_defaults())
 
 
+def by_choice(requests: Sequence[Generate]) -> list[Generate]:
+    """The request of each choice; choices are numbered through all requests."""
+    request_of = []
+    for request in requests:
+        request_of += [request] * request.sampling.n
+    return request_of
+
+
 class Choices:
     """What has come of some requests: `pieces`, merged by choice. Choices are numbered through all
     requests; `request_of[i]` is the request of choice i. `prompt_logprobs`, by choice, come with
@@ -29,11 +37,10 @@ class Choices:
 
     def __init__(self, requests: Sequence[Generate]) -> None:
         self.requests = requests
-        self.request_of: list[Generate] = []
+        self.request_of = by_choice(requests)
         self._first: dict[str, int] = {}  # number of the first choice, by rid
-        for request in requests:
-            self._first[request.rid] = len(self.request_of)
-            self.request_of += [request] * request.sampling.n
+        for choice, request in enumerate(self.request_of):
+            self._first.setdefault(request.rid, choice)
         self.unfinished = len(self.request_of)
         self.pieces: dict[int, TextDelta] = {}
         self.prompt_logprobs: dict[int, Logprobs] = {}

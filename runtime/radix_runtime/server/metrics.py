@@ -72,9 +72,11 @@ class Metrics:
         self._stats: Mapping[str, float] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self.first = self._histogram("time_to_first_token", "arrival to first token")
-        self.between = self._histogram("inter_token_latency", "time between tokens of a choice")
-        self.whole = self._histogram(
+        self.time_to_first_token = self._histogram("time_to_first_token", "arrival to first token")
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency", "time between tokens of a choice"
+        )
+        self.request_latency = self._histogram(
             "e2e_request_latency", "arrival to last token of requests that ended ok"
         )
         self._http = Counter(

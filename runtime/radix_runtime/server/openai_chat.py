@@ -42,13 +42,13 @@ class ChatAnswer(OpenAIAnswer):
             kind="chat.completion.chunk" if body.stream else "chat.completion",
         )
 
-    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+    def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
         return {
             "message": {"role": "assistant", "content": delta.text},
             "logprobs": self._logprobs(delta),
         }
 
-    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
         """The role alone, then content, then the finish reason alone."""
         if first:
             yield _chunk({"role": "assistant", "content": ""})

@@ -44,29 +44,30 @@ class OpenAIAnswer(Answer):
         }
 
     @abstractmethod
-    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
-        """The whole choice, less index and finish reason."""
+    def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        """The whole choice number `index`, less index and finish reason."""
 
     @abstractmethod
-    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
-        """The chunks of a stream that `delta` gives, less the index. `first`: nothing of the choice
-        was sent before."""
+    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+        """The chunks of choice number `index` that `delta` gives in a stream, less the index.
+        `first`: nothing of the choice was sent before."""
 
     def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
         self._count(dict(enumerate(deltas)))
         choices = []
-        for i, delta in enumerate(deltas):
-            choices.append({"index": i, **self.choice(i, delta), **finish_fields(delta.finish)})
+        for index, delta in enumerate(deltas):
+            choice = {"index": index, **self.choice(index, delta), **finish_fields(delta.finish)}
+            choices.append(choice)
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
         self._count(batch)
         usage = self._usage_so_far()
-        for choice, delta in batch.items():
-            first = choice not in self._started
-            self._started.add(choice)
-            for chunk in self.chunks(choice, delta, first):
-                frame = {**self._head, "choices": [{"index": choice, **chunk}], **usage}
+        for index, delta in batch.items():
+            first = index not in self._started
+            self._started.add(index)
+            for chunk in self.chunks(index, delta, first):
+                frame = {**self._head, "choices": [{"index": index, **chunk}], **usage}
                 if self.call.warnings:
                     frame["warnings"] = self.call.warnings
                     self.call.warnings = []  # only in the first frame
@@ -86,11 +87,11 @@ class OpenAIAnswer(Answer):
         return {}
 
     def _count(self, batch: Batch) -> None:
-        for choice, delta in batch.items():
+        for index, delta in batch.items():
             # The first choice of a prompt to start tells what the cache gave to the prompt; the
             # others find it there by design.
-            self._cached.setdefault(self.request_of[choice].rid, delta.cached_tokens)
-            self._completion[choice] = delta.completion_tokens
+            self._cached.setdefault(self.request_of[index].rid, delta.cached_tokens)
+            self._completion[index] = delta.completion_tokens
 
     def _usage(self) -> dict[str, Any]:
         prompt = sum(num_ids(request.input_ids) for request in self.requests)

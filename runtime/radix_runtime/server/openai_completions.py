@@ -63,28 +63,28 @@ class CompletionAnswer(OpenAIAnswer):
             self._echoed += [text] * request.sampling.n
         self._offsets = [_TextOffset() for _ in self.request_of]
 
-    def choice(self, choice: int, delta: TextDelta) -> dict[str, Any]:
+    def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
         return {
-            "text": self._echoed[choice] + delta.text,
-            "logprobs": self._logprobs(choice, delta),
+            "text": self._echoed[index] + delta.text,
+            "logprobs": self._logprobs(index, delta),
         }
 
-    def chunks(self, choice: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
-        text = self._echoed[choice] + delta.text if first else delta.text
-        logprobs = self._logprobs(choice, delta)
+    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+        text = self._echoed[index] + delta.text if first else delta.text
+        logprobs = self._logprobs(index, delta)
         if text or logprobs or delta.finish or first:
             yield {"text": text, "logprobs": logprobs, **finish_fields(delta.finish)}
 
-    def _logprobs(self, choice: int, delta: TextDelta) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         """Of what `delta` brings, those of the prompt before those of the output."""
-        offset = self._offsets[choice]
-        prompt = scored(self.submission.prompt_logprobs.pop(choice, None))
+        offset = self._offsets[index]
+        prompt = scored(self.submission.prompt_logprobs.pop(index, None))
         output = self.scored_output(delta)
         if not prompt and not output:
             return None
         offsets = []
         for entry in prompt:
-            offsets.append(offset.advance(self._echoed_bytes(choice, entry.token, offset.position)))
+            offsets.append(offset.advance(self._echoed_bytes(index, entry.token, offset.position)))
         for _, shown in output:
             offsets.append(offset.advance(shown))
         entries = [*prompt, *(entry for entry, _ in output)]
@@ -95,13 +95,13 @@ class CompletionAnswer(OpenAIAnswer):
             "text_offset": offsets,
         }
 
-    def _echoed_bytes(self, choice: int, token: int, position: int) -> bytes:
+    def _echoed_bytes(self, index: int, token: int, position: int) -> bytes:
         """The bytes of a token of the prompt in the echo, which is at `position`. A special token
         stands there only if the client has written it, or special tokens are shown."""
         raw = self.tokenizer.id_to_bytes(token)
         if token not in self.tokenizer.special_ids:
             return raw
-        return raw if self._echoed[choice].startswith(raw.decode(), position) else b""
+        return raw if self._echoed[index].startswith(raw.decode(), position) else b""
 
     def _top(self, entry: Scored) -> dict[str, float] | None:
         """The sampled token is always there; of tokens with the same text the likeliest is."""

@@ -73,7 +73,6 @@ class ChildProcess:
 
     def exit_text(self) -> str:
         """How it ended, for a person. Only after `exit_descriptor` became readable."""
-        self.running = False
         result = os.waitid(os.P_PIDFD, self.exit_descriptor, os.WEXITED | os.WNOWAIT)
         assert result is not None
         how = f"exited with code {result.si_status}"
@@ -191,6 +190,7 @@ class Supervisor:
         self._selector.unregister(child.exit_descriptor)
         if child.status in self._selector.get_map():
             self._read_reports(child)  # its last words
+        child.running = False
         self._decide(EXIT_INTERNAL, child.exit_text())
 
     def _end(self, code: int, reason: str) -> int:

@@ -340,9 +340,11 @@ class TokenizerManager:
         if count == 0:
             return
         if not request.last_token:
-            self.metrics.first.observe(now - request.submission.started)
+            self.metrics.time_to_first_token.observe(now - request.submission.started)
         elif delta.choice in request.last_token:
-            self.metrics.between.observe((now - request.last_token[delta.choice]) / count)
+            self.metrics.inter_token_latency.observe(
+                (now - request.last_token[delta.choice]) / count
+            )
         request.last_token[delta.choice] = now
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
@@ -355,7 +357,7 @@ class TokenizerManager:
         del self._open[request.rid]
         self.counts.end(how)
         if how == "ok":
-            self.metrics.whole.observe(now - request.submission.started)
+            self.metrics.request_latency.observe(now - request.submission.started)
 
 
 def new_id(prefix: str) -> str:
