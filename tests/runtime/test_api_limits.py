@@ -17,7 +17,8 @@ from radix_runtime.server.auth import Access, Auth
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 
-KEY, ADMIN = "sk-clé", "sk-admin"
+KEY = "sk-clé"
+ADMIN = "sk-admin"
 PUBLIC = {"/health", "/ping", "/ready", "/health_generate", "/metrics"}
 ADMIN_ROUTES = {"/flush_cache", "/server_info", "/get_server_info"}
 
@@ -131,7 +132,8 @@ def test_key_file(tmp_path: Path) -> None:
 
 # Pages of other origins -------------------------------------------------------------------
 
-PAGE, STRANGER = "https://page.example", "https://stranger.example"
+PAGE = "https://page.example"
+STRANGER = "https://stranger.example"
 
 
 def asks(method: str, url: str, origin: str, **headers: str) -> httpx.Response:
@@ -160,10 +162,8 @@ def test_allowed_origins() -> None:
         assert "access-control-allow-origin" not in asks("POST", stack.url + CHAT, STRANGER).headers
         near = {"access-control-request-private-network": "true"}
         asked = asks("POST", stack.url + CHAT, PAGE, **near)
-        assert (
-            asked.status_code == 200
-            and asked.headers["access-control-allow-private-network"] == "true"
-        )
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-private-network"] == "true"
         assert asks("POST", stack.url + CHAT, STRANGER, **near).status_code == 400
         for origin, shown in ((PAGE, PAGE), (STRANGER, None)):
             # Asking first needs no key, calling does; a page may read the error, and whole answers
@@ -185,12 +185,8 @@ def test_all_origins() -> None:
         url = f"{stack.url}/v1/models"
         assert asks("GET", url, STRANGER).headers["access-control-allow-origin"] == "*"
         # Nobody has named this page: from outside it does not reach a server in a private network.
-        assert (
-            asks(
-                "GET", url, STRANGER, **{"access-control-request-private-network": "true"}
-            ).status_code
-            == 400
-        )
+        near = {"access-control-request-private-network": "true"}
+        assert asks("GET", url, STRANGER, **near).status_code == 400
 
 
 # Sizes ------------------------------------------------------------------------------------

@@ -180,7 +180,8 @@ def test_the_grouping_of_tokens_never_matters() -> None:
 
 def test_leading_space_of_sentencepiece_survives() -> None:
     tokenizer = make_tokenizer("sentencepiece")
-    prompt, ids = tokenizer.encode("the"), tokenizer.encode("the quick fox")
+    prompt = tokenizer.encode("the")
+    ids = tokenizer.encode("the quick fox")
     text = run(tokenizer, prompt, [[i] for i in ids], SamplingParams(), FinishReason("length"))[0]
     assert text == " the quick fox"
 
@@ -247,7 +248,8 @@ def test_a_stop_string_that_is_a_special_token(kind: str) -> None:
     """Whether special tokens are shown or not."""
     tokenizer = make_tokenizer(kind)
     (end,) = (i for i in tokenizer.special_ids if tokenizer.id_to_text(i) == "<|end|>")
-    plain, after = tokenizer.encode("the lazy dog <", False), tokenizer.encode("jumps", False)
+    plain = tokenizer.encode("the lazy dog <", False)
+    after = tokenizer.encode("jumps", False)
     whole = run(tokenizer, [5], [plain], SamplingParams(), FinishReason("length"))[0]
     for shown in (True, False):
         fields: dict[str, Any] = {"stop": ["<|end|>", "<z"], "skip_special_tokens": not shown}

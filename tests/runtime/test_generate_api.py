@@ -93,7 +93,8 @@ def test_generate_logprobs(stack: Stack, client: httpx.Client) -> None:
         "sampling_params": {"max_new_tokens": 3, "seed": 1},
     }  # fmt: skip
     out = generate(client, **body)
-    ids, meta = stack.tokenizer.encode("hello there"), out["meta_info"]
+    ids = stack.tokenizer.encode("hello there")
+    meta = out["meta_info"]
     assert [entry[1] for entry in meta["input_token_logprobs"]] == ids[2:]
     assert [entry[1] for entry in meta["output_token_logprobs"]] == out["output_ids"]
     assert all(v <= 0 and isinstance(t, str) for v, _, t in meta["output_token_logprobs"])

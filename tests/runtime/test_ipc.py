@@ -85,7 +85,8 @@ def take(receiver: ipc.Receiver, count: int) -> list[object]:
 
 def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
-    api, detokenizer = net.sender(API), net.sender(DETOKENIZER)
+    api = net.sender(API)
+    detokenizer = net.sender(DETOKENIZER)
     sent = [generate(i) for i in range(500)] + [Abort("r1"), Control(7, "stats")]
     for message in sent:
         api.send(message)
@@ -97,9 +98,11 @@ def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
 
 
 def test_routes_by_type(net: Net) -> None:
-    at_api, at_detokenizer = net.receiver(API), net.receiver(DETOKENIZER)
+    at_api = net.receiver(API)
+    at_detokenizer = net.receiver(DETOKENIZER)
     net.receiver(SCHEDULER)
-    scheduler, detokenizer = net.sender(SCHEDULER), net.sender(DETOKENIZER)
+    scheduler = net.sender(SCHEDULER)
+    detokenizer = net.sender(DETOKENIZER)
     failed = RequestFailed(rid="r", status=500, code="internal_error", message="x")
     scheduler.send(TokenBatch([]))
     scheduler.send(failed)
@@ -211,7 +214,8 @@ def test_wait_wakes_at_once(net: Net) -> None:
 
 
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_scheduler, at_api = net.receiver(SCHEDULER), net.receiver(API)
+    at_scheduler = net.receiver(SCHEDULER)
+    at_api = net.receiver(API)
     link = ipc.AsyncLink(at_api, net.sender(API))
     detokenizer = net.sender(DETOKENIZER)
     count = 2000

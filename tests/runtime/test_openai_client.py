@@ -50,7 +50,8 @@ def test_chat(client: openai.OpenAI) -> None:
 
 def test_usage_tells_what_the_cache_gave(stack: Stack, client: openai.OpenAI) -> None:
     httpx.post(f"{stack.url}/flush_cache").raise_for_status()
-    first, second = chat(client).usage, chat(client).usage
+    first = chat(client).usage
+    second = chat(client).usage
     assert first.prompt_tokens_details.cached_tokens == 0
     whole_pages = (second.prompt_tokens - 1) // 4 * 4
     assert second.prompt_tokens_details.cached_tokens == whole_pages > 0
@@ -203,16 +204,14 @@ def test_offsets_of_an_echo_with_special_tokens(
     for prompt in (text, ids):
         extra = {"skip_special_tokens": skip, "ignore_eos": True}
         choice = client.completions.create(prompt=prompt, **fields, extra_body=extra).choices[0]
-        shown = [
-            (t, o) for t, o in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
-        ]
-        assert choice.text.startswith(text) == (prompt is text or not skip)
-        for token, offset in shown:
-            if "\ufffd" not in token and (not token.startswith("<|") or prompt is text or not skip):
+        scores = choice.logprobs
+        shows_special = prompt is text or not skip
+        assert choice.text.startswith(text) == shows_special
+        for token, offset in zip(scores.tokens, scores.text_offset, strict=True):
+            if "\ufffd" not in token and (shows_special or not token.startswith("<|")):
                 assert choice.text[offset:].startswith(token), (token, offset)
-        assert choice.logprobs.text_offset[len(ids)] == len(
-            text if prompt is text or not skip else "user\nhé there"
-        )
+        echo = text if shows_special else "user\nhé there"
+        assert scores.text_offset[len(ids)] == len(echo)
 
 
 def test_models(client: openai.OpenAI) -> None:

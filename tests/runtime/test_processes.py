@@ -36,9 +36,8 @@ def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("module", ["server.child", "engine.worker"])
 def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> None:
     process = start_process(f"radix_runtime.{module}", stderr=subprocess.PIPE)
-    _, log = process.communicate(
-        timeout=60
-    )  # no line on its standard input: it ends, or trips over that
+    # No line on its standard input: it ends, or trips over that.
+    _, log = process.communicate(timeout=60)
     assert not (trapped / "SPRUNG").exists(), log
     assert process.returncode not in (0, 99) and b"No module named" not in log
 
