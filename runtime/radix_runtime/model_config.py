@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from .errors import ConfigError
-from .hf import read_json
+from .hub import read_json
 
 _ORIGINAL_CONTEXT = "original_max_position_embeddings"
 _ROPE_KEYS = {  # what each type of rope scaling must say

@@ -1,47 +1,49 @@
-"""Engine: the runtime without a server."""
+"""Engine: the runtime without a server.
 
-# Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them
-# until its own requests are done (and advances those of other threads on the way). Other
-# tensor-parallel ranks are child processes.
+Scheduler and detokenizer run in the caller's process, on the caller's thread: a call pumps them
+until its own requests are done, and so advances the requests of other threads too. The other
+tensor-parallel ranks are child processes.
+"""
 
 import os
-import secrets
-import signal
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, replace
-from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-import msgspec
 import numpy as np
 
-from . import hf
 from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
-from .errors import EngineDeadError, RequestError, refusal
+from .errors import EngineDeadError
+from .hub import resolve_model_path
 from .messages import (
     Abort,
     Generate,
     LocalChannel,
+    Message,
     RequestFailed,
     TextBatch,
     TextDelta,
     TextStop,
-    pack_ids,
 )
 from .model_config import ModelConfig
+from .offline_requests import InputIds, LogprobOptions, Prompts, RequestBuilder, are_ids
 from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
+from .signals import interrupts_held
+from .text.generation_config import eos_token_ids
+from .text.tokenizer import Tokenizer, load_tokenizer
 
-_IDLE_WAIT = 0.05
+_IDLE_WAIT = 0.05  # seconds until an idle engine looks for messages again
+
+Output = dict[str, Any]
 
 
 class Engine(AbstractContextManager["Engine"]):
@@ -52,49 +54,84 @@ class Engine(AbstractContextManager["Engine"]):
         with Engine("path/to/model", page_size=16) as engine:
             engine.generate("Hello", {"temperature": 0})["text"]
 
-    Raises ConfigError for what cannot work; ValueError for a bad request, with the reason;
-    EngineDeadError, on every call, once the engine has died. Threads may share an engine, forked
-    processes not; a forgotten one is shut down."""
+    `args` are the settings, `config` the model's, `executor` runs the steps. Raises ConfigError for
+    what cannot work; ValueError for a bad request, with the reason; EngineDeadError, on every call,
+    once the engine has died. Threads may share an engine, forked processes may not. An engine that
+    nobody refers to any more is shut down.
+    """
 
     def __init__(
         self,
         model_path: str | Path | None = None,
         *,
-        tokenizer: hf.Tokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
         **server_args: Any,
     ) -> None:
         # Nobody else waits behind an offline batch: its queue is as long as the batch.
         server_args.setdefault("max_queued_requests", 1 << 30)
         args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
         args.validate()
-        folder = hf.resolve_model_path(args.model_path)
-        self.args = args = replace(args, model_path=str(folder))
+        folder = resolve_model_path(args.model_path)
+        args = replace(args, model_path=str(folder))
+        self.args = args
         self.config = ModelConfig.from_dir(folder, args.json_model_override_args)
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
-        self._defaults = sampling_defaults(args, folder)
-        self._lock = threading.Lock()
-        self._dead: str | None = None
-        self._open: dict[str, _Call] = {}
-        self.executor = create_executor(
-            args, self.config
-        )  # what runs the steps: the engine as its scheduler sees it
+        self._lock = threading.Lock()  # held by the thread that pumps
+        self._dead: str | None = None  # why the engine has died
+        self._open: dict[str, _Call] = {}  # by request id
+        self.executor = create_executor(args, self.config)
         # Called once: by `shutdown`, with the last reference, or at exit. Not in a forked process:
-        # its threads and other ranks are its parent's.
+        # threads and other ranks are its parent's.
         self._close = weakref.finalize(self, self.executor.close)
         os.register_at_fork(after_in_child=self._close.detach)
-        self._inbox, tokens, self._results = LocalChannel(), LocalChannel(), LocalChannel()
-        eos_ids = hf.eos_token_ids(folder, self.tokenizer)
-        self._scheduler = Scheduler(args, self.executor, self._inbox, tokens, eos_ids=eos_ids)
-        self._detokenizer = Detokenizer(self.tokenizer, tokens, self._results)
-        self._limits = self._scheduler.limits
+        self._inbox = LocalChannel()
+        self._results = LocalChannel()
+        tokens = LocalChannel()
+        self._scheduler = Scheduler(
+            args,
+            self.executor,
+            inbox=self._inbox,
+            outbox=tokens,
+            eos_ids=eos_token_ids(folder, self.tokenizer),
+        )
+        self._detokenizer = Detokenizer(self.tokenizer, inbox=tokens, outbox=self._results)
+        self._requests = RequestBuilder(
+            self.tokenizer, self._scheduler.limits, defaults=sampling_defaults(args, folder)
+        )
 
     # Generation ---------------------------------------------------------------------------
 
+    @overload
     def generate(
         self,
-        prompt: str | Sequence[str] | None = None,
+        prompt: Prompts | None = None,
         sampling_params: Any = None,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        input_ids: InputIds | None = None,
+        *,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> Any: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Any = None,
+        input_ids: InputIds | None = None,
+        *,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[True],
+    ) -> Iterator[Output]: ...
+
+    def generate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Any = None,
+        input_ids: InputIds | None = None,
         *,
         return_logprob: bool = False,
         logprob_start_len: int = -1,
@@ -109,41 +146,49 @@ class Engine(AbstractContextManager["Engine"]):
         `return_logprob` also output_token_logprobs, a list of [logprob, id, None], and
         input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is
         not -1; with `top_logprobs_num` output_top_logprobs and input_top_logprobs). A single prompt
-        with n = 1 gives one output, else a list, the choices of a prompt side by side. With
-        `stream` see `stream`."""
-        ids, single = self._prompt_ids(prompt, input_ids)
-        params = (
-            sampling_params
-            if isinstance(sampling_params, (list, tuple))
-            else [sampling_params] * len(ids)
+        with n = 1 gives one output, else a list, the choices of a prompt side by side.
+        `stream=True` is SGLang's spelling of the method `stream`.
+        """
+        logprobs = LogprobOptions(
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
         )
-        if len(params) != len(ids):
-            raise ValueError(f"{len(params)} sampling_params for {len(ids)} prompts")
-        if not return_logprob and (logprob_start_len != -1 or top_logprobs_num):
-            raise ValueError("logprob_start_len and top_logprobs_num need return_logprob")
-        wanted = (stream, return_logprob, logprob_start_len, top_logprobs_num)
-        names = [""] if single else [f"prompt {i}: " for i in range(len(ids))]
-        call = _Call(
-            [self._request(i, p, *wanted, n) for i, p, n in zip(ids, params, names, strict=True)]
+        requests, is_single = self._requests.build_all(
+            prompt, sampling_params, input_ids, logprobs, stream=stream
         )
-        single = single and call.unfinished == 1
-        grown = self._advance(call)
+        call = _Call(requests, is_single=is_single)
         if stream:
-            return ({**call.output(i), **({} if single else {"index": i})} for i in grown)
-        deque(grown, maxlen=0)
-        outputs = [call.output(choice) for choice in sorted(call.pieces)]
-        return outputs[0] if single else outputs
+            return self._stream(call)
+        return self._complete(call)
 
-    def stream(self, *args: Any, **options: Any) -> Iterator[dict[str, Any]]:
+    def stream(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Any = None,
+        input_ids: InputIds | None = None,
+        *,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+    ) -> Iterator[Output]:
         """As `generate`, but yields an output whenever a choice has grown: all of it so far,
         `finish_reason` None until its last, and, with more than one choice, its `index`. Closing
-        the iterator ends the work."""
-        return self.generate(*args, **options, stream=True)
+        the iterator aborts what is unfinished."""
+        return self.generate(
+            prompt,
+            sampling_params,
+            input_ids,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            stream=True,
+        )
 
     def score(
         self,
         query: str | Sequence[int],
-        items: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        items: Prompts | InputIds,
         label_token_ids: Sequence[int] | None = None,
         *,
         apply_softmax: bool = False,
@@ -153,152 +198,122 @@ class Engine(AbstractContextManager["Engine"]):
         log-probability of each token of the item as continuation of the query. With labels: the
         probability of each label token after query and item (after item and query with
         `item_first`), normalised over the labels with `apply_softmax`."""
-        many: Any = [items] if isinstance(items, str) or _are_ids(items) else items
+        many: Any = [items] if isinstance(items, str) or are_ids(items) else items
         if label_token_ids is None:
             if apply_softmax or item_first:
                 raise ValueError("apply_softmax and item_first need label_token_ids")
-            return self._continuations([(self._ids(query), self._ids(i, False)) for i in many])
+            prefix = self._requests.ids(query)
+            return self._continuations([(prefix, self._requests.ids(item, False)) for item in many])
         prefixes = [
-            self._joined(item, query) if item_first else self._joined(query, item) for item in many
+            self._requests.joined(item, query) if item_first else self._requests.joined(query, item)
+            for item in many
         ]
-        flat = self._continuations([(p, [t]) for p in prefixes for t in label_token_ids])
+        pairs = [(prefix, [label]) for prefix in prefixes for label in label_token_ids]
+        flat = self._continuations(pairs)
         table = np.array(flat, np.float64).reshape(len(prefixes), len(label_token_ids))
         if apply_softmax:
             table -= np.logaddexp.reduce(table, axis=1, keepdims=True)
         return np.exp(table).tolist()
 
-    # Log-probabilities of the second part's tokens after the first, by prefill alone.
     def _continuations(self, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        """Log-probabilities of the second part's tokens after the first, by prefill alone."""
         if not all(prefix and tail for prefix, tail in pairs):
             raise ValueError("score needs at least one token before and one to score")
-        params = SamplingParams(max_new_tokens=0)
-        call = _Call([self._request(p + t, params, False, True, len(p), 0) for p, t in pairs])
-        deque(self._advance(call), maxlen=0)
-        parts = (scored(logprobs) for _, logprobs in sorted(call.prompt_logprobs.items()))
-        return [[entry.logprob or 0.0 for entry in part] for part in parts]
+        requests = []
+        for prefix, tail in pairs:
+            logprobs = LogprobOptions(return_logprob=True, logprob_start_len=len(prefix))
+            params = SamplingParams(max_new_tokens=0)
+            requests.append(self._requests.build(prefix + tail, params, logprobs))
+        call = _Call(requests)
+        self._complete(call)
+        return [
+            [entry.logprob or 0.0 for entry in scored(logprobs)]
+            for _, logprobs in sorted(call.prompt_logprobs.items())
+        ]
 
-    # Requests -----------------------------------------------------------------------------
+    # The loop -----------------------------------------------------------------------------
 
-    def _ids(self, text: Any, add_special_tokens: bool = True) -> list[int]:
-        if not isinstance(text, str):
-            return [index(i) for i in text]  # a fraction is no id
-        if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer: pass input_ids")
-        return self.tokenizer.encode(text, add_special_tokens)
+    def _complete(self, call: "_Call") -> Output | list[Output]:
+        for _ in self._advance(call):
+            pass
+        outputs = [call.output(choice) for choice in sorted(call.pieces)]
+        return outputs[0] if call.is_single else outputs
 
-    def _joined(self, first: Any, second: Any) -> list[int]:
-        if isinstance(first, str) and isinstance(second, str):
-            return self._ids(first + second)
-        return self._ids(first) + self._ids(second, False)
+    def _stream(self, call: "_Call") -> Iterator[Output]:
+        with closing(self._advance(call)) as grown:
+            for choice in grown:
+                output = call.output(choice)
+                if not call.is_single:
+                    output["index"] = choice
+                yield output
 
-    # (ids of every prompt, whether it was a single one).
-    def _prompt_ids(self, prompt: Any, input_ids: Any) -> tuple[list[list[int]], bool]:
-        if (prompt is None) == (input_ids is None):
-            raise ValueError("pass either prompt or input_ids")
-        given = input_ids if prompt is None else prompt
-        if isinstance(given, str) or (prompt is None and (len(given) == 0 or _are_ids(given))):
-            return [self._ids(given)], True
-        return [self._ids(one) for one in given], False
-
-    # `name` begins what is said of a bad one. None is what leaves a field out, but for
-    # `max_new_tokens`.
-    def _request(
-        self,
-        ids: list[int],
-        given: Any,
-        stream: bool,
-        scores: bool,
-        start: int,
-        top: int,
-        name: str = "",
-    ) -> Generate:
-        try:
-            if clip := not isinstance(given, SamplingParams):
-                given = {
-                    k: v
-                    for k, v in dict(given or {}).items()
-                    if v is not None or k == "max_new_tokens"
-                }
-                values = {"stop": [], **self._defaults, **given}
-                values["stop"] = [stop] if isinstance(stop := values["stop"], str) else stop
-                clip, given = (
-                    "max_new_tokens" not in values,
-                    msgspec.convert(values, SamplingParams, str_keys=True),
-                )
-            params = self._limits.admit(ids, given, "prompt", {}, clip)
-            if not -1 <= start <= len(ids):
-                raise refusal("invalid_value", f"logprob_start_len must be in [-1, {len(ids)}]")
-            if not 0 <= top <= self.config.vocab_size:
-                raise refusal(
-                    "invalid_value", f"top_logprobs_num must be in [0, {self.config.vocab_size}]"
-                )
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{name}sampling_params: {error}") from None
-        except RequestError as error:
-            raise ValueError(name + error.message) from None
-        return Generate(secrets.token_hex(16), pack_ids(ids), params, stream, scores, start, top)
-
-    # The machine --------------------------------------------------------------------------
-
-    # Works until `call` is done, yielding the choices that have grown. Left early, it aborts the
-    # rest.
-    def _advance(self, call: "_Call") -> Iterator[int]:
+    def _advance(self, call: "_Call") -> Generator[int, None, None]:
+        """Works until `call` is done and yields the choices that have grown, in order. Closed
+        early, it aborts what is unfinished."""
         try:
             with self._turn():
                 for request in call.requests:
                     self._open[request.rid] = call
                     self._inbox.send(request)
-            while call.unfinished or call.grown:  # others may have brought it to its end
+            while call.unfinished or call.grown:  # another thread may have brought it to its end
                 with self._turn():
                     if call.unfinished and not call.error:
                         self._pump()
-                    grown, call.grown = sorted(call.grown), set()
+                    grown = call.take_grown()
                 if call.error is not None:
                     raise call.error
                 yield from grown
         finally:
-            with _held(signal.SIGINT), _held(signal.SIGALRM):
+            with interrupts_held():
                 for request in call.requests:
-                    if self._open.pop(request.rid, None) and call.unfinished:
+                    was_sent = self._open.pop(request.rid, None) is not None
+                    if was_sent and call.unfinished:
                         self._inbox.send(Abort(request.rid, "the caller has gone"))
 
-    # In a fork another thread may have left the lock locked.
     @contextmanager
     def _turn(self) -> Iterator[None]:
+        """Holds the lock, and interrupts off, which would cut a step in two.
+
+        Refuses a forked process first: there another thread may have left the lock locked.
+        """
         if not self._close.alive:
             raise EngineDeadError(
                 self._dead or "a forked process cannot use an engine of its parent"
             )
-        with _held(signal.SIGINT), _held(signal.SIGALRM), self._lock:
+        with interrupts_held(), self._lock:
             yield
 
-    # One iteration of scheduler and detokenizer. The caller holds the lock.
     def _pump(self) -> None:
+        """One iteration of scheduler and detokenizer. The caller holds the lock."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         try:
-            worked = self._scheduler.step() | self._detokenizer.step()
+            has_stepped = self._scheduler.step()
+            has_converted = self._detokenizer.step()
             for message in self._results.receive():
-                if isinstance(message, TextBatch):
-                    for delta in message.deltas:
-                        if (call := self._open.get(delta.rid)) is not None:
-                            call.add(delta)
-                elif isinstance(message, TextStop):
-                    self._inbox.send(message)
-                elif (
-                    isinstance(message, RequestFailed)
-                    and (call := self._open.get(message.rid)) is not None
-                ):
-                    call.error = (ValueError if message.status < 500 else RuntimeError)(
-                        message.message
-                    )
-            if not worked:
+                self._deliver(message)
+            if not has_stepped and not has_converted:
                 self._inbox.wait(_IDLE_WAIT)
         except BaseException as error:  # half a step was made: nothing can be relied on
             self._dead = str(error) or repr(error)
             if isinstance(error, Exception):
                 raise EngineDeadError(self._dead) from error
             raise
+
+    def _deliver(self, message: Message) -> None:
+        """Hands a result to the call that it belongs to; those of closed calls are dropped."""
+        if isinstance(message, TextBatch):
+            for delta in message.deltas:
+                call = self._open.get(delta.rid)
+                if call is not None:
+                    call.add(delta)
+        elif isinstance(message, TextStop):
+            self._inbox.send(message)
+        elif isinstance(message, RequestFailed):
+            call = self._open.get(message.rid)
+            if call is not None:
+                kind = ValueError if message.status < 500 else RuntimeError
+                call.error = kind(message.message)
 
     # Administration -----------------------------------------------------------------------
 
@@ -308,9 +323,10 @@ class Engine(AbstractContextManager["Engine"]):
             self._pump()  # takes in what was sent, as the abort of a stream that was closed early
             while not self._scheduler.is_idle and not self._open:
                 self._pump()  # the last steps of what has ended
-            if idle := self._scheduler.is_idle:
+            is_idle = self._scheduler.is_idle
+            if is_idle:
                 self._scheduler.life.cache.reset()
-            return idle
+            return is_idle
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
@@ -318,15 +334,16 @@ class Engine(AbstractContextManager["Engine"]):
             self._pump()
             stats = self._scheduler.stats()
         settings = {name: value for name, value in asdict(self.args).items() if name not in SECRETS}
-        sizes = {
-            "max_total_num_tokens": self._limits.max_total_tokens,
+        return {
+            **settings,
+            "max_total_num_tokens": self._scheduler.limits.max_total_tokens,
             "max_context": self.executor.max_context,
+            "internal_states": [stats],
         }
-        return {**settings, **sizes, "internal_states": [stats]}
 
     def shutdown(self) -> None:
-        """Ends the engine and its processes, in a forked one nothing. Idempotent; later calls raise
-        EngineDeadError."""
+        """Ends the engine and its processes; does nothing in a forked process. Idempotent; later
+        calls of other methods raise EngineDeadError."""
         if self._close.alive:
             with self._lock:
                 self._dead = "the engine was shut down"
@@ -337,13 +354,16 @@ class Engine(AbstractContextManager["Engine"]):
 
 
 class _Call(Choices):
-    """One `generate`; written by whichever thread pumps. `grown`: the choices that its caller has
-    not seen yet."""
+    """The choices of one call, written by whichever thread pumps.
 
-    def __init__(self, requests: list[Generate]) -> None:
+    `is_single`: one prompt with one choice, whose output stands for itself and not in a list.
+    """
+
+    def __init__(self, requests: list[Generate], *, is_single: bool = False) -> None:
         super().__init__(requests)
+        self.is_single = is_single and self.unfinished == 1
         self.error: Exception | None = None
-        self.grown: set[int] = set()
+        self.grown: set[int] = set()  # the choices of which the caller has not seen the last piece
         self._seconds: dict[int, float] = {}
         self._started = time.monotonic()
 
@@ -353,44 +373,23 @@ class _Call(Choices):
         self.grown.add(choice)
         return choice
 
-    def output(self, choice: int) -> dict[str, Any]:
-        self.pieces[choice].prompt_logprobs = self.prompt_logprobs.get(choice)
-        return native_output(
-            self.request_of[choice], self.pieces[choice], self._seconds[choice], None
-        )
+    def take_grown(self) -> list[int]:
+        """The choices that have grown since the last call, in order."""
+        grown = sorted(self.grown)
+        self.grown.clear()
+        return grown
+
+    def output(self, choice: int) -> Output:
+        """The choice as far as it has come, in SGLang's shape."""
+        piece = self.pieces[choice]
+        piece.prompt_logprobs = self.prompt_logprobs.get(choice)
+        return native_output(self.request_of[choice], piece, self._seconds[choice], tokenizer=None)
 
 
-# On the main thread the first signal of a kind waits for the end of the block, as its handler may
-# raise and would cut a step in two; a second one does not, in case that the step hangs. One kind
-# each: whatever raises, all are put back.
-@contextmanager
-def _held(number: signal.Signals) -> Iterator[None]:
-    handler, noted = signal.getsignal(number), list[Any]()
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def note(*caught: Any) -> None:
-        if noted:
-            handler(*caught)
-        noted[:] = caught
-
-    try:
-        signal.signal(number, note)
-        yield
-    finally:
-        signal.signal(number, handler)
-        if noted:
-            handler(*noted)
-
-
-def _are_ids(value: Any) -> bool:
-    return len(value) > 0 and not isinstance(value[0], str) and np.ndim(value[0]) == 0
-
-
-def _load_tokenizer(args: ServerArgs, folder: Path) -> hf.Tokenizer | None:
+def _load_tokenizer(args: ServerArgs, folder: Path) -> Tokenizer | None:
+    """The tokenizer that the settings name, or the model's; None if it has none."""
     if args.tokenizer_path is not None:
-        folder = hf.resolve_model_path(args.tokenizer_path)
+        folder = resolve_model_path(args.tokenizer_path)
     elif not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
         return None
-    return hf.load_tokenizer(folder, args.chat_template)
+    return load_tokenizer(folder, args.chat_template)

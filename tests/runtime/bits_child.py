@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import radix_kernels
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 # Large enough that every op is cut between threads.

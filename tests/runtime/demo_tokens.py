@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from radix_runtime import Engine, SamplingParams
-from radix_runtime.hf import DEMO_MODEL_DIR, load_tokenizer
+from radix_runtime.hub import DEMO_MODEL_DIR
+from radix_runtime.text.tokenizer import load_tokenizer
 
 RECORDED = Path(__file__).parent / "data/demo_tokens.json"
 PROMPTS = 200

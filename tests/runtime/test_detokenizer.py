@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from radix_runtime.hf import Tokenizer
 from radix_runtime.messages import (
     FinishReason,
     Logprobs,
@@ -31,6 +30,7 @@ from radix_runtime.messages import (
 )
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.detokenizer import Detokenizer
+from radix_runtime.text.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and STOP means stop. END",

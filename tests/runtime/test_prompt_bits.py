@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radix_kernels import _loader
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 

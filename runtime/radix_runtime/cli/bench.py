@@ -247,7 +247,7 @@ Measured = tuple[dict[str, Any], list[Record]]
 def _measure_engine(namespace: argparse.Namespace) -> Measured:
     lengths = read_lengths(namespace)
     # It loads torch, which a benchmark of a server must not: the client would measure itself.
-    with import_module("radix_runtime.engine_api").Engine(**engine_args(namespace)) as engine:
+    with import_module("radix_runtime.offline").Engine(**engine_args(namespace)) as engine:
         _complete(engine, [Item([1, 2, 3], 4)], 0.0, "warm-up")  # first use of every part
         engine.flush_cache()
         items = make_items(lengths, engine.config.vocab_size)

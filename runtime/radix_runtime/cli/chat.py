@@ -57,7 +57,7 @@ def run(namespace: argparse.Namespace) -> int:
     with (
         nullcontext()
         if remote
-        else import_module("radix_runtime.engine_api").Engine(**settings) as engine
+        else import_module("radix_runtime.offline").Engine(**settings) as engine
     ):
         reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
         if engine is not None:

@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from ..engine_api import Engine
 from ..errors import ConfigError, RequestError
+from ..offline import Engine
 from ..server.protocol import TokenizeBody, decode_body, template_messages
 from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
 

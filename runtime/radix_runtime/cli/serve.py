@@ -4,7 +4,7 @@ import argparse
 import ipaddress
 import logging
 
-from .. import hf
+from ..hub import DEMO_MODEL_NAME, resolve_model_path
 from ..log import setup_logging
 from ..model_config import ModelConfig
 from ..server.supervisor import Supervisor, bind_port
@@ -39,12 +39,12 @@ def run(namespace: argparse.Namespace) -> int:
             )
         # The paths are made local, so that nothing looks at the network later; clients keep the
         # name that was given.
-        args.served_model_name = args.served_model_name or args.model_path or hf.DEMO_MODEL_NAME
+        args.served_model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         args.model_path = str(
-            hf.resolve_model_path(args.model_path, weights=args.load_format != "dummy")
+            resolve_model_path(args.model_path, weights=args.load_format != "dummy")
         )
         if args.tokenizer_path is not None:
-            args.tokenizer_path = str(hf.resolve_model_path(args.tokenizer_path, weights=False))
+            args.tokenizer_path = str(resolve_model_path(args.tokenizer_path, weights=False))
         ModelConfig.from_dir(args.model_path, args.json_model_override_args).check_tp(args.tp_size)
         return Supervisor(args, listener).run()
     finally:

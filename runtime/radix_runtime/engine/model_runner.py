@@ -17,7 +17,7 @@ from ..config import ServerArgs
 from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
-from ..hf import DEMO_MODEL_DIR, resolve_model_path
+from ..hub import DEMO_MODEL_DIR, resolve_model_path
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
 from ..messages import unpack_ids

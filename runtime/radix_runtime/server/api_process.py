@@ -11,9 +11,9 @@ import msgspec
 import uvicorn
 import uvloop
 
-from .. import hf
 from ..errors import EXIT_INTERNAL, RequestError
 from ..model_config import ModelConfig
+from ..text.tokenizer import load_tokenizer
 from .api import create_app, http_server
 from .child import Child
 from .generation import sampling_defaults
@@ -30,7 +30,7 @@ async def _serve(child: Child) -> None:
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)
     config = ModelConfig.from_dir(model_dir, args.json_model_override_args)
-    tokenizer = hf.load_tokenizer(args.tokenizer_path or model_dir, args.chat_template)
+    tokenizer = load_tokenizer(args.tokenizer_path or model_dir, args.chat_template)
     manager = TokenizerManager(args, config, tokenizer, link, sampling_defaults(args, model_dir))
     manager.health = child.heartbeats.stale
     server = http_server(create_app(manager))

@@ -8,8 +8,8 @@ import codecs
 from collections.abc import Callable, Sequence
 
 from .. import messages as m
-from ..hf import Tokenizer
 from ..sampling_params import SamplingParams
+from ..text.tokenizer import Tokenizer
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
 _REPLACEMENT = "\ufffd"

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from .. import messages as m
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
-from ..hf import DEMO_MODEL_NAME, Tokenizer
+from ..hub import DEMO_MODEL_NAME
 from ..model_config import ModelConfig
 from ..sampling_params import Limits, SamplingParams
+from ..text.tokenizer import Tokenizer
 from .generation import Choices
 from .metrics import Metrics
 
