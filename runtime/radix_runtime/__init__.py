@@ -12,7 +12,7 @@ __all__ = ["Engine", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # The API and detokenizer processes import this package and must not load torch with it.
+    # Loaded when asked for: the API and detokenizer processes import this package, without torch.
     if name == "Engine":
         from .offline import Engine
 
