@@ -24,23 +24,12 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
         first, second = result.stdout.splitlines()
         assert first == second and result.returncode == 0
         report = tmp_path / "bench.json"
-        result = radix(
-            "bench", "serve", "--url", server.url, "--num-prompts", "6", "--input-len", "20:40",
-            "--output-len", "5:9", "--max-concurrency", "3", "--json", str(report),
-        )  # fmt: skip
+        workload = "--num-prompts 6 --input-len 20:40 --output-len 5:9".split()
+        argv = ("bench", "serve", "--url", server.url, *workload, "--json", str(report))
+        result = radix(*argv, "--max-concurrency", "3")
         assert result.returncode == 0, result.stdout + result.stderr
         found = json.loads(report.read_text())
-        again = (
-            "--url",
-            server.url,
-            "--num-prompts",
-            "6",
-            "--input-len",
-            "20:40",
-            "--output-len",
-            "5:9",
-        )
-        assert radix("bench", "serve", *again, "--json", str(report)).returncode == 0
+        assert radix(*argv).returncode == 0
     # A second run does not measure what the first one has left in the cache.
     assert json.loads(report.read_text())["cache_hit_rate"] == found["cache_hit_rate"] == 0
     lengths = read_lengths(flags(num_prompts=6, input_len=(20, 40), output_len=(5, 9)))
@@ -57,10 +46,8 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
 def test_bench_offline(tmp_path: Path, here: Run) -> None:
     report = tmp_path / "bench.json"
     workload = ROOT / "bench" / "serving" / "workloads" / "offline256.json"
-    result = here(
-        "bench", "offline", "--workload", str(workload), "--num-prompts", "2", *SMALL,
-        "--json", str(report),
-    )  # fmt: skip
+    argv = ("--workload", str(workload), "--num-prompts", "2", "--json", str(report))
+    result = here("bench", "offline", *argv, *SMALL)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(report.read_text())
     lengths = json.loads(workload.read_text())["requests"][:2]
@@ -70,9 +57,8 @@ def test_bench_offline(tmp_path: Path, here: Run) -> None:
 
 def test_bench_offline_with_prompts_that_do_not_fit(here: Run) -> None:
     result = here("bench", "offline", "--input-len", "100000", "--num-prompts", "1", *SMALL)
-    assert result.returncode == 78 and result.stderr.strip().splitlines()[-1].startswith(
-        "radix: error: "
-    ), result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 78 and last.startswith("radix: error: "), result.stderr
     assert "Traceback" not in result.stderr and "100000" in result.stderr
 
 
@@ -114,10 +100,8 @@ def test_workloads(tmp_path: Path) -> None:
 def test_bench_refuses_a_workload_before_it_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--workload", str(tmp_path / "absent")]
-    assert (
-        main(["bench", "offline", "--model-path", str(tmp_path), *argv]) == 78
-    )  # a folder without a model
+    argv = ["--workload", str(tmp_path / "absent"), "--model-path", str(tmp_path)]  # no model
+    assert main(["bench", "offline", *argv]) == 78
     assert "cannot read the workload" in capsys.readouterr().err
 
 
@@ -152,19 +136,15 @@ def test_bench_refuses_nonsense_before_it_does_anything(
 ) -> None:
     code = main(["bench", *argv])
     out, error = capsys.readouterr()
-    assert (
-        code == 78 and argv[1].partition("=")[0] in error and error.count("\n") == 1 and out == ""
-    )
+    assert code == 78 and out == ""
+    assert argv[1].partition("=")[0] in error and error.count("\n") == 1
 
 
 def test_a_url_that_is_none() -> None:
     for url in ("nonsense", "http://[::1", "http://127.0.0.1:x"):
         result = radix("bench", "serve", "--url", url, "--num-prompts", "1")
-        assert (
-            result.returncode == 70
-            and result.stderr.count("\n") == 1
-            and "no answer from the server" in result.stderr
-        )
+        assert result.returncode == 70 and result.stderr.count("\n") == 1
+        assert "no answer from the server" in result.stderr
 
 
 def test_figures_by_hand() -> None:

@@ -33,10 +33,13 @@ def test_the_client_reads_answers_to_their_end_and_keeps_the_connection() -> Non
 
     connections: list[object] = []
     made = H11Protocol.connection_made
+
+    def noted(protocol: H11Protocol, transport: asyncio.Transport) -> None:
+        connections.append(protocol)
+        made(protocol, transport)
+
     with pytest.MonkeyPatch.context() as patch, Stack() as stack:
-        patch.setattr(
-            H11Protocol, "connection_made", lambda p, t: connections.append(p) or made(p, t)
-        )
+        patch.setattr(H11Protocol, "connection_made", noted)
         assert all(answer.startswith(text) for answer in asyncio.run(ask(stack.url)))
     assert len(connections) == 1
 
@@ -79,16 +82,8 @@ def test_chat_refuses_what_would_do_nothing_with_a_server(
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8:surrogateescape", "ascii"])
 def test_chat_survives_bytes_and_characters_that_the_terminal_lacks(encoding: str) -> None:
     with Stack() as stack:
-        command = [
-            sys.executable,
-            "-m",
-            "radix_runtime.cli",
-            "chat",
-            "--url",
-            stack.url,
-            "--max-new-tokens",
-            "30",
-        ]
+        argv = ["chat", "--url", stack.url, "--max-new-tokens", "30"]
+        command = [sys.executable, "-m", "radix_runtime.cli", *argv]
         env = {**environment("/tmp"), "PYTHONIOENCODING": encoding}
         result = subprocess.run(
             command,

@@ -65,12 +65,8 @@ def test_bad_flags_exit_with_78_and_one_line(
 ) -> None:
     assert main(["serve", "model", *argv]) == 78
     out, error = capsys.readouterr()
-    assert (
-        error.startswith("radix: error: ")
-        and text in error
-        and error.count("\n") == 1
-        and out == ""
-    )
+    assert error.startswith("radix: error: ") and error.count("\n") == 1
+    assert text in error and out == ""
 
 
 def test_a_mode_knows_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,17 +89,13 @@ def test_generate_takes_messages_as_the_chat_route_does(tmp_path: Path, here: Ru
     tokenizer = load_tokenizer(DEMO_MODEL_DIR)
     with Stack() as stack:
         answer = httpx.post(f"{stack.url}/tokenize", json={"messages": messages}).json()
-    assert (
-        line.messages is not None
-        and tokenizer.apply_chat_template(line.messages) == answer["tokens"]
-    )
-    file.write_text(
-        json.dumps({"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}})
-    )
+    assert line.messages is not None
+    assert tokenizer.apply_chat_template(line.messages) == answer["tokens"]
+    short = {"messages": messages[-1:], "sampling_params": {"max_new_tokens": 2}}
+    file.write_text(json.dumps(short))
     result = here("generate", str(file), *SMALL)
-    assert result.returncode == 0 and json.loads(result.stdout)["completion_tokens"] <= 2, (
-        result.stderr
-    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["completion_tokens"] <= 2
 
 
 def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path, here: Run) -> None:
@@ -107,29 +103,18 @@ def test_generate_names_the_bad_prompt_and_keeps_an_old_output(tmp_path: Path, h
     source.write_text('{"prompt": "x"}\n{"input_ids": [99999]}')
     target.write_text("old")
     result = here("generate", str(source), "-o", str(target), *SMALL)
-    assert result.returncode == 78 and result.stderr.startswith(
-        "radix: error: prompt 1: the id at position 0"
-    )
+    assert result.returncode == 78
+    assert result.stderr.startswith("radix: error: prompt 1: the id at position 0")
     assert target.read_text() == "old"
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, here: Run) -> None:
     source = tmp_path / "in.txt"
     source.write_text("x")
-    result = here(
-        "generate",
-        str(source),
-        "-o",
-        str(tmp_path / "absent" / "out"),
-        "--max-new-tokens",
-        "1",
-        *SMALL,
-    )
-    assert (
-        result.returncode == 70
-        and result.stderr.count("\n") == 1
-        and "No such file" in result.stderr
-    )
+    argv = (str(source), "-o", str(tmp_path / "absent" / "out"), "--max-new-tokens", "1")
+    result = here("generate", *argv, *SMALL)
+    assert result.returncode == 70 and result.stderr.count("\n") == 1
+    assert "No such file" in result.stderr
 
 
 def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None:
@@ -150,9 +135,8 @@ def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None
         "g.track = interrupted; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "generate", str(source), "-o", str(target), *SMALL]
-    assert (
-        subprocess.run(command, timeout=120, env=environment("/tmp"), check=False).returncode == 130
-    )
+    result = subprocess.run(command, timeout=120, env=environment("/tmp"), check=False)
+    assert result.returncode == 130
     assert [json.loads(line)["index"] for line in target.read_text().splitlines()] == [1, 2, 3]
 
 
