@@ -23,7 +23,6 @@ from .errors import EngineDeadError
 from .hub import resolve_model_path
 from .messages import (
     Abort,
-    Generate,
     LocalChannel,
     Message,
     RequestFailed,
@@ -32,7 +31,14 @@ from .messages import (
     TextStop,
 )
 from .model_config import ModelConfig
-from .offline_requests import InputIds, LogprobOptions, Prompts, RequestBuilder, are_ids
+from .offline_requests import (
+    InputIds,
+    LogprobOptions,
+    Prompts,
+    RequestBatch,
+    RequestBuilder,
+    are_ids,
+)
 from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
@@ -154,13 +160,8 @@ class Engine(AbstractContextManager["Engine"]):
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
         )
-        requests, is_single = self._requests.build_all(
-            prompt, sampling_params, input_ids, logprobs, stream=stream
-        )
-        call = _Call(requests, is_single=is_single)
-        if stream:
-            return self._stream(call)
-        return self._complete(call)
+        batch = self._requests.batch(prompt, sampling_params, input_ids, logprobs, stream=stream)
+        return self._stream(_Call(batch)) if stream else self._complete(_Call(batch))
 
     def stream(
         self,
@@ -175,15 +176,13 @@ class Engine(AbstractContextManager["Engine"]):
         """As `generate`, but yields an output whenever a choice has grown: all of it so far,
         `finish_reason` None until its last, and, with more than one choice, its `index`. Closing
         the iterator aborts what is unfinished."""
-        return self.generate(
-            prompt,
-            sampling_params,
-            input_ids,
+        logprobs = LogprobOptions(
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
-            stream=True,
         )
+        batch = self._requests.batch(prompt, sampling_params, input_ids, logprobs, stream=True)
+        return self._stream(_Call(batch))
 
     def score(
         self,
@@ -224,7 +223,7 @@ class Engine(AbstractContextManager["Engine"]):
             logprobs = LogprobOptions(return_logprob=True, logprob_start_len=len(prefix))
             params = SamplingParams(max_new_tokens=0)
             requests.append(self._requests.build(prefix + tail, params, logprobs))
-        call = _Call(requests)
+        call = _Call(RequestBatch(requests))
         self._complete(call)
         return [
             [entry.logprob or 0.0 for entry in scored(logprobs)]
@@ -234,8 +233,9 @@ class Engine(AbstractContextManager["Engine"]):
     # The loop -----------------------------------------------------------------------------
 
     def _complete(self, call: "_Call") -> Output | list[Output]:
-        for _ in self._advance(call):
-            pass
+        with closing(self._advance(call)) as grown:
+            for _ in grown:
+                pass
         outputs = [call.output(choice) for choice in sorted(call.pieces)]
         return outputs[0] if call.is_single else outputs
 
@@ -359,9 +359,9 @@ class _Call(Choices):
     `is_single`: one prompt with one choice, whose output stands for itself and not in a list.
     """
 
-    def __init__(self, requests: list[Generate], *, is_single: bool = False) -> None:
-        super().__init__(requests)
-        self.is_single = is_single and self.unfinished == 1
+    def __init__(self, batch: RequestBatch) -> None:
+        super().__init__(batch.requests)
+        self.is_single = batch.is_single and self.unfinished == 1
         self.error: Exception | None = None
         self.grown: set[int] = set()  # the choices of which the caller has not seen the last piece
         self._seconds: dict[int, float] = {}

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,13 @@ class LogprobOptions:
     top_logprobs_num: int = 0
 
 
+class RequestBatch(NamedTuple):
+    """The requests of one call. `is_single`: its prompt was given as such, not in a list."""
+
+    requests: list[Generate]
+    is_single: bool = False
+
+
 class RequestBuilder:
     """Tokenizes prompts and checks requests. Raises ValueError for what cannot be served.
 
@@ -41,7 +48,7 @@ class RequestBuilder:
         self._limits = limits
         self._defaults = defaults
 
-    def build_all(
+    def batch(
         self,
         prompt: Prompts | None,
         sampling_params: Any,
@@ -49,11 +56,9 @@ class RequestBuilder:
         logprobs: LogprobOptions,
         *,
         stream: bool,
-    ) -> tuple[list[Generate], bool]:
-        """The requests of a call, and whether its prompt was a single one, not a list.
-
-        The arguments are those of `Engine.generate`; an error names the prompt of a list.
-        """
+    ) -> RequestBatch:
+        """The requests of a call, checked. The arguments are those of `Engine.generate`; the error
+        about one prompt of a list says which."""
         prompts, is_single = self._prompt_ids(prompt, input_ids)
         if isinstance(sampling_params, list | tuple):
             params = sampling_params
@@ -70,7 +75,7 @@ class RequestBuilder:
             except ValueError as error:
                 place = "" if is_single else f"prompt {number}: "
                 raise ValueError(f"{place}{error}") from None
-        return requests, is_single
+        return RequestBatch(requests, is_single)
 
     def _prompt_ids(
         self, prompt: Prompts | None, input_ids: InputIds | None

@@ -13,6 +13,7 @@ from .workload import add_workload_arguments, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two modes and their flags."""
     modes = parser.add_subparsers(dest="mode", required=True, metavar="offline|serve")
     offline = modes.add_parser("offline", help="an Engine in this process")
     add_model_argument(offline)

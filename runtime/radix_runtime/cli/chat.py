@@ -34,6 +34,7 @@ class Model(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix chat`."""
     add_model_argument(parser)
     parser.add_argument("--url", help="talk to this server instead of loading a model")
     parser.add_argument("--server-key", metavar="KEY", help="key of that server")

@@ -30,10 +30,12 @@ Facts = Iterator[tuple[str, object] | Problem]  # rows of the table (name, value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix doctor`."""
     parser.add_argument("--ops", action="store_true", help="list which kernel serves each op")
 
 
 def run(namespace: argparse.Namespace) -> int:
+    """Prints facts, then problems; EXIT_CONFIG if there are any."""
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
     sections = [_packages, _kernels, _machine, _gpu]

@@ -34,6 +34,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
+        """Raises ConfigError, where argparse would exit."""
         raise ConfigError(message)
 
 

@@ -21,6 +21,7 @@ _STANDARD_OUTPUT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix generate`."""
     parser.add_argument("input", metavar="FILE", help=_INPUT_HELP)
     parser.add_argument("-o", "--output", metavar="FILE", help="JSONL; default: standard output")
     parser.add_argument("--chat", action="store_true", help="prompts are messages of a user")

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix serve`."""
     add_model_argument(parser)
     add_server_flags(parser)
     parser.add_argument(
