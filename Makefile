@@ -46,6 +46,7 @@ $(TEST_PACKAGES): $(VENV)/.packages
 lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) tools/style_lint.py
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 from .contender import Serving
 

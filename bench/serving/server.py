@@ -14,7 +14,7 @@ from pathlib import Path
 
 from radix_runtime import __version__
 from radix_runtime.cli.client import Client
-from radix_runtime.hf import DEMO_MODEL_DIR
+from radix_runtime.hub import DEMO_MODEL_DIR
 
 from .contender import Serving
 

@@ -90,7 +90,7 @@ def transformers_generate(folder: Path, batch: int = 50) -> Generate:
 
 def radix_generate(folder: Path, **server_args: Any) -> Generate:
     """Greedy generation by an `Engine` with these settings."""
-    from radix_runtime.engine_api import Engine
+    from radix_runtime.offline import Engine
 
     engine = Engine(folder, **server_args)
     greedy = {"temperature": 0, "max_new_tokens": MAX_NEW, "skip_special_tokens": False}

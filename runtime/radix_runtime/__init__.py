@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from .engine_api import Engine
+    from .offline import Engine
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # The API and detokenizer processes import this package and must not load torch with it.
+    # Loaded when asked for: the API and detokenizer processes import this package, without torch.
     if name == "Engine":
-        from .engine_api import Engine
+        from .offline import Engine
 
         return Engine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,12 @@
-"""ServerArgs: every setting of the runtime, once; the command line is generated from it.
+"""ServerArgs: every setting of the runtime; the command line is generated from it.
 
-A field's metadata: `group` (section of --help), `help`, `aliases` (other spellings), `choices`,
-`minimum`."""
+The metadata of a field: `group` (its section of --help), `help`, `aliases` (other spellings of the
+flag), `choices`, `minimum`.
+"""
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -13,20 +14,21 @@ from .errors import ConfigError
 
 DEFAULT_PORT = 30000
 SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
-_ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"  # a path, if only "/", a capital or a pattern would never match
+# As browsers send it: no path (not even "/"), capitals or patterns, which would never match.
+_ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"
 _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 
 
 def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
-    return field(
-        default=default, metadata={"group": group, "help": help, "aliases": aliases, **metadata}
-    )
+    metadata = {"group": group, "help": help, "aliases": aliases, **metadata}
+    return field(default=default, metadata=metadata)
 
 
-_model, _engine, _sched, _server = (
-    partial(_arg, name) for name in ("model", "engine", "scheduler", "server")
-)
+_model = partial(_arg, "model")
+_engine = partial(_arg, "engine")
+_sched = partial(_arg, "scheduler")
+_server = partial(_arg, "server")
 
 
 @dataclass(slots=True)
@@ -139,20 +141,12 @@ class ServerArgs:
 
     def validate(self) -> None:
         """Raises ConfigError on a value that cannot work, naming the flag."""
-        for f in fields(self):
-            flag, value = flag_name(f.name), getattr(self, f.name)
-            minimum, choices = f.metadata.get("minimum"), f.metadata.get("choices")
-            if minimum is not None and value is not None and not minimum <= value < math.inf:
-                raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
-            if value == "":  # as from a shell variable that is not set
-                raise ConfigError(f"{flag} must not be empty")
-            if choices and value not in choices:
-                raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+        for setting in fields(self):
+            self._check_field(setting)
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError("--mem-fraction-static must be between 0 and 1")
-        if (
-            self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3
-        ):  # less could not cut three tokens
+        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3:
+            # Less would cut three tokens into two and one; a step never computes one alone.
             raise ConfigError("--chunked-prefill-size must be -1 or at least 3")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")
@@ -160,6 +154,19 @@ class ServerArgs:
             names = "* or, as browsers send them, names like https://a.example,https://b.example"
             raise ConfigError(f"--allowed-origins must be {names}; got {self.allowed_origins!r}")
 
+    def _check_field(self, setting: Field[Any]) -> None:
+        flag = flag_name(setting.name)
+        value = getattr(self, setting.name)
+        minimum = setting.metadata.get("minimum")
+        choices = setting.metadata.get("choices")
+        if minimum is not None and value is not None and not minimum <= value < math.inf:
+            raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
+        if value == "":  # as from a shell variable that is not set
+            raise ConfigError(f"{flag} must not be empty")
+        if choices and value not in choices:
+            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+
 
 def flag_name(field_name: str) -> str:
+    """The command-line flag of a field of ServerArgs."""
     return "--" + field_name.replace("_", "-")

@@ -1,16 +1,17 @@
-"""Errors that cross a room: what a client did wrong, what the operator did wrong, what broke."""
+"""Errors by who can mend them: the client, the operator, or nobody while the process runs."""
 
+# Exit codes of the command and of the processes of a server.
 EXIT_CLEAN = 0
 EXIT_INTERNAL = 70
 EXIT_HANG = 75
 EXIT_CONFIG = 78
 
-_TYPES = {
-    401: "authentication",
-    403: "authentication",
-    404: "not_found",
-    429: "rate_limit",
-    503: "overloaded",
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -18,8 +19,8 @@ class RequestError(Exception):
     """A request that is refused or failed; becomes the HTTP error object as it stands.
 
     `status` is the HTTP status, `code` one of the stable strings of docs/serving.md, `param` the
-    dotted path of the offending field or None, `type` the OpenAI error type, `retry_after` seconds
-    for 503."""
+    dotted path of the offending field or None, `retry_after` the seconds after which a 503 may
+    succeed."""
 
     def __init__(
         self,
@@ -31,14 +32,22 @@ class RequestError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-        self.param, self.retry_after = param, retry_after
-        self.type = _TYPES.get(status, "server" if status >= 500 else "invalid_request") + "_error"
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def type(self) -> str:
+        """The error type in OpenAI's sense."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        return _ERROR_TYPES.get(self.status, default)
 
 
 def refusal(code: str, message: str, param: str | None = None) -> RequestError:
-    """The client's mistake: status 400."""
-    return RequestError(400, code, message, param=param)
+    """A request that is the client's mistake: status 400."""
+    return RequestError(status=400, code=code, message=message, param=param)
 
 
 class ConfigError(Exception):
@@ -50,7 +59,8 @@ class EngineDeadError(RuntimeError):
 
 
 class InvariantViolation(AssertionError):
-    """The runtime caught itself in a state that must not exist (see scheduler/invariants.py)."""
+    """The runtime is in a state that must not exist; `name` is the invariant's
+    (scheduler/invariants.py)."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"{name}: {detail}")
@@ -58,5 +68,6 @@ class InvariantViolation(AssertionError):
 
 
 def require(condition: bool, name: str, detail: str) -> None:
+    """Raises InvariantViolation unless `condition` holds."""
     if not condition:
         raise InvariantViolation(name, detail)

@@ -1,4 +1,4 @@
-"""Registry: names to factories, ours and those that other packages add through entry points."""
+"""Registry: names of implementations, our own and those that other packages add as entry points."""
 
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -9,22 +9,28 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`kind` is the word of the error message; an entry point of `group` is loaded when its name is
-    first asked for."""
+    """Implementations by name: `items`, and the entry points of `group`.
+
+    `kind` names what is registered in error messages. An entry point is loaded when its name is
+    first asked for.
+    """
 
     def __init__(self, kind: str, group: str, items: dict[str, T]) -> None:
-        self.kind, self.group, self._items = kind, group, dict(items)
+        self.kind = kind
+        self.group = group
+        self._items = dict(items)
 
     def names(self) -> list[str]:
-        return [*self._items, *(e.name for e in entry_points(group=self.group))]
+        """The names of all implementations, loaded or not."""
+        plugins = [entry.name for entry in entry_points(group=self.group)]
+        return [*self._items, *plugins]
 
     def get(self, name: str) -> T:
-        """Raises ConfigError, listing what there is, for an unknown name."""
+        """The implementation of that name. Raises ConfigError, with all names, if there is none."""
         if name not in self._items:
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
         if name not in self._items:
-            raise ConfigError(
-                f"{self.kind} {name!r} is unknown; there are: {', '.join(self.names())}"
-            )
+            known = ", ".join(self.names())
+            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {known}")
         return self._items[name]

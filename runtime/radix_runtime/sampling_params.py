@@ -1,5 +1,4 @@
-"""What a caller may ask for: sampling, and the limits of a request. HTTP, `Engine` and the
-scheduler share both."""
+"""Sampling parameters and limits of a request, shared by HTTP, `Engine` and the scheduler."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,11 @@ from .errors import refusal
 
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
+MAX_ENTRIES = {"stop": 32, "stop_token_ids": 1024, "logit_bias": 1024}
+
 Ids = Sequence[int] | np.ndarray
+Names = Mapping[str, str]  # from fields of SamplingParams to what a caller calls them
+NO_NAMES: Names = {}
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -42,31 +45,24 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     no_stop_trim: bool = False
     logit_bias: dict[int, float] = {}
 
-    def violations(self, vocab_size: int, max_n: int) -> Iterator[tuple[str, str]]:
-        """The fields out of range as (field, sentence). Needs no tokenizer."""
-        max_n = min(max_n, MAX_CHOICES)
-        longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
-        for name, fits, rule in (  # NaN fits nowhere
-            ("temperature", 0 <= self.temperature <= 1e6, "be in [0, 1e+06]"),
-            ("top_p", 0 < self.top_p <= 1, "be in (0, 1]"),
-            ("min_p", 0 <= self.min_p <= 1, "be in [0, 1]"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "be in [-2, 2]"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "be in [-2, 2]"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 2, "be in [0.01, 2]"),
-            ("n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"),
-            ("max_new_tokens", longest >= 0, "not be negative"),
-            ("min_new_tokens", 0 <= self.min_new_tokens <= longest, "be in [0, max_new_tokens]"),
-            ("top_k", self.top_k >= 1 or self.top_k == -1, "be -1 (off) or at least 1"),
-            ("seed", -(2**63) <= (self.seed or 0) < 2**63, "be a signed 64-bit integer"),
-        ):
+    def violations(
+        self, vocab_size: int, max_n: int, names: Names = NO_NAMES
+    ) -> Iterator[tuple[str, str]]:
+        """The fields out of range, as (field, sentence). Needs no tokenizer.
+
+        `names` are what the caller calls the fields, where that differs.
+        """
+        shown = {name: names.get(name, name) for name in self.__struct_fields__}
+        for name, fits, rule in self._range_rules(min(max_n, MAX_CHOICES), shown):
             if not fits:
-                yield name, f"{name} must {rule}, got {getattr(self, name)}"
-        for name, limit in (("stop", 32), ("stop_token_ids", 1024), ("logit_bias", 1024)):
-            if (count := len(getattr(self, name))) > limit:
-                yield name, f"{name} may have at most {limit} entries, got {count}"
-        if any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in self.stop):
+                yield name, f"{shown[name]} must {rule}, got {getattr(self, name)}"
+        for name, limit in MAX_ENTRIES.items():
+            count = len(getattr(self, name))
+            if count > limit:
+                yield name, f"{shown[name]} may have at most {limit} entries, got {count}"
+        if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in self.stop):
             yield "stop", f"a stop string must have 1 to {MAX_STOP_LENGTH} characters"
-        if any(not 0 <= i < vocab_size for i in self.stop_token_ids):
+        if not all(0 <= token < vocab_size for token in self.stop_token_ids):
             yield "stop_token_ids", f"stop token ids must be in [0, {vocab_size})"
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
@@ -74,14 +70,37 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             if not -100 <= bias <= 100:
                 yield "logit_bias", f"bias of token {token} must be in [-100, 100], got {bias}"
 
+    def _range_rules(self, max_n: int, shown: Names) -> Iterator[tuple[str, bool, str]]:
+        """(field, whether its value fits, what it must do). NaN fits nowhere."""
+        longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
+        seed = self.seed or 0
+        yield "temperature", 0 <= self.temperature <= 1e6, "be in [0, 1e+06]"
+        yield "top_p", 0 < self.top_p <= 1, "be in (0, 1]"
+        yield "min_p", 0 <= self.min_p <= 1, "be in [0, 1]"
+        yield "frequency_penalty", -2 <= self.frequency_penalty <= 2, "be in [-2, 2]"
+        yield "presence_penalty", -2 <= self.presence_penalty <= 2, "be in [-2, 2]"
+        yield "repetition_penalty", 0.01 <= self.repetition_penalty <= 2, "be in [0.01, 2]"
+        yield "n", 1 <= self.n <= max_n, f"be in [1, {max_n}]"
+        yield "max_new_tokens", longest >= 0, "not be negative"
+        fits = 0 <= self.min_new_tokens <= longest
+        yield "min_new_tokens", fits, f"be in [0, {shown['max_new_tokens']}]"
+        yield "top_k", self.top_k >= 1 or self.top_k == -1, "be -1 (off) or at least 1"
+        yield "seed", -(2**63) <= seed < 2**63, "be a signed 64-bit integer"
+
     @property
     def has_penalties(self) -> bool:
-        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+        """Whether any penalty changes logits."""
+        is_additive = self.frequency_penalty != 0 or self.presence_penalty != 0
+        return is_additive or self.repetition_penalty != 1
 
 
 @dataclass(slots=True)
 class Limits:
-    """Sizes in tokens. `max_total_tokens` is the KV cache; None until the engine has told it."""
+    """What a request may ask for; sizes in tokens.
+
+    `context_length` bounds prompt and output together, `max_choices` the n of a request;
+    `max_total_tokens` is the size of the KV cache, None until the engine has reported it.
+    """
 
     context_length: int
     vocab_size: int
@@ -89,51 +108,54 @@ class Limits:
     max_total_tokens: int | None = None
 
     def check_length(self, prompt: int, param: str, new: int = 0, known: str = "") -> None:
-        """Raises RequestError unless prompt and new tokens fit. `known` qualifies the numbers."""
-        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{prompt + new}"
-        context, pool = self.context_length, self.max_total_tokens
-        if prompt + new > context:
-            raise refusal(
-                "context_length_exceeded", f"{numbers}; the context is {context} tokens", param
-            )
-        if pool and prompt + new > pool:
-            raise refusal(
-                "kv_capacity_exceeded", f"{numbers}; the KV cache holds {pool} tokens", param
-            )
+        """Raises RequestError, naming `param`, unless `prompt` and `new` tokens fit.
+
+        `known` qualifies the numbers of the message, as "at least " where the prompt has not been
+        tokenized.
+        """
+        total = prompt + new
+        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{total}"
+        if total > self.context_length:
+            message = f"{numbers}; the context is {self.context_length} tokens"
+            raise refusal("context_length_exceeded", message, param)
+        if self.max_total_tokens and total > self.max_total_tokens:
+            message = f"{numbers}; the KV cache holds {self.max_total_tokens} tokens"
+            raise refusal("kv_capacity_exceeded", message, param)
 
     def check_ids(self, ids: Ids, param: str, new: int = 0) -> None:
-        """Raises RequestError `empty_input`, `invalid_token_id`, or that prompt and new tokens do
-        not fit."""
-        if not len(ids):
+        """Raises RequestError unless `ids` are token ids, one at least, and fit with `new` more."""
+        if len(ids) == 0:
             raise refusal("empty_input", "the prompt is empty", param)
         array = np.asarray(ids)
-        if len(outside := np.flatnonzero((array < 0) | (array >= self.vocab_size))):
-            text = f"the id at position {outside[0]} is outside [0, {self.vocab_size})"
-            raise refusal("invalid_token_id", text, param)
+        outside = np.flatnonzero((array < 0) | (array >= self.vocab_size))
+        if len(outside):
+            message = f"the id at position {outside[0]} is outside [0, {self.vocab_size})"
+            raise refusal("invalid_token_id", message, param)
         self.check_length(len(ids), param, new)
 
     def admit(
-        self, ids: Ids, sampling: SamplingParams, param: str, names: Mapping[str, str], clip: bool
+        self, ids: Ids, sampling: SamplingParams, param: str, names: Names, clip: bool
     ) -> SamplingParams:
-        """`sampling` with a `max_new_tokens` that fits. `clip`: nobody asked for that number, so it
-        may be lowered. `names` translates fields of SamplingParams to what the route calls them.
-        Raises RequestError."""
-        for field, message in sampling.violations(self.vocab_size, self.max_choices):
-            for ours, theirs in names.items():
-                message = message.replace(ours, theirs.rpartition(".")[2])
+        """`sampling` with a `max_new_tokens` that fits beside the prompt `ids`.
+
+        `param` is the field of the prompt. `names` are the dotted paths by which the route knows
+        the fields of SamplingParams, where they differ; messages say the last part. `clip`: nobody
+        asked for that number of tokens, so it may be lowered. Raises RequestError.
+        """
+        shown = {field: path.rpartition(".")[2] for field, path in names.items()}
+        for field, message in sampling.violations(self.vocab_size, self.max_choices, shown):
             raise refusal("invalid_value", message[:300], names.get(field, field))
-        limit = sampling.max_new_tokens
+        length = sampling.max_new_tokens
         free = min(self.context_length, self.max_total_tokens or self.context_length) - len(ids)
-        if limit is None or (clip and limit > free):
-            limit = max(free, 1)
-        self.check_ids(ids, param, limit)
-        if sampling.min_new_tokens > limit:
-            message = f"at least {sampling.min_new_tokens} new tokens asked, room for {limit}"
+        if length is None or (clip and length > free):
+            length = max(free, 1)
+        self.check_ids(ids, param, length)
+        if sampling.min_new_tokens > length:
+            message = f"at least {sampling.min_new_tokens} new tokens asked, room for {length}"
             raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
-        # Beyond the vocabulary top_k is off; so it stays a small integer on the wire.
-        return msgspec.structs.replace(
-            sampling, max_new_tokens=limit, top_k=min(sampling.top_k, self.vocab_size)
-        )
+        # A top_k of the vocabulary or more is off; the smaller number stays small on the wire.
+        top_k = min(sampling.top_k, self.vocab_size)
+        return msgspec.structs.replace(sampling, max_new_tokens=length, top_k=top_k)
 
 
 def splitmix64(x: int) -> int:

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from radix_runtime import hf
 from radix_runtime.config import ServerArgs
+from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     Abort,
     Control,
@@ -34,6 +34,7 @@ from radix_runtime.server.api import create_app, http_server
 from radix_runtime.server.detokenizer import Detokenizer
 from radix_runtime.server.supervisor import bind_port
 from radix_runtime.server.tokenizer_manager import TokenizerManager
+from radix_runtime.text.tokenizer import load_tokenizer
 from tests.runtime.fake_engine import FakeEngine
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Stack:
             check_invariants="step", port=0, **settings,
         )  # fmt: skip
         self.args.validate()
-        self.tokenizer = hf.load_tokenizer(hf.DEMO_MODEL_DIR, self.args.chat_template)
+        self.tokenizer = load_tokenizer(DEMO_MODEL_DIR, self.args.chat_template)
         self.engine = FakeEngine(
             num_pages=pages,
             page_size=self.args.page_size,

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import radix_kernels
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 # Large enough that every op is cut between threads.
 SIZES = {
-    "hidden_size": 256, "intermediate_size": 992, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4099,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 992,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4099,
+}
 PROMPTS = [random.Random(i).choices(range(4000), k=3 + 37 * i % 90) for i in range(9)]
 PARAMS = [
     {"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True}
@@ -27,20 +32,19 @@ FINE = {"chunked_prefill_size": 32, "page_size": 1}
 
 
 def answers(together: int, threads: int, **settings: Any) -> list[Any]:
-    """`together`: requests in a batch."""
-    folder = ROOT / "bench/serving/models/qwen3-0.6b"
-    common = {
-        "device": "cpu",
-        "load_format": "dummy",
-        "max_total_tokens": 2048,
-        "disable_radix_cache": True,
-    }
-    common |= {
-        "dtype": "bfloat16",
-        "json_model_override_args": json.dumps(SIZES),
-        "num_threads": threads,
-    }
-    with Engine(folder, **common, **settings) as engine:
+    """(log-probability, token) of every token of every request; `together`: requests in a batch."""
+    engine = Engine(
+        ROOT / "bench/serving/models/qwen3-0.6b",
+        device="cpu",
+        dtype="bfloat16",
+        load_format="dummy",
+        json_model_override_args=json.dumps(SIZES),
+        max_total_tokens=2048,
+        disable_radix_cache=True,
+        num_threads=threads,
+        **settings,
+    )
+    with engine:
         radix_kernels.set_num_threads(threads)  # the engine takes no more than there are CPUs
         outputs = []
         for at in range(0, len(PROMPTS), together):
@@ -56,9 +60,8 @@ def answers(together: int, threads: int, **settings: Any) -> list[Any]:
 
 def main() -> None:
     print(json.dumps([answers(9, 1), answers(1, 2), answers(4, 5, **FINE)]))
-    print(
-        json.dumps([answers(9, 1, quantization="int8"), answers(4, 5, quantization="int8", **FINE)])
-    )
+    int8 = {"quantization": "int8"}
+    print(json.dumps([answers(9, 1, **int8), answers(4, 5, **int8, **FINE)]))
 
 
 if __name__ == "__main__":

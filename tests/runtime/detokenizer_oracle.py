@@ -9,8 +9,8 @@ from functools import lru_cache
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from radix_runtime.hf import Tokenizer
 from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.text.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and STOP means stop. END",

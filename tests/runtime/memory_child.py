@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 if __name__ == "__main__":
     process = psutil.Process()

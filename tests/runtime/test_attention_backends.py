@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import itertools
+import os
 import random
 import subprocess
 import sys

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radix_runtime.hf import Tokenizer
 from radix_runtime.messages import (
     FinishReason,
     Logprobs,

@@ -1,4 +1,4 @@
-"""What an engine keeps in memory beside its weights and its KV cache."""
+"""What an engine keeps in memory besides its weights and its KV cache."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_loaded_engine_holds_its_weights_and_cache_and_little_else(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [sys.executable, str(CHILD), str(tmp_path)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    imported, loaded, held = json.loads(answer.splitlines()[-1])
+    imported, loaded, held = json.loads(answer.splitlines()[-1])  # bytes
     assert held > 300e6
     assert held < loaded - imported < LIMIT * held

@@ -9,7 +9,8 @@ import pytest
 import torch
 import transformers
 
-from radix_runtime.hf import DEMO_MODEL_DIR, load_tokenizer
+from radix_runtime.hub import DEMO_MODEL_DIR
+from radix_runtime.text.tokenizer import load_tokenizer
 from tests.runtime.parity import GAP, GREEDY, NEW_TOKENS, case, engine, ids_of
 
 torch.set_num_threads(1)

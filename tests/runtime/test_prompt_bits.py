@@ -1,5 +1,5 @@
-"""Bits of a prompt depend neither on what of it was cached nor on how it was cut: one token alone
-would be another attention kernel's."""
+"""Bits of a prompt depend neither on how much of it was cached nor on how it was cut into chunks: a
+single token would take another attention kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radix_kernels import _loader
-from radix_runtime.engine_api import Engine
+from radix_runtime.offline import Engine
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
@@ -26,7 +26,9 @@ def answers(engine: Engine, prompt: list[int], n: int = 1) -> list[Any]:
 
 def test_cold_cached_chunked_and_as_choices_prompts_have_the_same_bits() -> None:
     with Engine(max_total_tokens=2048) as engine:
-        cold, cached, choices = [], [], []
+        cold: list[Any] = []
+        cached: list[Any] = []
+        choices: list[Any] = []
         for prompt in PROMPTS:
             assert engine.flush_cache()
             cold += answers(engine, prompt)

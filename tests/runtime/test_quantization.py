@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import radix_kernels
-from radix_runtime.engine_api import Engine
 from radix_runtime.errors import ConfigError
+from radix_runtime.offline import Engine
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "runtime" / "radix_runtime" / "demo_model"

@@ -35,23 +35,14 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     before = set(copy.rglob("*"))
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(copy / "dist"),
-    ]
+    options = ["--quiet", "--no-deps", "--wheel-dir", str(copy / "dist")]
+    command = [sys.executable, "-m", "pip", "wheel", *options]
     if importlib.util.find_spec("hatchling"):
         command.append("--no-build-isolation")
     subprocess.run([*command, "./runtime"], cwd=copy, check=True, timeout=250)
     (built,) = (copy / "dist").iterdir()
-    assert set(copy.rglob("*")) - before == {copy / "dist", built}, (
-        "the build left something behind"
-    )
+    left = set(copy.rglob("*")) - before
+    assert left == {copy / "dist", built}, "the build left something behind"
     return zipfile.ZipFile(built)
 
 
@@ -77,12 +68,12 @@ def test_has_the_command(wheel):
 
 def test_extras_name_the_kernel_wheels_that_ops_accepts(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    needs = map(
-        Requirement, Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist") or []
-    )
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    needs = [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
     kernels = {need.name: need for need in needs if need.name.startswith("radix-kernels")}
     assert set(kernels) == {"radix-kernels-cpu", "radix-kernels-cuda", "radix-kernels-rocm"}
-    (low, minor), (high, next_minor) = ops.WHEEL_FLOOR, ops.WHEEL_CEILING
+    low, minor = ops.WHEEL_FLOOR
+    high, next_minor = ops.WHEEL_CEILING
     for need in kernels.values():
         assert set(map(str, need.specifier)) == {f">={low}.{minor}", f"<{high}.{next_minor}"}
         assert need.marker and need.marker.evaluate({"extra": need.name.rpartition("-")[2]})

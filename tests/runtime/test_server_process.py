@@ -19,7 +19,7 @@ import openai
 import psutil
 import pytest
 
-from radix_runtime.hf import DEMO_MODEL_DIR
+from radix_runtime.hub import DEMO_MODEL_DIR
 from tests.runtime.server_process import Server, environment, start_load
 
 MESSAGES = [{"role": "user", "content": "What is 17 + 25?"}]

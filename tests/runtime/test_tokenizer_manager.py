@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radix_runtime import hf
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import RequestError
+from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     Abort,
     Control,
@@ -34,8 +34,9 @@ from radix_runtime.sampling_params import Limits, SamplingParams
 from radix_runtime.server.generation import sampling_defaults
 from radix_runtime.server.submission import Submission
 from radix_runtime.server.tokenizer_manager import TokenizerManager
+from radix_runtime.text.tokenizer import load_tokenizer
 
-TOKENIZER = hf.load_tokenizer(hf.DEMO_MODEL_DIR)
+TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
 DEAD = RequestError(status=500, code="engine_dead", message="the engine has died")
 
 

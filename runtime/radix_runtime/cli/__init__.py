@@ -17,38 +17,44 @@ COMMANDS = {
     "doctor": "show versions and hardware, and what is wrong with them",
     "version": "print the version",
 }
+_INTERRUPTED = 130  # as a shell reports a process that SIGINT has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the process's exit code. 78: the configuration cannot work."""
-    name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    """Runs one command and returns the exit code of the process; `argv` defaults to sys.argv.
+
+    EXIT_CONFIG where the configuration cannot work, EXIT_INTERNAL where the work failed: both with
+    one line on stderr.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if name in ("version", "--version"):
-            print(f"radix {__version__}")
-            return 0
-        if name not in COMMANDS:
-            if name not in ("-h", "--help"):
-                raise ConfigError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
-            print(
-                "usage: radix COMMAND ...\n",
-                *(f"  {name:<10}{help}" for name, help in COMMANDS.items()),
-                sep="\n",
-            )
-            return 0
-        command = import_module(f"{__name__}.{name}")
-        parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
-        command.add_arguments(parser)
-        return int(command.run(parser.parse_args(arguments)))
+        return _run(arguments)
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
         return 0
-    except (
-        ConfigError,
-        EngineDeadError,
-        RequestError,
-        OSError,
-    ) as error:  # OSError: a file that cannot be written
+    except ConfigError as error:
         print(f"radix: error: {error}", file=sys.stderr)
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INTERNAL
+        return EXIT_CONFIG
+    except (EngineDeadError, RequestError, OSError) as error:  # a file that cannot be written
+        print(f"radix: error: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print("usage: radix COMMAND ...\n")
+        for command, description in COMMANDS.items():
+            print(f"  {command:<10}{description}")
+        return 0
+    if name in ("version", "--version"):
+        print(f"radix {__version__}")
+        return 0
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
+    module = import_module(f"{__name__}.{name}")
+    parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(arguments[1:])))

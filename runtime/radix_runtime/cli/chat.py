@@ -4,10 +4,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from prompt_toolkit import PromptSession
 
@@ -26,10 +24,17 @@ _HELP = "/reset  forget the conversation\n/system TEXT  set the system message\n
 
 Messages = list[dict[str, str]]
 Show = Callable[[str], None]
-Reply = Callable[[Messages, Show], None]  # shows the answer piece by piece; raises RequestError
+
+
+class Model(Protocol):
+    """Who answers."""
+
+    def reply(self, messages: Messages, show: Show) -> None:
+        """Gives the answer to `show` piece by piece. Raises RequestError."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix chat`."""
     add_model_argument(parser)
     parser.add_argument("--url", help="talk to this server instead of loading a model")
     parser.add_argument("--server-key", metavar="KEY", help="key of that server")
@@ -39,76 +44,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    sampling, settings, remote = (
-        sampling_of(namespace),
-        engine_args(namespace),
-        namespace.url is not None,
-    )
-    if remote and settings:
-        raise ConfigError(f"{flag_name(next(iter(settings)))} does nothing with --url")
-    if not remote and namespace.server_key is not None:
+    """Talks until the user leaves."""
+    sampling = sampling_of(namespace)
+    settings = engine_args(namespace)
+    if namespace.url is not None and settings:
+        first = next(iter(settings))
+        raise ConfigError(f"{flag_name(first)} does nothing with --url")
+    if namespace.url is None and namespace.server_key is not None:
         raise ConfigError("--server-key does nothing without --url")
-    for stream in (
-        sys.stdin,
-        sys.stdout,
-    ):  # what the terminal's encoding lacks is no reason to leave
+    for stream in (sys.stdin, sys.stdout):  # bytes or characters that the terminal cannot show
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if namespace.url is not None:
+        server = _Server(namespace.url, key=namespace.server_key, sampling=sampling)
+        _converse(server, namespace.system)
+        return 0
     # It loads torch, which a client does not need.
-    with (
-        nullcontext()
-        if remote
-        else import_module("radix_runtime.engine_api").Engine(**settings) as engine
-    ):
-        reply: Reply = partial(_ask_server, namespace.url, namespace.server_key, sampling)
-        if engine is not None:
-            if engine.tokenizer is None:
-                raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
-            reply = partial(_ask_engine, engine, engine.tokenizer.apply_chat_template, sampling)
-        # Plain lines without a terminal.
-        _converse(
-            reply,
-            namespace.system,
-            partial(PromptSession().prompt, "> ") if sys.stdin.isatty() else input,
-        )
+    with import_module("radix_runtime.offline").Engine(**settings) as engine:
+        if engine.tokenizer is None:
+            raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
+        _converse(_Local(engine, sampling), namespace.system)
     return 0
 
 
-def _ask_engine(
-    engine: Any,
-    template: Callable[[Messages], list[int]],
-    sampling: dict[str, Any],
-    messages: Messages,
-    show: Show,
-) -> None:
-    shown = 0
-    try:
-        params = {"max_new_tokens": None, **sampling}
-        for output in engine.stream(input_ids=template(messages), sampling_params=params):
-            show(output["text"][shown:])
-            shown = len(output["text"])
-    except ValueError as error:  # what cannot be asked, as a conversation that is too long
-        raise RequestError(400, "invalid_value", str(error)) from None
+class _Local:
+    """An Engine in this process."""
+
+    def __init__(self, engine: Any, sampling: dict[str, Any]) -> None:
+        self._engine = engine
+        self._params = {"max_new_tokens": None, **sampling}
+
+    def reply(self, messages: Messages, show: Show) -> None:
+        prompt = self._engine.tokenizer.apply_chat_template(messages)
+        shown = 0
+        try:
+            for output in self._engine.stream(input_ids=prompt, sampling_params=self._params):
+                show(output["text"][shown:])
+                shown = len(output["text"])
+        except ValueError as error:  # what cannot be asked, as a conversation that is too long
+            raise RequestError(400, "invalid_value", message=str(error)) from None
 
 
-def _ask_server(
-    url: str, key: str | None, sampling: dict[str, Any], messages: Messages, show: Show
-) -> None:
-    # The others have their names in OpenAI's API.
-    body = {
-        "messages": messages,
-        **{name.replace("max_new", "max"): value for name, value in sampling.items()},
-    }
+class _Server:
+    """A server of OpenAI's API."""
 
-    async def ask() -> None:
-        async with Client(url, key) as client:
+    def __init__(self, url: str, key: str | None, sampling: dict[str, Any]) -> None:
+        self._url = url
+        self._key = key
+        self._sampling = dict(sampling)
+        if "max_new_tokens" in sampling:  # the one that has another name there
+            self._sampling["max_tokens"] = self._sampling.pop("max_new_tokens")
+
+    def reply(self, messages: Messages, show: Show) -> None:
+        asyncio.run(self._ask({"messages": messages, **self._sampling}, show))
+
+    async def _ask(self, body: dict[str, Any], show: Show) -> None:
+        async with Client(self._url, self._key) as client:
             async for chunk in client.chunks("/v1/chat/completions", body):
                 for choice in chunk["choices"]:
                     show(choice["delta"].get("content") or "")
 
-    asyncio.run(ask())
 
-
-def _converse(reply: Reply, system: str | None, read: Callable[[], str]) -> None:
+def _converse(model: Model, system: str | None) -> None:
+    read = _line_reader()
     messages: Messages = []
     while True:
         try:
@@ -118,19 +115,31 @@ def _converse(reply: Reply, system: str | None, read: Callable[[], str]) -> None
         command, _, rest = line.partition(" ")
         if command == "/exit":
             return
-        if command in ("/reset", "/system"):
-            messages, system = [], rest or None if command == "/system" else system
+        if command == "/reset":
+            messages = []
+        elif command == "/system":
+            messages = []
+            system = rest or None
         elif command.startswith("/"):
             print(_HELP)
         elif line:
             opening = [{"role": "system", "content": system}] if system else []
             question = {"role": "user", "content": line}
-            if answer := _answer(reply, [*opening, *messages, question]):
+            answer = _answer(model, [*opening, *messages, question])
+            if answer:
                 messages += [question, {"role": "assistant", "content": answer}]
 
 
-# What was said, if only until Ctrl-C; nothing after an error.
-def _answer(reply: Reply, messages: Messages) -> str:
+def _line_reader() -> Callable[[], str]:
+    """Reads a line: with editing and history in a terminal, else as it is."""
+    if not sys.stdin.isatty():
+        return input
+    session: PromptSession[str] = PromptSession()
+    return lambda: session.prompt("> ")
+
+
+def _answer(model: Model, messages: Messages) -> str:
+    """Shows the answer and returns it, as far as it came before Ctrl-C; "" after an error."""
     pieces: list[str] = []
 
     def show(text: str) -> None:
@@ -138,7 +147,7 @@ def _answer(reply: Reply, messages: Messages) -> str:
         print(text, end="", flush=True)
 
     try:
-        reply(messages, show)
+        model.reply(messages, show)
         print()
     except KeyboardInterrupt:
         print(" [stopped]")

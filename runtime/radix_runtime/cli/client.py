@@ -9,42 +9,58 @@ import httpx
 
 from ..errors import RequestError
 
+_DONE = b"[DONE]"
+_CONNECT_SECONDS = 10
+
 
 class Client(httpx.AsyncClient):
     """One server; `url` with or without /v1. An answer that is an error raises RequestError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {b"authorization": f"Bearer {api_key}".encode()} if api_key else {}
-        base, hooks = url.rstrip("/").removesuffix("/v1"), {"response": [_check]}
-        timeout, limits = httpx.Timeout(None, connect=10), httpx.Limits(max_connections=None)
-        with _reachable():
+        with _reachable():  # a URL that is none is refused here
             super().__init__(
-                base_url=base, headers=headers, timeout=timeout, limits=limits, event_hooks=hooks
+                base_url=url.rstrip("/").removesuffix("/v1"),
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None),
+                event_hooks={"response": [_check]},
             )
 
     async def chunks(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed answer. Raises RequestError also when the stream breaks off
         without [DONE]."""
+        is_done = False
         with _reachable():
             async with self.stream("POST", path, json={**body, "stream": True}) as answer:
-                done, rest = False, b""
-                async for (
-                    part
-                ) in answer.aiter_bytes():  # to its end, after which the connection serves again
-                    *lines, rest = (rest + part).split(b"\n")  # httpx would split at U+2028 too
-                    events = [line[6:] for line in lines if line.startswith(b"data: ")]
-                    done |= b"[DONE]" in events
-                    for chunk in map(json.loads, (event for event in events if event != b"[DONE]")):
-                        if "error" in chunk:
-                            raise _error(500, json.dumps(chunk))
-                        yield chunk
-        if not done:
-            raise RequestError(500, "stream_broken", "the stream ended without [DONE]")
+                # To the end of the answer, after which its connection can serve again.
+                async for event in _events(answer):
+                    if event == _DONE:
+                        is_done = True
+                        continue
+                    chunk = json.loads(event)
+                    if "error" in chunk:
+                        raise _error(500, event)
+                    yield chunk
+        if not is_done:
+            raise RequestError(500, "stream_broken", message="the stream ended without [DONE]")
 
     async def model(self) -> str:
+        """The name of the first model that the server lists."""
         with _reachable():
-            name: str = (await self.get("/v1/models")).json()["data"][0]["id"]
+            answer = await self.get("/v1/models")
+            name: str = answer.json()["data"][0]["id"]
             return name
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of server-sent events. Lines end at newlines only; httpx splits at U+2028 too."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                yield line.removeprefix(b"data: ")
 
 
 @contextmanager
@@ -52,7 +68,8 @@ def _reachable() -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RequestError(503, "unreachable", f"no answer from the server: {error}") from error
+        message = f"no answer from the server: {error}"
+        raise RequestError(503, "unreachable", message=message) from error
 
 
 async def _check(answer: httpx.Response) -> None:
@@ -60,9 +77,10 @@ async def _check(answer: httpx.Response) -> None:
         raise _error(answer.status_code, await answer.aread())
 
 
-def _error(status: int, body: bytes | str) -> RequestError:
+def _error(status: int, body: bytes) -> RequestError:
     try:
         error = json.loads(body)["error"]
-        return RequestError(status, str(error["code"]), str(error["message"]))
+        return RequestError(status, str(error["code"]), message=str(error["message"]))
     except (ValueError, KeyError, TypeError):  # not of this server, but of something before it
-        return RequestError(status, "unknown", f"the server answered with status {status}")
+        message = f"the server answered with status {status}"
+        return RequestError(status, "unknown", message=message)

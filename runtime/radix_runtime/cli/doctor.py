@@ -16,9 +16,12 @@ from ..errors import EXIT_CONFIG, ConfigError
 
 _GIB = 1 << 30
 _MIN_DRIVER = 580
+_REINSTALL = "reinstall the kernel wheel"
 
 
 class Problem(NamedTuple):
+    """What is wrong with an installation, and how to mend it."""
+
     what: str
     remedy: str
 
@@ -27,31 +30,42 @@ Facts = Iterator[tuple[str, object] | Problem]  # rows of the table (name, value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `radix doctor`."""
     parser.add_argument("--ops", action="store_true", help="list which kernel serves each op")
 
 
 def run(namespace: argparse.Namespace) -> int:
+    """Prints facts, then problems; EXIT_CONFIG if there are any."""
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
-    for section in (_packages, _kernels, _machine, _gpu, *([_ops] if namespace.ops else [])):
+    sections = [_packages, _kernels, _machine, _gpu]
+    if namespace.ops:
+        sections.append(_ops)
+    for section in sections:
         try:
             for fact in section():
                 if isinstance(fact, Problem):
                     problems.append(fact)
                 else:
-                    console.print(f"{fact[0]:<18} {fact[1]}", markup=False, highlight=False)
-        except ConfigError as error:  # the kernel wheel does not fit
-            parts = [*re.split("[;.] ", str(error), maxsplit=1), "reinstall the kernel wheel"]
-            problems.append(Problem(*parts[:2]))
-        except ImportError as error:
-            remedy = "pip install torch" if error.name == "torch" else "reinstall the kernel wheel"
-            problems.append(Problem(f"{error.name} does not load: {error}", remedy))
+                    name, value = fact
+                    console.print(f"{name:<18} {value}", markup=False, highlight=False)
+        except (ConfigError, ImportError) as error:
+            problems.append(_problem_of(error))
     for what, remedy in dict.fromkeys(problems):
         console.print(f"problem: {what}", style="bold red", markup=False, highlight=False)
         console.print(f"    remedy: {remedy}", markup=False, highlight=False)
     if not problems:
         console.print("[green]no problems found[/]")
     return EXIT_CONFIG if problems else 0
+
+
+def _problem_of(error: ConfigError | ImportError) -> Problem:
+    if isinstance(error, ImportError):
+        remedy = "pip install torch" if error.name == "torch" else _REINSTALL
+        return Problem(f"{error.name} does not load: {error}", remedy)
+    # The kernel wheel does not fit; its message may end with what to do.
+    what, *remedies = re.split("[;.] ", str(error), maxsplit=1)
+    return Problem(what, remedies[0] if remedies else _REINSTALL)
 
 
 def _packages() -> Facts:
@@ -84,9 +98,10 @@ def _kernels() -> Facts:
 
 
 def _ops() -> Facts:
-    for op, kinds in import_module("radix_runtime.ops").capabilities()["ops"].items():
-        impls = {name: entry["impl"] for name, entry in kinds.items()}
-        yield f"  {op}", impls if len(set(impls.values())) > 1 else next(iter(impls.values()))
+    for op, by_dtype in import_module("radix_runtime.ops").capabilities()["ops"].items():
+        implementations = {name: entry["impl"] for name, entry in by_dtype.items()}
+        distinct = set(implementations.values())
+        yield f"  {op}", distinct.pop() if len(distinct) == 1 else implementations
 
 
 def _machine() -> Facts:
@@ -103,10 +118,10 @@ def _gpu() -> Facts:
     if driver.is_file():
         line = driver.read_text().splitlines()[0]
         yield "nvidia driver", line
-        if (version := re.search(r"\b(\d+)\.\d+", line)) and int(version[1]) < _MIN_DRIVER:
-            yield Problem(
-                f"driver {version[1]} is too old", f"install driver {_MIN_DRIVER} or later"
-            )
+        version = re.search(r"\b(\d+)\.\d+", line)
+        if version is not None and int(version[1]) < _MIN_DRIVER:
+            what = f"driver {version[1]} is too old"
+            yield Problem(what, f"install driver {_MIN_DRIVER} or later")
     torch = import_module("torch")
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)

@@ -3,7 +3,7 @@
 from ..config import ServerArgs
 from ..device import Device, Memory
 from ..errors import ConfigError
-from ..hf import DEMO_MODEL_DIR, resolve_model_path
+from ..hub import DEMO_MODEL_DIR, resolve_model_path
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
 _CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes

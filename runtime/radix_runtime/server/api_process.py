@@ -11,9 +11,9 @@ import msgspec
 import uvicorn
 import uvloop
 
-from .. import hf
 from ..errors import EXIT_INTERNAL, RequestError
 from ..model_config import ModelConfig
+from ..text.tokenizer import load_tokenizer
 from .api import create_app, http_server
 from .child import Child
 from .generation import sampling_defaults
@@ -37,7 +37,7 @@ async def _serve(child: Child) -> None:
     manager = TokenizerManager(
         args=args,
         model=ModelConfig.from_dir(model_dir, args.json_model_override_args),
-        tokenizer=hf.load_tokenizer(args.tokenizer_path or model_dir, args.chat_template),
+        tokenizer=load_tokenizer(args.tokenizer_path or model_dir, args.chat_template),
         link=link,
         defaults=sampling_defaults(args, model_dir),
     )

@@ -7,7 +7,7 @@
 from collections.abc import Callable, Sequence
 
 from .. import messages as m
-from ..hf import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .text_stream import TextStream
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process

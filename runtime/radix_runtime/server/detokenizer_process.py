@@ -1,6 +1,6 @@
 """The detokenizer process of `radix serve`."""
 
-from .. import hf
+from ..text.tokenizer import load_tokenizer
 from .child import Child
 from .detokenizer import Detokenizer
 
@@ -8,7 +8,7 @@ from .detokenizer import Detokenizer
 def serve(child: Child) -> None:
     """Runs until the supervisor asks this process to stop."""
     inbox, outbox = child.connect()
-    tokenizer = hf.load_tokenizer(child.args.tokenizer_path or child.args.model_path or "")
+    tokenizer = load_tokenizer(child.args.tokenizer_path or child.args.model_path or "")
     detokenizer = Detokenizer(tokenizer=tokenizer, inbox=inbox, outbox=outbox)
     child.report("ready")
     detokenizer.run(child.should_stop, child.beat)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..config import ServerArgs
-from ..hf import Tokenizer, load_generation_config
 from ..messages import FinishReason, Generate, Logprobs, TextDelta, num_ids, unpack_ids
+from ..text.generation_config import load_generation_config
+from ..text.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # the lowest logprob that is given out: JSON has no infinity
 

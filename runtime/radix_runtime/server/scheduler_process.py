@@ -6,11 +6,12 @@ import threading
 import time
 from pathlib import Path
 
-from .. import hf
 from ..engine.executor import create_executor
 from ..errors import EXIT_INTERNAL
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
+from ..text.generation_config import eos_token_ids
+from ..text.tokenizer import load_tokenizer
 from .child import Child
 from .ipc import MAX_BODY
 
@@ -57,8 +58,8 @@ def serve(child: Child) -> None:
     inbox, outbox = child.connect()
     args = child.args
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
-    tokenizer = hf.load_tokenizer(args.tokenizer_path or args.model_path or "")
-    eos_ids = hf.eos_token_ids(Path(args.model_path or ""), tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer_path or args.model_path or "")
+    eos_ids = eos_token_ids(Path(args.model_path or ""), tokenizer)
 
     def rank_died(reason: str) -> None:
         child.report("fatal", reason)

@@ -3,8 +3,8 @@
 import codecs
 from collections.abc import Sequence
 
-from ..hf import Tokenizer
 from ..sampling_params import SamplingParams
+from ..text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from .. import messages as m
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
-from ..hf import DEMO_MODEL_NAME, Tokenizer
+from ..hub import DEMO_MODEL_NAME
 from ..model_config import ModelConfig
 from ..sampling_params import Ids, Limits, SamplingParams
+from ..text.tokenizer import Tokenizer
 from .metrics import Metrics, Outcome
 from .submission import OpenRequest, Submission
 

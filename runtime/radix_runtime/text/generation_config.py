@@ -1,0 +1,62 @@
+"""What a model directory says about generation: sampling defaults and end-of-sequence ids."""
+
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError
+from ..hub import read_json
+from .tokenizer import Tokenizer
+
+
+class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fields of generation_config.json that the runtime reads; None where the file has none.
+
+    `top_k` -1 is off.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def sampling_defaults(self) -> dict[str, float | int]:
+        """The sampling parameters that the file sets, by the names of SamplingParams."""
+        given = msgspec.to_builtins(self)
+        return {name: value for name, value in given.items() if name != "eos_token_id"}
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The end-of-sequence ids as a list, empty if the file has none."""
+        if self.eos_token_id is None:
+            return []
+        if isinstance(self.eos_token_id, int):
+            return [self.eos_token_id]
+        return self.eos_token_id
+
+
+def load_generation_config(
+    model_dir: Path, file: str = "generation_config.json"
+) -> GenerationConfig:
+    """Reads `file` of a model directory; all None if there is none. Raises ConfigError on a wrong
+    type."""
+    raw = read_json(model_dir / file)
+    if raw.get("top_k") == 0:  # transformers' way to switch it off
+        raw["top_k"] = -1
+    try:
+        return msgspec.convert(raw, GenerationConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Every id that ends a generation: those of generation_config.json (of config.json where it
+    names none), and the tokenizer's."""
+    found = list(load_generation_config(model_dir).eos_token_ids)
+    if not found:
+        found = list(load_generation_config(model_dir, "config.json").eos_token_ids)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,70 @@
+"""`radix doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from radix_kernels import _loader
+from radix_runtime import ops
+from radix_runtime.cli import doctor, main
+from radix_runtime.errors import ConfigError
+from tests.runtime.command import Run
+
+
+def test_doctor(here: Run) -> None:
+    result = here("doctor", "--ops")
+    assert "torch" in result.stdout and "rmsnorm" in result.stdout
+    assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
+
+
+def test_doctor_says_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Iterator[doctor.Problem]:
+        yield doctor.Problem("a [/b] c", "pip install x[y]")
+        raise ImportError("no [bold] symbol", name="radix_kernels")
+
+    for section in ("_kernels", "_machine", "_gpu"):
+        monkeypatch.setattr(doctor, section, broken)
+    assert main(["doctor"]) == 78
+    said = capsys.readouterr().out.splitlines()[-4:]
+    first = ["problem: a [/b] c", "    remedy: pip install x[y]"]
+    assert said == [
+        *first,
+        "problem: radix_kernels does not load: no [bold] symbol",
+        "    remedy: reinstall the kernel wheel",
+    ]
+
+
+def test_doctor_tells_wheels_that_are_installed_over_one_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> Iterator[doctor.Problem]:
+        # ops.py passes on what the kernel package says.
+        monkeypatch.setattr(_loader.metadata, "distribution", lambda name: name)
+        try:
+            _loader._refuse_siblings()
+        except ImportError as error:
+            raise ConfigError(str(error)) from None
+        yield doctor.Problem("not", "refused")
+
+    for section in ("_machine", "_gpu"):
+        monkeypatch.setattr(doctor, section, lambda: iter(()))
+    monkeypatch.setattr(doctor, "_kernels", refused)
+    assert main(["doctor"]) == 78
+    what, remedy = capsys.readouterr().out.splitlines()[-2:]
+    assert what.startswith("problem: radix-kernels-cpu and ") and what.endswith(
+        "overwrite each other"
+    )
+    assert remedy.startswith("    remedy: Keep one: pip uninstall -y radix-kernels-cpu ")
+
+
+def test_doctor_tells_the_portable_level(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ops.capabilities()
+    for isa, told in (("avx2", False), ("portable", True)):
+        monkeypatch.setattr(ops, "capabilities", lambda isa=isa: {**facts, "isa": isa})
+        result = here("doctor")
+        assert (f"problem: {ops.PORTABLE}" in result.stdout.splitlines()) == told
+    assert result.returncode == 78
