@@ -18,7 +18,7 @@ class Client(httpx.AsyncClient):
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {b"authorization": f"Bearer {api_key}".encode()} if api_key else {}
-        with _reachable():  # a URL that is none is refused here
+        with _reachable():  # httpx refuses an invalid URL here
             super().__init__(
                 base_url=url.rstrip("/").removesuffix("/v1"),
                 headers=headers,
