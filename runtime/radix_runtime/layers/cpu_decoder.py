@@ -89,7 +89,8 @@ def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
 
 
 def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     _require_fusible(layer, Fusible)
     _require_fusible(layer.input_layernorm, RMSNorm)
     _require_fusible(attention, Attention)
