@@ -313,6 +313,15 @@ def test_a_module_with_a_forward_of_its_own_is_not_fused(which: str, folder: Pat
     assert not torch.equal(run(driver), run(Driver(folder)))
 
 
+@needs_library
+@pytest.mark.parametrize("name", ["self_attn", "mlp", "input_layernorm"])
+def test_modules_of_another_kind_are_not_fused(name: str, folder: Path) -> None:
+    """They need not have the attributes of ours."""
+    driver = Driver(folder)
+    setattr(driver.model.model.layers[0], name, torch.nn.Identity())
+    assert not is_fused(driver)
+
+
 def other_rotary(model: Any) -> None:
     attention = model.layers[1].self_attn
     attention.rotary = attention.rotary.clone()
