@@ -41,7 +41,7 @@ class OutOfMemory:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return cls(wanted)
         # torch and the kernel wheel have no class for host memory: a plain RuntimeError says it.
-        if type(error) is RuntimeError and (said or "out of host memory" in text):
+        if isinstance(error, RuntimeError) and (said or "out of host memory" in text):
             return cls(wanted)
         return None
 

@@ -150,7 +150,8 @@ def by_ops(
 
 
 def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: str = "silu") -> None:
-    ours, theirs = model.with_caches(), model.with_caches()
+    ours = model.with_caches()
+    theirs = model.with_caches()
     decoder = model.decoder(ours, activation)
     for query, kv in steps:
         hidden, places = step(model, query, kv)

@@ -16,7 +16,8 @@ GIB = 1 << 30
 
 def test_a_stream_runs_in_order_while_the_caller_goes_on() -> None:
     stream = Device.resolve("cpu").stream()
-    gate, seen = threading.Event(), []
+    gate = threading.Event()
+    seen: list[int] = []
 
     def first() -> str:
         assert gate.wait(60)
@@ -33,7 +34,8 @@ def test_a_stream_runs_in_order_while_the_caller_goes_on() -> None:
 
 def test_an_error_reaches_its_own_ticket_only() -> None:
     stream = Device.resolve("cpu").stream()
-    bad, good = stream.submit(lambda: 1 // 0), stream.submit(lambda: 3)
+    bad = stream.submit(lambda: 1 // 0)
+    good = stream.submit(lambda: 3)
     with pytest.raises(ZeroDivisionError):
         bad.result()
     assert good.result() == 3
@@ -41,7 +43,8 @@ def test_an_error_reaches_its_own_ticket_only() -> None:
 
 
 def test_shutdown_waits() -> None:
-    stream, seen = Device.resolve("cpu").stream(), []
+    stream = Device.resolve("cpu").stream()
+    seen: list[int] = []
     for i in range(20):
         stream.submit(lambda i=i: seen.append(i))
     stream.shutdown()

@@ -67,7 +67,8 @@ def stand_ins(monkeypatch):
 
 def run_ranks(path, body, world=2, **settings):
     """body(group) on each rank, a thread each; their results in rank order."""
-    args, results = ServerArgs(device="cuda", tp_size=world, **settings), [None] * world
+    args = ServerArgs(device="cuda", tp_size=world, **settings)
+    results = [None] * world
 
     def main(rank):
         group = connect(args, str(path), rank, GPU)
@@ -165,7 +166,8 @@ def test_cpu_ranks_keep_shared_memory(tmp_path):
 @pytest.mark.parametrize("device", [Device.resolve("cpu"), GPU], ids=["cpu", "gpu"])
 def test_an_abort_has_a_type_of_its_own(tmp_path, device, name):
     """On the rank that waits and on the one that aborted; by the peer kernels too."""
-    args, path = ServerArgs(tp_size=2), str(tmp_path / "group")
+    args = ServerArgs(tp_size=2)
+    path = str(tmp_path / "group")
     groups = [connect(args, path, rank, device) for rank in range(2)]
     for group in groups:
         group.open(device)
@@ -178,7 +180,8 @@ def test_an_abort_has_a_type_of_its_own(tmp_path, device, name):
 
 def test_a_late_rank_is_no_abort(tmp_path):
     """The rank that has waited says which one is missing; to the others it is an abort."""
-    args, cpu = ServerArgs(tp_size=3), Device.resolve("cpu")
+    args = ServerArgs(tp_size=3)
+    cpu = Device.resolve("cpu")
     groups = [connect(args, str(tmp_path / "group"), rank, cpu) for rank in range(2)]
     with pytest.raises(RuntimeError, match=r"rank\(s\) \[1, 2\] did not arrive") as late:
         groups[0].barrier(0.2)

@@ -225,7 +225,7 @@ def test_rotary_tables_reach_as_far_as_a_row_can(device, tokens, rows, folder, m
     )  # not half of the memory
     settings = {"context_length": 512, "max_total_tokens": tokens, "page_size": 16}
     runner, _ = run_on(where, folder, monkeypatch, lambda s: 0, **settings)
-    tables = {tuple(m._rotary.shape) for m in runner.model.modules() if isinstance(m, Attention)}
+    tables = {tuple(m.rotary.shape) for m in runner.model.modules() if isinstance(m, Attention)}
     assert tables == {(rows, 16)}
 
 

@@ -31,7 +31,8 @@ class Rank(Communicator):
     """One of several ranks; a reduction gives back the rank's own part."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
 
 
 def context(rank: int = 0, size: int = 1, positions: int = 64) -> BuildContext:
@@ -156,7 +157,8 @@ def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
     w = torch.randn(vocab, 6)
     ids = torch.tensor([*range(vocab), 0, vocab - 1], dtype=torch.int32)
     hidden = torch.randn(3, 6)
-    embedded, logits = torch.zeros(len(ids), 6), []
+    embedded = torch.zeros(len(ids), 6)
+    logits = []
     for rank in range(size):
         layer = VocabParallel(context(rank, size), vocab_size=vocab, hidden_size=6, is_head=is_head)
         load(layer, "weight", {None: w})
@@ -218,8 +220,10 @@ def test_rotary_rotates_slices(rotary_dim: int) -> None:
     half = rotary_dim // 2
     frequency = 1e4 ** (-torch.arange(half, dtype=torch.float64) * 2 / rotary_dim)
     angle = (positions[:, None].double() * frequency)[:, None]
-    a, b = before[:, :4, :half].double(), before[:, :4, half:rotary_dim].double()
-    first, second = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+    a = before[:, :4, :half].double()
+    b = before[:, :4, half:rotary_dim].double()
+    first = a * angle.cos() - b * angle.sin()
+    second = b * angle.cos() + a * angle.sin()
     turned = torch.cat([first, second, before[:, :4, rotary_dim:].double()], -1)
     assert close(q.double(), turned[:, :3])
     assert torch.equal(qkv[:, 3:], before[:, 3:])

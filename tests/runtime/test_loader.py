@@ -259,7 +259,8 @@ class Rank(Communicator):
     """Loads as one of several ranks; does not talk."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
 
 
 def test_a_rank_reads_only_its_slices(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,14 +145,16 @@ def packed_layer(method: LinearMethod) -> Layer:
 
 @pytest.mark.parametrize("method", [DenseMethod(), Int8Method(), Wrapped()], ids=repr)
 def test_argmax_is_that_of_the_outputs(method: LinearMethod) -> None:
-    layer, x = packed_layer(method), torch.randn(5, 8)
+    layer = packed_layer(method)
+    x = torch.randn(5, 8)
     found = method.argmax(layer, x)
     assert found is not None and found.dtype == torch.int32
     assert torch.equal(found.long(), method.apply(layer, x).argmax(-1))
 
 
 def test_a_method_that_overrides_the_product_loses_the_shortcuts() -> None:
-    method, x = Doubled(), torch.randn(5, 8)
+    method = Doubled()
+    x = torch.randn(5, 8)
     layer = packed_layer(method)
     assert method.argmax(layer, x) is None and method.packed_weight(layer) is None
     expected = ops.silu_and_mul(DenseMethod().apply(layer, x) * 2)
@@ -166,7 +168,8 @@ def test_the_fused_decoder_gives_the_bits_of_the_modules(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     folder = save(reference_model(name), tmp_path)
-    fused, modules = Driver(folder, dtype=dtype), switch_off(Driver(folder, dtype=dtype))
+    fused = Driver(folder, dtype=dtype)
+    modules = switch_off(Driver(folder, dtype=dtype))
     assert is_fused(fused) and not is_fused(modules)
     assert torch.equal(run(fused), run(modules))
 
@@ -308,6 +311,15 @@ def test_a_module_with_a_forward_of_its_own_is_not_fused(which: str, folder: Pat
     module.__class__ = zeroed(type(module))
     assert not is_fused(driver)
     assert not torch.equal(run(driver), run(Driver(folder)))
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["self_attn", "mlp", "input_layernorm"])
+def test_modules_of_another_kind_are_not_fused(name: str, folder: Path) -> None:
+    """They need not have the attributes of ours."""
+    driver = Driver(folder)
+    setattr(driver.model.model.layers[0], name, torch.nn.Identity())
+    assert not is_fused(driver)
 
 
 def other_rotary(model: Any) -> None:

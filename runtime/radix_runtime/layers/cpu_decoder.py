@@ -63,21 +63,19 @@ def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
     """Raises NotImplementedError where the wheel's decoder would not give what the modules give:
     other modules, settings that differ by layer, weights or a cache that it does not take, no CPU
     library."""
+    _require_fusible(norm, RMSNorm)
+    described = [_describe(layer, pool) for layer in layers]
     attention = layers[0].self_attn
     activation = layers[0].mlp.activation
-    described = []
     for layer in layers:
-        made = _describe(layer, pool)
         same_settings = (
             layer.self_attn.spec.scale == attention.spec.scale
             and layer.self_attn.rotary is attention.rotary
             and layer.mlp.activation == activation
         )
-        norms = (layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, norm)
-        if not same_settings or any(x.eps != attention.eps for x in norms):
+        normed = (layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, norm)
+        if not same_settings or any(x.eps != attention.eps for x in normed):
             raise NotImplementedError("the layers do not share their settings")
-        described.append(made)
-    _require_fusible(norm, RMSNorm)
     return ops.DenseDecoder(
         described,
         norm=norm.weight,
@@ -89,7 +87,8 @@ def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
 
 
 def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     _require_fusible(layer, Fusible)
     _require_fusible(layer.input_layernorm, RMSNorm)
     _require_fusible(attention, Attention)
