@@ -7,13 +7,17 @@ import math
 import pytest
 import torch
 
+import radix_kernels as rk
 from tests.kernel.attention_cases import (
+    amplitude,
     make_case,
+    oracle,
     random_rows,
     varlen_args,
 )
-from tests.kernel.helpers import FLOATS, assert_same_bits
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits
 from tests.kernel.triton_attention_cases import (
+    TRITON_ATTENTION,
     launch,
     poison_partials,
     rt,
