@@ -261,10 +261,11 @@ def _bar(one: Figure, y: int) -> list[str]:
     ratio = one.ratios[peer]
     width = round(_UNIT * min(ratio, _MOST))
     middle = y + 4
+    right = _LABELS + max(width, _UNIT) + 8
     return [
         f'<text x="{_LABELS - 10}" y="{middle}" text-anchor="end">{escape(one.row.label)}</text>',
         f'<rect x="{_LABELS}" y="{y - 8}" width="{width}" height="16" rx="2" fill="#3b82c4"/>',
-        f'<text x="{_LABELS + max(width, _UNIT) + 8}" y="{middle}">{ratio:.2f}, {escape(peer)}</text>',
+        f'<text x="{right}" y="{middle}">{ratio:.2f}, {escape(peer)}</text>',
     ]
 
 
