@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +60,9 @@ def draw(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
 def draw_in_triton(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
     from radix_kernels.triton import top_k_top_p_sampling
 
+    there: dict[str, Any] = {name: x.to(device) for name, x in data.items()}
     out = torch.empty(ROWS, dtype=torch.int32, device=device)
-    top_k_top_p_sampling(*(x.to(device) for x in data.values()), 0, out)
+    top_k_top_p_sampling(**there, stream=0, out=out)
     return out.cpu()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import radix_kernels as rk
@@ -41,7 +43,7 @@ def paged(
 
 
 # What the kernels have branches of their own for.
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "a window": {"window_size": (100, 0)},
     "a cap": {"softcap": 5.0},
     "sinks": {"sinks": True},
@@ -69,7 +71,7 @@ def prefill() -> None:
         fp8 = f"prefill in FP8 with {name}"
         paged(fp8, rows, hint, 4e-2, "all", options=options, heads=(4, 2), dim=128)
     for dim, page in ((64, 16), (128, 16), (128, 4), (256, 16)):
-        sizes = {"heads": (4, 2), "dim": dim, "page_size": page}
+        sizes: dict[str, Any] = {"heads": (4, 2), "dim": dim, "page_size": page}
         paged(f"prefill of {dim} in float16", rows, hint, 1e-3, dtype=torch.float16, **sizes)
     for dim in (64, 128):  # a block has one tile after the other
         paged(f"prefill of {dim}, many heads", rows, hint, 5e-3, heads=(80, 80), dim=dim)
@@ -78,7 +80,7 @@ def prefill() -> None:
 def decode() -> None:
     rows = [(1, 700), (1, 40), (1, 1)]
     paged("decode", rows, 1, 5e-3, heads=(8, 2), dim=128)
-    single = {"heads": (20, 2), "dim": 128, "page_size": 1}
+    single: dict[str, Any] = {"heads": (20, 2), "dim": 128, "page_size": 1}
     paged("decode of two tokens, one a page", [(2, 530), (2, 20)], 2, 5e-3, **single)
     paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
     paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)

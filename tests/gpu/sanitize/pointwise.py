@@ -58,12 +58,14 @@ def store_pages(dim: int, dtype: torch.dtype, slots: torch.Tensor, rng: torch.Ge
     scales = {}
     if dtype == FP8:
         scales = {name: torch.rand(5, generator=rng) + 0.5 for name in ("k_scale", "v_scale")}
-    caches = [torch.zeros(5, 16, 5, dim).to(dtype) for _ in range(2)]
-    there = [x.cuda() for x in caches]
     scales_there = {name: x.cuda() for name, x in scales.items()}
-    rk.store_kv_cache(k.cuda(), v.cuda(), *there, slots.cuda(), **scales_there)
-    rk.reference.store_kv_cache(k, v, *caches, slots, **scales)
-    for got, expected in zip(there, caches, strict=True):
+    k_cache = torch.zeros(5, 16, 5, dim).to(dtype)
+    v_cache = torch.zeros(5, 16, 5, dim).to(dtype)
+    k_there = k_cache.cuda()
+    v_there = v_cache.cuda()
+    rk.store_kv_cache(k.cuda(), v.cuda(), k_there, v_there, slots.cuda(), **scales_there)
+    rk.reference.store_kv_cache(k, v, k_cache, v_cache, slots, **scales)
+    for got, expected in ((k_there, k_cache), (v_there, v_cache)):
         compare(f"store_kv_cache of {dim}, {dtype}", got.float(), expected.float(), 0)
 
 

@@ -128,8 +128,10 @@ def experts() -> None:
                 expert_rows((tokens, count, topk, 256, 128), scales, quantized, dtype)
 
 
-def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) -> None:
-    case = make_experts(*shape, dtype, torch.Generator().manual_seed(0), scales=scales)
+def expert_rows(shape: tuple[int, ...], scales: str, quantized: bool, dtype: torch.dtype) -> None:
+    tokens, count, topk, hidden, inter = shape
+    rng = torch.Generator().manual_seed(0)
+    case = make_experts(tokens, count, topk, hidden, inter, dtype, rng, scales=scales)
     options = {**case.options, "use_fp8_w8a8": quantized}
     there = [on_gpu(x) for x in (case.x, case.w1, case.w2, case.weights, case.ids)]
     options_there = {key: on_gpu(value) for key, value in options.items()}
