@@ -21,6 +21,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def grouped(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """GPU only: products of groups of rows, contiguous and masked, in 16 bits and FP8."""
     if device.type != "cuda":
         return
     for which in (dtype, FP8):

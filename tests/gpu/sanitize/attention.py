@@ -21,6 +21,7 @@ def paged(
     options: dict | None = None,
     **sizes,
 ) -> None:
+    """One call over pages against the reference. hint: max_seqlen_q; fp8: "", "cache" or "all"."""
     rng = torch.Generator().manual_seed(0)
     case = make_case(rows, rng, dtype=dtype, **sizes)
     options = dict(options or {})
@@ -52,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def prefill() -> None:
+    """Heads of 64 to 256, one block and pairs of them, gathered pages, FP8, all options."""
     rows = [(150, 300), (5, 40), (0, 3)]
     hint = 150
     paged("prefill, a pair of blocks", rows, hint, 5e-3, heads=(4, 2), dim=128)
@@ -78,6 +80,7 @@ def prefill() -> None:
 
 
 def decode() -> None:
+    """As prefill: few queries a row, FP8 caches, parts of long rows that are joined."""
     rows = [(1, 700), (1, 40), (1, 1)]
     paged("decode", rows, 1, 5e-3, heads=(8, 2), dim=128)
     single: dict[str, Any] = {"heads": (20, 2), "dim": 128, "page_size": 1}
@@ -138,6 +141,7 @@ def mla() -> None:
 def mla_rows(
     heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options
 ) -> None:
+    """One call of MLA's decode for two rows of one query each."""
     rng = torch.Generator().manual_seed(0)
     q, rope = (torch.randn(2, heads, d, generator=rng).to(dtype) for d in (512, 64))
     needed = [-(-n // page) for n in lens]

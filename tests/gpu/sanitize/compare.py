@@ -9,10 +9,12 @@ HALF = torch.bfloat16
 
 
 def on_gpu(x):
+    """A tensor's copy on the GPU; anything else as it is."""
     return x.cuda() if isinstance(x, torch.Tensor) else x
 
 
 def compare(name: str, got: torch.Tensor, expected: torch.Tensor, allowed: float) -> None:
+    """Ends the program unless the relative error (2-norm) is within `allowed`."""
     error = float((got.double().cpu() - expected.double()).norm() / expected.double().norm())
     print(f"{name}: error {error:.2e}", flush=True)
     if not error <= allowed:

@@ -27,6 +27,7 @@ def stores() -> None:
 
 
 def half(rng: torch.Generator, *shape: int) -> torch.Tensor:
+    """Normal numbers in bfloat16."""
     return torch.randn(shape, generator=rng).to(HALF)
 
 
@@ -44,6 +45,7 @@ def store_latent(
 
 
 def join_keys(nope: int, rope: int, rng: torch.Generator) -> None:
+    """concat_mla_k of 70 tokens and 5 heads."""
     there = torch.zeros(70, 5, nope + rope, dtype=HALF).cuda()
     k_nope = half(rng, 70, 5, nope)
     k_rope = half(rng, 70, 1, rope)
@@ -53,6 +55,7 @@ def join_keys(nope: int, rope: int, rng: torch.Generator) -> None:
 
 
 def store_pages(dim: int, dtype: torch.dtype, slots: torch.Tensor, rng: torch.Generator) -> None:
+    """store_kv_cache of 70 tokens and 5 heads; in FP8 with a scale a head."""
     k = half(rng, 70, 5, dim)
     v = half(rng, 70, 5, dim)
     scales = {}
@@ -85,6 +88,7 @@ def merge(dim: int, dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 def pointwise() -> None:
+    """Norms, the gated activation and RoPE; few rows and many, narrow and wide."""
     rng = torch.Generator().manual_seed(0)
     for tokens, size in ((1, 1024), (70, 1024), (9, 8192)):
         x = half(rng, tokens, size)
@@ -114,6 +118,7 @@ def pointwise() -> None:
 
 
 def moe() -> None:
+    """Routing and sorting by expert, for numbers of experts with kernels of their own."""
     rng = torch.Generator().manual_seed(0)
     for tokens, count in ((70, 128), (70, 16), (9, 256), (5, 600)):
         logits = torch.randn(tokens, count, generator=rng)
