@@ -93,9 +93,8 @@ def _masked(
     fp8 = dtype == FP8
 
     def make() -> tuple[torch.Tensor, ...]:
-        return *_rows(device, dtype, groups, room, k), torch.empty(
-            groups, room, n, device=device, dtype=torch.bfloat16
-        )
+        x, scale = _rows(device, dtype, groups, room, k)
+        return x, scale, torch.empty(groups, room, n, device=device, dtype=torch.bfloat16)
 
     def radix(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
         scales = {"x_scale": scale, "weight_scale": w_scale} if fp8 else {}
