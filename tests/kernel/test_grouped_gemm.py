@@ -94,7 +94,7 @@ def call(op: str, run: str, *args, out, **options):
 
 
 NO_TRITON = pytest.mark.skipif(not TRITON, reason="triton is not installed")
-pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
+pytestmark: Any = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
 
 
 def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:

@@ -13,13 +13,13 @@ from tests.kernel.attention_cases import make_case
 
 def paged(
     name: str,
-    rows: list,
+    rows: list[tuple[int, int]],
     hint: int,
     allowed: float,
     fp8: str = "",
     dtype: torch.dtype = HALF,
-    options: dict | None = None,
-    **sizes,
+    options: dict[str, Any] | None = None,
+    **sizes: Any,
 ) -> None:
     """One call over pages against the reference. hint: max_seqlen_q; fp8: "", "cache" or "all"."""
     rng = torch.Generator().manual_seed(0)
@@ -139,7 +139,12 @@ def mla() -> None:
 
 
 def mla_rows(
-    heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options
+    heads: int,
+    page: int,
+    lens: tuple[int, int],
+    fp8: bool,
+    dtype: torch.dtype = HALF,
+    **options: Any,
 ) -> None:
     """One call of MLA's decode for two rows of one query each."""
     rng = torch.Generator().manual_seed(0)

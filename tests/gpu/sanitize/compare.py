@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 FP8 = torch.float8_e4m3fn
 HALF = torch.bfloat16
 
 
-def on_gpu(x):
+def on_gpu(x: Any) -> Any:
     """A tensor's copy on the GPU; anything else as it is."""
     return x.cuda() if isinstance(x, torch.Tensor) else x
 
