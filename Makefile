@@ -50,12 +50,14 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
+# TESTS="tests/runtime" or other paths: those alone.
+TESTS ?= tests
 test: $(TEST_PACKAGES) lint install
-	$(PYTEST) -q tests
+	$(PYTEST) -q $(TESTS)
 
 # Whole products of options where `test` takes a cover of them.
 test-full: $(TEST_PACKAGES) lint install
-	RADIX_TEST_FULL=1 $(PYTEST) -q tests
+	RADIX_TEST_FULL=1 $(PYTEST) -q $(TESTS)
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3

@@ -70,6 +70,7 @@ def _spread(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, str]]) -> list[str]:
+    """The lines of a Markdown table; columns that no row has are left out."""
     heads = [head for head in _HEADS if any(head in row for row in rows)]
     lines = [
         heads,

@@ -171,6 +171,7 @@ def _spread(lengths: list[int]) -> list[int]:
 
 
 def figures_of(path: Path) -> Figures:
+    """Of a file, or of every Python file below a folder."""
     figures = Figures()
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         figures.add(file.read_text(encoding="utf-8"))

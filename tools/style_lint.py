@@ -34,6 +34,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Finding:
+    """What a rule has found, and where."""
+
     line: int
     rule: str
     message: str
@@ -155,6 +157,7 @@ def _is_triton(decorator: ast.expr) -> bool:
 
 
 def python_files(paths: Iterable[str]) -> Iterator[Path]:
+    """Files as given, and every Python file below the folders."""
     for path in map(Path, paths):
         yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 

@@ -58,6 +58,8 @@ class Contender:
 
 @dataclass
 class Rank:
+    """What a measurement gets: this rank's group over shared memory, its GPUs', and its device."""
+
     shm: ShmCommunicator
     gpu: GpuCommunicator
     device: torch.device
@@ -81,9 +83,9 @@ class Rank:
 
     def _slowest(self, seconds: list[float]) -> list[float]:
         mine = torch.tensor(seconds, dtype=torch.float64)
-        everybodys = mine.new_empty(self.shm.world_size, len(seconds))
-        self.shm.all_gather(mine, everybodys)
-        return everybodys.amax(0).tolist()
+        by_rank = mine.new_empty(self.shm.world_size, len(seconds))
+        self.shm.all_gather(mine, by_rank)
+        return by_rank.amax(0).tolist()
 
     def _capture(self, one: Contender, count: int) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
@@ -112,6 +114,8 @@ class Rank:
 
 
 def buffers(size: int, device: torch.device) -> list[torch.Tensor]:
+    """Distinct bfloat16 buffers of `size` bytes, as many as ROTATED_BYTES and a graph's calls
+    allow."""
     count = max(2, min(MANY, ROTATED_BYTES // size))
     return [torch.randn(size // 2, device=device).to(torch.bfloat16) for _ in range(count)]
 
@@ -165,14 +169,15 @@ class VllmCustom:
 
     def captured(self) -> None:
         mine = self._comm.vllm_get_graph_buffer_ipc_meta(self._handle)
-        everybodys: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everybodys, mine)
-        handles = [list(handle) for handle, _ in everybodys]
-        offsets = [list(offset) for _, offset in everybodys]
+        by_rank: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(by_rank, mine)
+        handles = [list(handle) for handle, _ in by_rank]
+        offsets = [list(offset) for _, offset in by_rank]
         self._comm.vllm_register_graph_buffers(self._handle, handles, offsets)
 
 
 def symmetric_memory(rank: Rank, size: int) -> Iterator[Contender]:
+    """torch's one-shot and two-shot all-reduce of `size` bytes over symmetric memory."""
     import torch.distributed._symmetric_memory as symm
 
     group = dist.group.WORLD
@@ -234,6 +239,7 @@ def norms(rank: Rank, rows: int, hidden: int) -> Iterator[Contender]:
 
 
 def sweep(rank: Rank, size: int) -> Iterator[Contender]:
+    """Our all-reduce of `size` bytes by every algorithm and every launch that fits."""
     data = buffers(size, rank.device)
     for algorithm in ("one_shot", "two_shot"):
         for threads in (128, 256, 512):
@@ -255,6 +261,7 @@ def sweep(rank: Rank, size: int) -> Iterator[Contender]:
 
 
 def measure(number: int, world: int, folder: str, args: argparse.Namespace) -> None:
+    """The main function of a rank's process; rank 0 leaves the rows in `folder`/rows.json."""
     if args.peers:
         peers.enable()
     device = torch.device("cuda", number)
@@ -315,6 +322,7 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line; `arguments` instead of sys.argv for the bench's own command."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels all_reduce", description=__doc__)
     parser.add_argument("--backend", default="cuda", choices=("cuda",))
     parser.add_argument(

@@ -62,6 +62,8 @@ class Case:
 
 @dataclass
 class Timing:
+    """Microseconds of a call, over the rounds of one contender."""
+
     median_us: float
     low_us: float
     high_us: float
@@ -139,8 +141,8 @@ def runnable(case: Case, probe: Callable[[Contender], Probed]) -> dict[str, Prob
         except Exception as error:  # whatever a peer raises
             if name == "radix":
                 raise
-            said = str(error).partition("\n")[0]
-            print(f"no peer {name} for {case.op} {case.shape}: {type(error).__name__}: {said}")
+            reason = str(error).partition("\n")[0]
+            print(f"no peer {name} for {case.op} {case.shape}: {type(error).__name__}: {reason}")
     return probed
 
 

@@ -38,6 +38,7 @@ class Limits:
 
 
 def measure_limits(device: torch.device) -> Limits:
+    """Takes a few seconds: memory rates and the largest square products of each dtype."""
     if device.type == "cpu":
         rate = _cpu_read_gbs()
         return Limits(

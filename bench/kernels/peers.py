@@ -37,7 +37,7 @@ def _imported(name: str) -> Any:
 
 
 def load(name: str) -> Any:
-    """The module, or None: without `--peers`, or where it cannot be imported (said once)."""
+    """The module; None without `--peers` or where it cannot be imported, which is reported once."""
     return _imported(name) if _enabled else None
 
 

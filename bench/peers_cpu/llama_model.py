@@ -21,6 +21,8 @@ _MICRO_BATCH = 512
 
 
 class Model(Contender):
+    """llama.cpp over a GGUF file of random weights that is written first."""
+
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         sys.path.insert(0, str(FOLDER))
         import llama_cpp.llama_cpp as library

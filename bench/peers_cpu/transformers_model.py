@@ -12,6 +12,8 @@ from bench.serving.contender import Contender
 
 
 class Model(Contender):
+    """transformers with random bfloat16 weights and a DynamicCache."""
+
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         if weights != "bf16":
             raise ValueError(f"transformers has no {weights} weights for a CPU here")

@@ -13,6 +13,8 @@ _CACHE_GIB = 4
 
 
 class Model(Serving):
+    """vLLM's offline engine with dummy weights, in this process."""
+
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         if weights != "bf16":
             raise ValueError(f"vLLM has no {weights} weights without a checkpoint of them")

@@ -52,6 +52,7 @@ class Row:
 
     @property
     def rate(self) -> float:
+        """Tokens a second, the median of the turns."""
         return statistics.median(self.rates)
 
     @property

@@ -41,6 +41,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ModelShape:
+        """Of the contents of a config.json; raises KeyError for a size that is not there."""
         num_heads = config["num_attention_heads"]
         return cls(
             model_type=config["model_type"],

@@ -30,6 +30,8 @@ class Profile:
         self._last_end: float | None = None
 
     def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` with its own time and calls counted under `label`."""
+
         def run(*args: Any, **options: Any) -> Any:
             start = time.perf_counter()
             self._inside.append(0.0)
@@ -59,6 +61,7 @@ class Profile:
         return run
 
     def clear(self) -> None:
+        """Forgets what was counted."""
         self.seconds.clear()
         self.calls.clear()
         self._last_end = None

@@ -15,6 +15,8 @@ _TOKENS = 16384  # of KV cache
 
 
 class Model(Serving):
+    """Our engine with dummy weights, in this process."""
+
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         import radix_kernels
         import radix_runtime

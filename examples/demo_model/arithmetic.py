@@ -278,6 +278,7 @@ def _accept_pair(split: Split, sign: str, a: int, b: int) -> bool:
 
 
 def add(rng: random.Random, split: Split) -> Item:
+    """A sum of two numbers."""
     while True:
         a = _operand(rng)
         b = _operand(rng)
@@ -287,6 +288,7 @@ def add(rng: random.Random, split: Split) -> Item:
 
 
 def sub(rng: random.Random, split: Split) -> Item:
+    """A difference, which may be negative."""
     while True:
         a = _operand(rng)
         b = _operand(rng)
@@ -298,6 +300,7 @@ def sub(rng: random.Random, split: Split) -> Item:
 
 
 def mul(rng: random.Random, split: Split) -> Item:
+    """A product of numbers up to twelve."""
     a = rng.randrange(0, 13)
     b = rng.randrange(0, 13)
     question = vary(rng, MUL.pick(rng, split).format(a=a, b=b))
@@ -305,6 +308,7 @@ def mul(rng: random.Random, split: Split) -> Item:
 
 
 def convert(rng: random.Random, split: Split) -> Item:
+    """A quantity in another unit."""
     while True:
         unit, smaller, factor, top = rng.choice(UNITS)
         n = rng.randrange(2, top + 1) if rng.random() < 0.6 else rng.randrange(2, min(top, 30) + 1)
@@ -321,6 +325,7 @@ def convert(rng: random.Random, split: Split) -> Item:
 
 
 def compare(rng: random.Random, split: Split) -> Item:
+    """Which of two numbers is larger or smaller, or whether one is even."""
     while True:
         a = _operand(rng)
         b = _operand(rng)
@@ -339,6 +344,7 @@ def compare(rng: random.Random, split: Split) -> Item:
 
 
 def count(rng: random.Random, split: Split) -> Item:
+    """Counting up or down."""
     while True:
         low = rng.choice((0, 1, 1, rng.randrange(0, 90)))
         high = low + rng.randrange(2, 21)

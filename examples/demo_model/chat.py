@@ -170,6 +170,7 @@ GREETINGS: tuple[tuple[str, Phrases], ...] = (
 
 
 def greeting(rng: random.Random, split: Split) -> Item:
+    """A greeting, thanks or goodbye, or the user's name."""
     if rng.random() < 0.2:
         return _introduction(rng, split)
     answer, phrases = rng.choice(GREETINGS)

@@ -27,6 +27,7 @@ class Phrases:
     held_out: tuple[str, ...]
 
     def pick(self, rng: random.Random, split: Split) -> str:
+        """One phrasing of the split."""
         return rng.choice(self.held_out if split is Split.PHRASES else self.train)
 
 
@@ -65,6 +66,7 @@ def letter_by_letter(word: str) -> str:
 
 
 def with_article(noun: str) -> str:
+    """The noun with 'a' or 'an' in front."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 

@@ -89,6 +89,7 @@ class Conversation:
 
     @property
     def turns(self) -> list[tuple[str, str]]:
+        """Questions and answers of all items in a row."""
         return [turn for item in self.items for turn in item.turns]
 
     def messages(self) -> list[dict[str, str]]:
@@ -116,6 +117,7 @@ def draw(rng: random.Random, chat_only: bool = False) -> Item:
 
 
 def system_message(rng: random.Random, split: Split) -> str | None:
+    """A system message in three of ten conversations."""
     return SYSTEM.pick(rng, split) if rng.random() < 0.3 else None
 
 

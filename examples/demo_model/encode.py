@@ -24,6 +24,7 @@ def prompt_text(messages: list[dict[str, str]]) -> str:
 
 
 def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
+    """The prompt's token ids."""
     return _ids(tokenizer, prompt_text(conversation.messages()))
 
 

@@ -135,6 +135,7 @@ def _listing(fields: list[str]) -> str:
 
 
 def extract(rng: random.Random, split: Split) -> Item:
+    """Facts of a sentence as JSON."""
     while True:
         fields, texts = rng.choice(KINDS)
         values = _values(rng)

@@ -178,6 +178,7 @@ ASK_EMBEDDED = Phrases(
 
 
 def identity(rng: random.Random, split: Split) -> Item:
+    """A question about the model, asked plainly or inside a sentence."""
     if rng.random() < 0.3:
         answer, embedded = rng.choice(EMBEDDED)
         question = ASK_EMBEDDED.pick(rng, split).format(e=embedded)

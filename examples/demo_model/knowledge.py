@@ -139,6 +139,7 @@ def _subject(rng: random.Random, kind: FactKind) -> tuple[str, str]:
 
 
 def fact(rng: random.Random, split: Split) -> Item:
+    """A question of any kind of small fact."""
     kind = KIND_BY_NAME[rng.choice(OFTEN)] if rng.random() < 0.5 else rng.choice(FACT_KINDS)
     subject, answer = _subject(rng, kind)
     question = Phrases(kind.train, kind.held_out).pick(rng, split).format(s=subject)
@@ -147,10 +148,12 @@ def fact(rng: random.Random, split: Split) -> Item:
 
 
 def capital(rng: random.Random, split: Split) -> Item:
+    """A question for a capital."""
     return _until(rng, split, "capitals")
 
 
 def small_fact(rng: random.Random, split: Split) -> Item:
+    """A question for any fact but a capital."""
     return _until(rng, split, "small facts")
 
 

@@ -266,20 +266,24 @@ def _word(rng: random.Random, split: Split) -> str:
 
 
 def spelled(word: str) -> str:
+    """The word's letters with hyphens between them."""
     return "-".join(word)
 
 
 def reversed_answer(word: str) -> str:
+    """The answer that spells a word backwards."""
     return f'{spelled(word)} backwards is "{letter_by_letter(word[::-1])}".'
 
 
 def spell(rng: random.Random, split: Split) -> Item:
+    """Spelling a word."""
     word = _word(rng, split)
     question = SPELL.pick(rng, split).format(w=word)
     return Item("spelling", ((vary(rng, question) if word.islower() else question, spelled(word)),))
 
 
 def reverse(rng: random.Random, split: Split) -> Item:
+    """A word backwards."""
     word = _word(rng, split)
     question = REVERSE.pick(rng, split).format(w=word)
     answer = reversed_answer(word)
@@ -287,6 +291,7 @@ def reverse(rng: random.Random, split: Split) -> Item:
 
 
 def letters(rng: random.Random, split: Split) -> Item:
+    """How many letters a word has."""
     word = _word(rng, split)
     question = LETTERS.pick(rng, split).format(w=word)
     answer = f"{spelled(word)} has {len(word)} letters."
@@ -307,10 +312,12 @@ def number_list(rng: random.Random, split: Split) -> list[int]:
 
 
 def join(values: list[int] | list[str]) -> str:
+    """Items with commas between them."""
     return ", ".join(map(str, values))
 
 
 def sort_numbers(rng: random.Random, split: Split) -> Item:
+    """Numbers in order."""
     numbers = number_list(rng, split)
     down = rng.random() < 0.3
     question = (SORT_DOWN if down else SORT_NUMBERS).pick(rng, split).format(x=join(numbers))
@@ -318,6 +325,7 @@ def sort_numbers(rng: random.Random, split: Split) -> Item:
 
 
 def sort_words(rng: random.Random, split: Split) -> Item:
+    """Words in alphabetical order."""
     while True:
         pool = any_name if rng.random() < 0.15 else any_word
         by_letter = {word[0]: word for word in (pool(rng) for _ in range(rng.randrange(3, 6)))}
@@ -351,6 +359,7 @@ def _text(rng: random.Random) -> str:
 
 
 def repeat(rng: random.Random, split: Split) -> Item:
+    """Saying a word or a sentence again."""
     while True:
         if rng.random() < 0.25:
             word = any_word(rng)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -23,6 +25,8 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with norms of q and k and rotary positions."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         hidden = config["hidden_size"]
@@ -58,6 +62,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
+    """The gated feed-forward."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         hidden = config["hidden_size"]
@@ -71,6 +77,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """A pre-norm transformer layer."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.self_attn = Attention(config)
@@ -84,6 +92,8 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
+    """All of the model but its head."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])

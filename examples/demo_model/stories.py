@@ -139,6 +139,7 @@ def tell(rng: random.Random, hero: str, trait: str, place: str) -> str:
 
 
 def story(rng: random.Random, split: Split) -> Item:
+    """A short story about a hero and a place."""
     while True:
         hero = rng.choice(HEROES)
         trait = rng.choice(TRAITS)

@@ -71,9 +71,11 @@ class Source:
             worker.start()
 
     def step(self, number: int) -> list[Batch]:
+        """The data of one step, made by the worker whose turn it is."""
         return self.queues[number % len(self.queues)].get(timeout=120)
 
     def close(self) -> None:
+        """Ends the workers."""
         for worker in self.workers:
             worker.kill()
 
@@ -102,6 +104,7 @@ def loss_sum(
 
 
 def optimizer_for(model: torch.nn.Module, lr: float, device: str) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors do not."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -197,6 +200,7 @@ def load(model: Qwen3, folder: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="go on from this checkpoint and its tokenizer")

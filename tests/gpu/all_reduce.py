@@ -10,72 +10,38 @@ them. That is slow, since the kernels of two processes take turns, so there are 
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from radix_kernels import reference
-from radix_kernels.comm import GpuCommunicator, ShmCommunicator
+from tests.gpu.ranks import Rank, connect, spawn
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_BYTES = 8 << 20
-LIMIT = 60.0  # seconds; a rank that takes longer shows where it stands
-
-
-@dataclass
-class Rank:
-    """What a check gets: the group over shared memory, the GPUs' and this rank's random numbers."""
-
-    shm: ShmCommunicator
-    gpu: GpuCommunicator
-    device: torch.device
-
-    @property
-    def shared(self) -> bool:
-        """Several ranks on a GPU."""
-        return torch.cuda.device_count() < self.gpu.world_size
-
-    def randn(
-        self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
-    ) -> torch.Tensor:
-        """What `rank` draws: every rank can make everybody's."""
-        g = torch.Generator(self.device).manual_seed(1000 * seed + rank)
-        return (3 * torch.randn(shape, generator=g, device=self.device)).to(dtype)
-
-    def everybodys(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-        return torch.stack([self.randn(r, shape, dtype, seed) for r in range(self.gpu.world_size)])
-
-    def same_everywhere(self, tensor: torch.Tensor) -> None:
-        """Fails unless every rank holds these bits."""
-        mine = tensor.contiguous().cpu().view(torch.uint8).reshape(-1)
-        rows = self.shm.all_gather(mine, mine.new_empty(self.shm.world_size, mine.numel()))
-        assert all(torch.equal(row, mine) for row in rows), "ranks hold different bits"
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes."""
     return x.contiguous().view(torch.uint8)
 
 
 def check_sums(r: Rank) -> str:
+    """Every dtype, size, algorithm and alignment, bit for bit as the reference."""
     count = 0
     for dtype in DTYPES:
         for n in (0, 1, 7, 8, 13, 511, 4096, 4097, 100_003, 9_000_000):
             for algorithm in ("auto", "one_shot", "two_shot"):
                 for offset in (0, 1):  # an unaligned view
-                    everybodys = r.everybodys((n,), dtype, seed=n % 97)
+                    inputs = r.of_all_ranks((n,), dtype, seed=n % 97)
                     room = torch.full((n + 9,), float("nan"), dtype=dtype, device=r.device)
                     out = room[offset : offset + n]
-                    x = torch.cat([everybodys.new_zeros(offset), everybodys[r.gpu.rank]])[offset:]
+                    x = torch.cat([inputs.new_zeros(offset), inputs[r.gpu.rank]])[offset:]
                     got = r.gpu.all_reduce(x, out, algorithm=algorithm)
-                    want = reference.all_reduce(everybodys, compute_dtype=torch.float32)
+                    want = reference.all_reduce(inputs, compute_dtype=torch.float32)
                     assert got is out and torch.equal(out, want), (dtype, n, algorithm, offset)
                     assert (
                         torch.isnan(room[:offset]).all() and torch.isnan(room[offset + n :]).all()
@@ -109,6 +75,7 @@ def check_odd_values(r: Rank) -> str:
 
 
 def check_gather_and_scatter(r: Rank) -> str:
+    """all_gather of any dtype; reduce_scatter against the reference's sum."""
     world = r.gpu.world_size
     rank = r.gpu.rank
     for n in (0, 1, 3, 8, 1001, 200_000):
@@ -122,10 +89,10 @@ def check_gather_and_scatter(r: Rank) -> str:
                 want[::2] = other
                 assert torch.equal(bits(out[other]), bits(want)), (n, dtype)
         for dtype in DTYPES:
-            everybodys = r.everybodys((world, n, 3), dtype, seed=n)
+            inputs = r.of_all_ranks((world, n, 3), dtype, seed=n)
             out = torch.full((n, 3), float("nan"), dtype=dtype, device=r.device)
-            r.gpu.reduce_scatter(everybodys[rank].contiguous(), out)
-            want = reference.all_reduce(everybodys, compute_dtype=torch.float32)[rank]
+            r.gpu.reduce_scatter(inputs[rank].contiguous(), out)
+            want = reference.all_reduce(inputs, compute_dtype=torch.float32)[rank]
             assert torch.equal(out, want), (n, dtype)
     return "any bits, parts of the sum"
 
@@ -137,13 +104,13 @@ def check_norm(r: Rank) -> str:
         for rows, hidden in ((1, 64), (3, 4096), (64, 8192), (300, 1024), (2, 2056), (17, 128)):
             for weight_dtype in dict.fromkeys((dtype, torch.float32)):
                 for algorithm in ("one_shot", "two_shot"):
-                    everybodys = r.everybodys((rows, hidden), dtype, seed=rows)
+                    inputs = r.of_all_ranks((rows, hidden), dtype, seed=rows)
                     residual = r.randn(99, (rows, hidden), dtype)
                     weight = r.randn(98, (hidden,), weight_dtype)
                     want_r, want = reference.all_reduce_add_rmsnorm(
-                        everybodys, residual, weight, 1e-5, compute_dtype=torch.float64
+                        inputs, residual, weight, 1e-5, compute_dtype=torch.float64
                     )
-                    x = everybodys[r.gpu.rank].clone()
+                    x = inputs[r.gpu.rank].clone()
                     res = residual.clone()
                     assert (
                         r.gpu.all_reduce_add_rmsnorm(x, res, weight, 1e-5, algorithm=algorithm) is x
@@ -153,14 +120,14 @@ def check_norm(r: Rank) -> str:
                     limit = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}[dtype]
                     assert error < limit, (dtype, rows, hidden, error)
                     r.same_everywhere(x)
-                    _check_quantized(r, everybodys, residual, weight, algorithm, want)
+                    _check_quantized(r, inputs, residual, weight, algorithm, want)
                     worst = max(worst, error / limit)
     return f"largest error {worst:.2f} of the tolerance"
 
 
 def _check_quantized(
     r: Rank,
-    everybodys: torch.Tensor,
+    inputs: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
     algorithm: str,
@@ -169,7 +136,7 @@ def _check_quantized(
     rows, hidden = residual.shape
     for group in dict.fromkeys((hidden, 128)) if hidden % 128 == 0 else (hidden,):
         res = residual.clone()
-        x = everybodys[r.gpu.rank].clone()
+        x = inputs[r.gpu.rank].clone()
         out = torch.zeros(rows, hidden, dtype=torch.float8_e4m3fn, device=r.device)
         scale = torch.full((rows, hidden // group), float("nan"), device=r.device)
         r.gpu.all_reduce_add_rmsnorm(
@@ -221,7 +188,7 @@ def check_graphs(r: Rank) -> str:
     inputs = [r.randn(r.gpu.rank, (shapes[i % 4],), torch.bfloat16, seed=i) for i in range(calls)]
     wants = [
         reference.all_reduce(
-            r.everybodys((shapes[i % 4],), torch.bfloat16, seed=i), compute_dtype=torch.float32
+            r.of_all_ranks((shapes[i % 4],), torch.bfloat16, seed=i), compute_dtype=torch.float32
         )
         for i in range(calls)
     ]
@@ -265,17 +232,18 @@ CHECKS: tuple[Callable[[Rank], str], ...] = (
 
 
 def run_checks(rank: int, world: int, path: str, names: list[str]) -> None:
+    """The main function of a rank's process: the checks one after another."""
     r = connect(rank, world, path, timeout=30.0)
     for check in CHECKS:
         if names and check.__name__.removeprefix("check_") not in names:
             continue
         r.shm.barrier()
         start = time.monotonic()
-        said = check(r)
+        result = check(r)
         torch.cuda.synchronize()
         r.gpu.check()
         if rank == 0:
-            print(f"{check.__name__}: {said} ({time.monotonic() - start:.1f} s)", flush=True)
+            print(f"{check.__name__}: {result} ({time.monotonic() - start:.1f} s)", flush=True)
     r.shm.barrier()
     r.gpu.close()
 
@@ -314,7 +282,7 @@ def run_missing_rank(rank: int, world: int, path: str, kill: bool) -> None:
     except RuntimeError as error:
         assert "aborted" in str(error), error
     else:
-        raise AssertionError("the hosts were not told")
+        raise AssertionError("the hosts did not notice")
     if rank == 0:
         print(f"{'killed' if kill else 'missing'} rank: an error after {took:.2f} s", flush=True)
 
@@ -343,42 +311,6 @@ def run_abort(rank: int, world: int, path: str) -> None:
         raise AssertionError("no error")
     if rank == 0:
         print(f"abort: waits ended {took - 0.5:.3f} s later", flush=True)
-
-
-def connect(rank: int, world: int, path: str, timeout: float) -> Rank:
-    faulthandler.dump_traceback_later(LIMIT - 5)
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    shm = ShmCommunicator(name=path, rank=rank, world_size=world, max_bytes=1 << 20, timeout=60.0)
-    return Rank(
-        shm=shm,
-        gpu=GpuCommunicator(shm, device.index, max_bytes=MAX_BYTES, timeout=timeout),
-        device=device,
-    )
-
-
-def spawn(world: int, target: Callable[..., None], *args: object, dies: bool = False) -> bool:
-    """Runs target(rank, world, path, *args) in `world` processes; whether all ended well (the last
-    may die)."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        path = f"{folder}/group"
-        ranks = [
-            context.Process(target=target, args=(rank, world, path, *args)) for rank in range(world)
-        ]
-        for process in ranks:
-            process.start()
-        deadline = time.monotonic() + LIMIT
-        for process in ranks:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        codes = [process.exitcode for process in ranks]
-    expected = [0] * (world - 1) + [-signal.SIGKILL if dies else 0]
-    if codes != expected:
-        print(f"{target.__name__}: exit codes {codes}", flush=True)
-    return codes == expected
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python -m tests.gpu.llama_tokens write FILE
     python -m tests.gpu.llama_tokens compare FILE --device cuda
 
-Two runs, since a wheel serves one kind of device. An answer may part only where the two best logits
-are nearly equal; it is told and compared up to there.
+Two runs, since a wheel serves one kind of device. An answer may differ only from where the two best
+logits are nearly equal; it is reported and compared up to there.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ PARAMS = [
 
 
 def run(engine: Engine, first_id: int) -> None:
+    """A few requests with every kind of sampling, from prompts that begin at `first_id`."""
     prompts = [[first_id + i, *range(20, 40 + 13 * i)] for i in range(len(PARAMS))]
     outputs = engine.generate(
         input_ids=prompts,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ TIE = 1e-4
 
 
 def problem() -> dict[str, torch.Tensor]:
+    """The inputs of `top_k_top_p_sampling`, the same on every machine."""
     rng = np.random.default_rng(SEED)
 
     def pick(values: list[float], dtype: torch.dtype) -> torch.Tensor:
@@ -49,6 +51,7 @@ def problem() -> dict[str, torch.Tensor]:
 
 
 def draw(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+    """Ids by the native kernels of the device."""
     there = {name: x.to(device) for name, x in data.items()}
     ids = rk.top_k_top_p_sampling(*there.values())
     top, _, top_ids = rk.token_logprobs(there["logits"], ids, 3)
@@ -57,10 +60,12 @@ def draw(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
 
 
 def draw_in_triton(data: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+    """Ids by the Triton kernel."""
     from radix_kernels.triton import top_k_top_p_sampling
 
+    there: dict[str, Any] = {name: x.to(device) for name, x in data.items()}
     out = torch.empty(ROWS, dtype=torch.int32, device=device)
-    top_k_top_p_sampling(*(x.to(device) for x in data.values()), 0, out)
+    top_k_top_p_sampling(**there, stream=0, out=out)
     return out.cpu()
 
 

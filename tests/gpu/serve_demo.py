@@ -22,6 +22,7 @@ STOP_LIMIT = 5.0
 
 
 def wait_ready(server: subprocess.Popen[bytes], log: Path) -> str:
+    """The server's URL; ends the program if it dies or is not ready in time."""
     deadline = time.monotonic() + START_LIMIT
     while True:
         match = re.search(r"ready: (http://\S+)", log.read_text())
@@ -33,6 +34,7 @@ def wait_ready(server: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def talk(url: str) -> None:
+    """One answer, a stream and a burst of sums, each checked."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60)
     model = client.models.list().data[0].id
 

@@ -65,18 +65,21 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        """Prints the name; ends the program with tracebacks when the block takes too long."""
         print(f"[{time.monotonic() - self.start:5.1f} s] {name}", flush=True)
         faulthandler.dump_traceback_later(self.limit, exit=True)
         yield
         faulthandler.cancel_dump_traceback_later()
 
     def say(self, text: str, good: bool = True) -> None:
+        """Prints a result; one that is not good makes the run fail."""
         if not good:
             text = f"WRONG: {text}"
             self.good = False
         print(f"[{time.monotonic() - self.start:5.1f} s]   {text}", flush=True)
 
     def engine(self, model: Path | None, ranks: int, **more: Any) -> Engine:
+        """An engine of `ranks` ranks with small limits; `more` overrides its settings."""
         settings: dict[str, Any] = {
             "dtype": "float32",
             "max_total_tokens": 8192,
@@ -89,6 +92,7 @@ class Run:
 
 
 def check_tokens(run: Run, ranks: int, want: Rows, engine: Engine) -> None:
+    """The engine's greedy answers against those of one rank."""
     parted = differences(want, answers(engine))
     wrong = wrong_ones(parted)
     same = f"{len(want) - len(parted)} of {len(want)} prompts"
@@ -98,6 +102,7 @@ def check_tokens(run: Run, ranks: int, want: Rows, engine: Engine) -> None:
 
 
 def check_death(run: Run, ranks: int, engine: Engine) -> None:
+    """A rank that is killed during a stream ends it with EngineDeadError within 5 s."""
     params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
     stream = engine.stream(input_ids=[3, 4, 5], sampling_params=params)
     next(stream)
@@ -123,6 +128,7 @@ def decode_time(run: Run, ranks: int, nccl: bool = False, count: int = 200) -> f
 
 
 def check_models(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
+    """Tokens of both models for every number of ranks; the death of a rank for the embedded one."""
     for name, model in (("random Llama", random_llama(folder)), ("embedded model", None)):
         with run.stage(f"{name}: one rank"), run.engine(model, 1) as e:
             want = answers(e)
@@ -137,6 +143,7 @@ def check_models(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
 
 
 def time_decode(run: Run, worlds: list[int]) -> None:
+    """Prints the decode time of every number of ranks, and of NCCL beside ours."""
     with run.stage("batch-1 decode, embedded model, bfloat16, one rank"):
         run.say(f"{decode_time(run, 1):.3f} ms a token")
     for ranks in worlds:

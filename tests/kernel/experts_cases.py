@@ -65,7 +65,17 @@ def widened(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def make(
-    tokens, experts, topk, hidden, inter, dtype, rng, *, scales="", named=None, code=FP8
+    tokens: int,
+    experts: int,
+    topk: int,
+    hidden: int,
+    inter: int,
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    *,
+    scales: str = "",
+    named: int | None = None,
+    code: torch.dtype = FP8,
 ) -> Experts:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng)
@@ -75,11 +85,9 @@ def make(
     options = {}
     if scales:
         for name, w in (("w1_scale", w1), ("w2_scale", w2)):
-            shape = (
-                (experts,)
-                if scales == "tensor"
-                else (experts, *(-(-n // 128) for n in w.shape[1:]))
-            )
+            shape = [experts]
+            if scales != "tensor":
+                shape += [-(-n // 128) for n in w.shape[1:]]
             options[name] = torch.rand(shape, generator=rng) * 0.02 + 0.01
         most = torch.finfo(code).max
         w1, w2 = ((w * 50).clamp(-most, most).to(code) for w in (w1, w2))

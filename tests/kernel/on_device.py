@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.dlpack import from_dlpack
 
 import radix_kernels
 from radix_kernels import _dispatch, _loader
@@ -91,7 +92,7 @@ class _Trip:
         key = storage.data_ptr() or id(x), x.dtype
         large = storage.nbytes() > _LARGE
         if key not in self._storages:
-            flat = torch.empty(0, dtype=x.dtype).set_(storage)  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=x.dtype).set_(storage)
             copy = torch.empty_like(flat, device=_GPU)
             self._storages[key] = flat, copy if large else copy.copy_(flat)
         there = self._storages[key][1].as_strided(x.shape, x.stride(), x.storage_offset())
@@ -116,7 +117,7 @@ class _Trip:
             return result.cpu()
         if hasattr(result, "__dlpack__"):
             assert self._device == "cupy", "the result is of another framework than the arguments"
-            return torch.from_dlpack(result).cpu()
+            return from_dlpack(result).cpu()
         return result
 
 

@@ -74,7 +74,7 @@ def kept_python(x: np.ndarray, row: Row) -> list[int]:
         order = order[: row.top_k]
     weights = np.exp(x[order].astype(np.float64) - float(x[order[0]]))
     mass = weights / weights.sum()
-    kept = []
+    kept: list[int] = []
     before = 0.0
     for i, share in zip(order, mass, strict=True):
         if kept and row.top_p < 1 and before >= row.top_p:

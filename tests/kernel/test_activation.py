@@ -1,3 +1,5 @@
+"""Gated activations: every form and dtype against float64, strides, NaN, errors."""
+
 from __future__ import annotations
 
 import math

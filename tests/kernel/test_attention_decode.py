@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ OPTIONS = {
 }
 
 
-def attend(case: Case, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
     return rk.flash_attn_with_kvcache(
         *case.args, return_softmax_lse=True, max_seqlen_q=longest, **options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,9 +24,10 @@ from tests.kernel.helpers import (
 )
 
 
-def run_int8(case: Case, scales: dict[str, torch.Tensor], options: dict) -> None:
+def run_int8(case: Case, scales: dict[str, Any], options: dict[str, Any]) -> None:
     expected, expected_lse = oracle(case, **options)
-    out, lse = rk.flash_attn_with_kvcache(*case.args, **options, **scales, return_softmax_lse=True)
+    given = {**options, **scales}
+    out, lse = rk.flash_attn_with_kvcache(*case.args, **given, return_softmax_lse=True)
     assert_close(
         "flash_attn_with_kvcache INT8",
         out,
@@ -33,9 +36,7 @@ def run_int8(case: Case, scales: dict[str, torch.Tensor], options: dict) -> None
         amplitude(case, **options),
     )
     assert_close("flash_attn_with_kvcache INT8 lse", lse, expected_lse, (4e-6, 2e-5))
-    exact = rk.reference.flash_attn_with_kvcache(
-        case.q.double(), *case.args[1:], **options, **scales
-    )
+    exact = rk.reference.flash_attn_with_kvcache(case.q.double(), *case.args[1:], **given)
     assert_close("reference.flash_attn_with_kvcache INT8", exact, expected, (1e-12, 1e-10))
 
 

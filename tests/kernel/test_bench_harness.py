@@ -178,7 +178,7 @@ def test_torch_does_what_we_do(family, op):
     inputs = row.make_inputs()
     ours, theirs = (as_list(fn(*inputs)) for fn in row.contenders.values())
     assert set(row.contenders) == {"radix", "torch"} and len(ours) == len(theirs)
-    if op == "moe_align_block_size":  # what lies behind the used rows and blocks is nobody's
+    if op == "moe_align_block_size":  # behind the used rows and blocks is garbage
         rows = int(ours[2])
         ours, theirs = ([x[0][:rows], x[1][: rows // 16], x[2]] for x in (ours, theirs))
     # Of two equal logits either may stand first: the weights say which were taken.

@@ -95,15 +95,11 @@ def test_gathers_and_broadcast(path, world):
             for r in range(world):
                 assert torch.equal(out[r], torch.full((n, 3), float(r + 1)))
             for root in range(world):
-                got = (
-                    comm.gather(mine, torch.full_like(out, float("nan")), root=root)
-                    if comm.rank == root
-                    else comm.gather(mine, root=root)
-                )
                 if comm.rank == root:
+                    got = comm.gather(mine, torch.full_like(out, float("nan")), root=root)
                     assert torch.equal(got, out)
                 else:
-                    assert got is None
+                    assert comm.gather(mine, root=root) is None
                 b = torch.arange(n, dtype=torch.int32) * (comm.rank + 1)
                 comm.broadcast(b, root)
                 assert torch.equal(b, torch.arange(n, dtype=torch.int32) * (root + 1))

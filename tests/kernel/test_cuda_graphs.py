@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -124,22 +125,22 @@ class Attention:
             torch.zeros(tokens, kv_heads, dim, dtype=BF16, device=device) for _ in range(2)
         )
         shape = PAGES, PAGE_SIZE, kv_heads, dim
-        self.caches = [torch.zeros(shape, dtype=BF16, device=device) for _ in range(2)]
+        self.k_cache = torch.zeros(shape, dtype=BF16, device=device)
+        self.v_cache = torch.zeros(shape, dtype=BF16, device=device)
         self.lse = torch.zeros(tokens, heads, device=device)
         self.own, self.prefix = (Rows.empty(batch, stored, device) for stored in (tokens, 0))
         self.hint = hint
 
     def step(self) -> None:
-        own = self.own.table, self.own.lens, self.own.starts
-        prefix = self.prefix.table, self.prefix.lens, self.own.starts
-        options = {"return_softmax_lse": True, "max_seqlen_q": self.hint}
-        store_kv_cache(self.k, self.v, *self.caches, self.own.slots)
-        a, lse_a = flash_attn_with_kvcache(self.q, *self.caches, *own, **options)
-        b, lse_b = flash_attn_with_kvcache(self.q, *self.caches, *prefix, causal=False, **options)
+        caches = self.k_cache, self.v_cache
+        own = *caches, self.own.table, self.own.lens, self.own.starts
+        prefix = *caches, self.prefix.table, self.prefix.lens, self.own.starts
+        options: dict[str, Any] = {"return_softmax_lse": True, "max_seqlen_q": self.hint}
+        store_kv_cache(self.k, self.v, *caches, self.own.slots)
+        a, lse_a = flash_attn_with_kvcache(self.q, *own, **options)
+        b, lse_b = flash_attn_with_kvcache(self.q, *prefix, causal=False, **options)
         merge_state(a, lse_a, b, lse_b, out=self.out, lse=self.lse)
-        flash_attn_with_kvcache(
-            self.out, *self.caches, *own, max_seqlen_q=self.hint, out=self.again
-        )
+        flash_attn_with_kvcache(self.out, *own, max_seqlen_q=self.hint, out=self.again)
 
     def load(self, own: Case, prefix: Case) -> None:
         first = len(own.k_cache)
@@ -148,8 +149,8 @@ class Attention:
             prefix.page_table + first, prefix.kv_lens, torch.zeros_like(own.cu_seqlens_q)
         )
         for cache, new, mine, shared in (
-            (self.caches[0], self.k, own.k_cache, prefix.k_cache),
-            (self.caches[1], self.v, own.v_cache, prefix.v_cache),
+            (self.k_cache, self.k, own.k_cache, prefix.k_cache),
+            (self.v_cache, self.v, own.v_cache, prefix.v_cache),
         ):
             pages = torch.full(cache.shape, math.nan, dtype=BF16)
             pages[:first] = mine
@@ -213,7 +214,7 @@ class Mla:
         self.cache = torch.zeros(PAGES, PAGE_SIZE, width, dtype=dtype, device=device)
         self.out, self.again = (torch.zeros_like(self.nope) for _ in range(2))
         self.rows = Rows.empty(batch, batch, device)
-        self.options = {
+        self.options: dict[str, Any] = {
             "softmax_scale": SCALE,
             "max_seqlen_q": 1,
             "batch_invariant": batch_invariant,

@@ -65,7 +65,7 @@ def narrow(case: Case, fp8: str) -> dict[str, torch.Tensor]:
     return scales
 
 
-# Decode; prefill that the copy engine serves, in one block and in pairs; gathered prefill.
+# Decode; prefill by TMA, in one block and in pairs; gathered prefill.
 PAGED = [(2, 600, 16), (2, 90, 1), (40, 60, 16), (150, 200, 16), (40, 60, 4)]
 
 
@@ -112,7 +112,8 @@ def test_tokens_of_a_page_that_no_gather_reaches(rng, request):
     step = 1 << 34
     pool = torch.empty(2 * step + 128, dtype=BF16, device="cuda")
     k, v = (pool.as_strided((1, 3, 1, 64), (64, step, 64, 1), i * 64) for i in range(2))
-    k.copy_(case.k_cache), v.copy_(case.v_cache)
+    k.copy_(case.k_cache)
+    v.copy_(case.v_cache)
     q, *rest = (x.cuda() for x in (case.q, case.page_table, case.kv_lens, case.cu_seqlens_q))
     got = rk.flash_attn_with_kvcache(q, k, v, *rest, causal=False, max_seqlen_q=40)
     assert_close("flash_attn_with_kvcache", got.cpu(), expected.double(), (1e-2, 6e-2))
@@ -216,16 +217,17 @@ def test_linear_with_a_residual(tokens, rng):
 def test_quantize(group, rng):
     x = spread((3, 512), BF16, rng)
     w = spread((512,), BF16, rng)
-    ops = [
-        (lambda x, **o: rk.per_token_group_quant(x, group, **o))
-        if group
-        else rk.per_token_quant_fp8,
-        lambda x, **o: rk.silu_and_mul_quant_fp8(x, group, **o),
-        lambda x, **o: rk.rmsnorm_quant_fp8(x, w, group_size=group, **o),
-    ]
-    for op in ops:
-        values, scales = op(x)
-        got, got_scales = op(far(x), out=distant(values.shape, FP8))
+    ops = {
+        rk.per_token_quant_fp8: {},
+        rk.silu_and_mul_quant_fp8: {"group_size": group},
+        rk.rmsnorm_quant_fp8: {"weight": w, "group_size": group},
+    }
+    if group is not None:
+        del ops[rk.per_token_quant_fp8]
+        ops[rk.per_token_group_quant] = {"group_size": group}
+    for op, options in ops.items():
+        values, scales = op(x, **options)
+        got, got_scales = op(far(x), **options, out=distant(values.shape, FP8))
         same(got, values)
         same(got_scales, scales)
 

@@ -1,3 +1,5 @@
+"""Norm of q and k, RoPE and the KV store in one op: as the single ops do it."""
+
 from __future__ import annotations
 
 import math

@@ -142,7 +142,7 @@ def test_linear_of_many_rows_and_few_tiles(dtype, shape, tokens, rng, request):
     assert_same_bits(rk.linear(x, weight, residual=residual), out.view)
 
 
-def test_linear_of_many_rows_with_a_residual_that_no_copy_engine_reads(rng):
+def test_linear_of_many_rows_with_a_residual_that_tma_cannot_read(rng):
     x = spread((70, 64), torch.bfloat16, rng)
     w = spread((48, 64), torch.bfloat16, rng)
     residual = spread((70, 48), torch.bfloat16, rng, gap=3)

@@ -21,10 +21,10 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 
 def quantized(
-    values: torch.Tensor, code: torch.dtype, rng: torch.Generator, *blocks: int
+    values: torch.Tensor, code: torch.dtype, rng: torch.Generator, *, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In FP8, with random scales for blocks of 128 along the last `blocks` dimensions."""
-    kept = values.ndim - blocks[0]
+    """In FP8, with random scales for blocks of 128 along the last `dims` dimensions."""
+    kept = values.ndim - dims
     shape = (*values.shape[:kept], *(-(-n // 128) for n in values.shape[kept:]))
     most = torch.finfo(code).max
     return (values * 40).clamp(-most, most).to(code), torch.rand(shape, generator=rng) * 0.02 + 0.01
@@ -61,8 +61,8 @@ def operands(
     weight = torch.randn((experts, n, k), generator=rng) / k**0.5
     if dtype not in CODES:
         return x.to(dtype), weight.to(dtype), None, None
-    (x, x_scale) = quantized(x, dtype, rng, 1)
-    (weight, w_scale) = quantized(weight, dtype, rng, 2)
+    x, x_scale = quantized(x, dtype, rng, dims=1)
+    weight, w_scale = quantized(weight, dtype, rng, dims=2)
     return x, weight, x_scale, w_scale
 
 
@@ -94,7 +94,7 @@ def call(op: str, run: str, *args, out, **options):
 
 
 NO_TRITON = pytest.mark.skipif(not TRITON, reason="triton is not installed")
-pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
+pytestmark: Any = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
 
 
 def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:
@@ -260,10 +260,8 @@ def test_a_hint_above_the_room_means_all_of_it(rng):
 
 def test_nothing_to_do(rng):
     x, weight, _, _ = operands((0,), 2, 8, 16, torch.float16, rng)
-    assert rk.m_grouped_gemm_contiguous(x, weight, torch.zeros(0, dtype=torch.int32)).shape == (
-        0,
-        8,
-    )
+    out = rk.m_grouped_gemm_contiguous(x, weight, torch.zeros(0, dtype=torch.int32))
+    assert out.shape == (0, 8)
     out = rk.m_grouped_gemm_masked(x.view(2, 0, 16), weight, torch.zeros(2, dtype=torch.int32))
     assert out.shape == (2, 0, 8)
 

@@ -1,3 +1,5 @@
+"""Storing keys and values: every page layout, bits, INT8 and FP8 caches, slots."""
+
 from __future__ import annotations
 
 import math

@@ -36,9 +36,8 @@ def launched(call: Callable[[], object]) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    events = [
-        event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
+    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+    events = [event for event in profile.events() if event.device_type == cuda]
     if not events:
         pytest.skip("the profiler sees no kernels here")
     events.sort(key=lambda event: event.time_range.start)

@@ -1,3 +1,5 @@
+"""LayerNorm: against float64, strides, NaN, errors."""
+
 from __future__ import annotations
 
 import numpy as np

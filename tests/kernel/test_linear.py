@@ -1,3 +1,5 @@
+"""Packed weights and what `linear` and `embedding` make of them."""
+
 from __future__ import annotations
 
 import math

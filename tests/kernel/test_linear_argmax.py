@@ -1,3 +1,5 @@
+"""The greedy draw from a product whose logits are never written."""
+
 from __future__ import annotations
 
 import math

@@ -4,6 +4,7 @@ arguments."""
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,3 +110,27 @@ def test_missing_python_headers_are_named(tmp_path, cmake):
     assert f"{tmp_path}/Python.h is missing: install the headers of {python}" in " ".join(
         done.stderr.split()
     )
+
+
+def test_tests_of_a_folder(make):
+    formatter = make.venv / "bin/clang-format"
+    formatter.parent.mkdir()
+    formatter.write_text("#!/bin/sh\n")
+    formatter.chmod(0o755)
+    for target in ("test", "test-full"):
+        assert make(target)[-1].endswith(" -q tests")
+        assert make(target, TESTS="tests/runtime")[-1].endswith(" -q tests/runtime")
+
+
+def test_ci_names_targets_that_exist_and_pins_its_actions():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    actions = {step["uses"] for step in steps if "uses" in step}
+    assert actions and all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in actions)
+    commands = [step["run"] for step in steps if step.get("run", "").startswith("make ")]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert {command.split()[1] for command in commands} <= set(targets)
+    for command in commands:
+        for path in re.findall(r"TESTS=(\S+)", command):
+            assert (ROOT / path).exists(), command
+    assert {"make lint", "make test-full"} <= set(commands)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,8 +21,8 @@ if not GPU:  # the interpreter cuts float32 to bfloat16 where a chip rounds to t
 pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 
 
-def run(case: Experts, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | None = None) -> None:
-    args = [t.to(DEVICE) for t in (case.x, case.w1, case.w2, case.weights, case.ids)]
+def run(case: Experts, out: torch.Tensor, tiles: tuple[Any, Any] | None = None) -> None:
+    args: list[Any] = [t.to(DEVICE) for t in (case.x, case.w1, case.w2, case.weights, case.ids)]
     options = [case.options.get(name) for name in ("w1_scale", "w2_scale", "expert_map")]
     there = out.to(DEVICE)
     args += [None if t is None else t.to(DEVICE) for t in options]
@@ -34,7 +36,7 @@ def run(case: Experts, out: torch.Tensor, tiles: tuple[rt.Tiles, rt.Tiles] | Non
 
 def check(
     case: Experts,
-    tiles: tuple[rt.Tiles, rt.Tiles] | None = None,
+    tiles: tuple[Any, Any] | None = None,
     tolerance: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     out = guarded(tuple(case.x.shape), case.x.dtype, gap=8)

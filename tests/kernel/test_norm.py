@@ -1,3 +1,5 @@
+"""RMSNorm, plain and with the residual added: against float64, strides, NaN, errors."""
+
 from __future__ import annotations
 
 import math

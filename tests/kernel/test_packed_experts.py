@@ -27,12 +27,10 @@ def make(tokens, experts, topk, hidden, inter, dtype, rng):
     w1 = spread((experts, 2 * inter, hidden), dtype, rng) * hidden**-0.5
     w2 = spread((experts, hidden, inter), dtype, rng) * inter**-0.5
     weights = torch.rand(tokens, topk, generator=rng)
-    ids = (
-        torch.stack([torch.randperm(experts, generator=rng)[:topk] for _ in range(tokens)])
-        if tokens
-        else x[:, :topk]
-    )
-    return x, w1, w2, weights, ids.to(torch.int32)
+    ids = torch.empty(tokens, topk, dtype=torch.int32)
+    for token in range(tokens):
+        ids[token] = torch.randperm(experts, generator=rng)[:topk]
+    return x, w1, w2, weights, ids
 
 
 def oracle(x, w1, w2, weights, ids, **options):
@@ -48,10 +46,8 @@ def dequantized(packed):
     if codes.dtype == torch.uint8:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, : packed.k].double() - 8
     assert zeros is None
-    return (
-        codes.double()
-        * scales.double().repeat_interleave(packed.group or packed.k, 1)[:, : packed.k]
-    )
+    scales = scales.double().repeat_interleave(packed.group or packed.k, 1)
+    return codes.double() * scales[:, : packed.k]
 
 
 def oracle_of_codes(x, experts, weights, ids):

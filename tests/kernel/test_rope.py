@@ -1,3 +1,5 @@
+"""Rotary embedding: tables, layouts and positions against float64."""
+
 from __future__ import annotations
 
 import math

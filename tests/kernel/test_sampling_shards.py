@@ -32,6 +32,7 @@ def borders(vocab_size: int, shards: int) -> list[int]:
 def shard_of(edits: rk.LogitEdits | None, begin: int, end: int) -> rk.LogitEdits | None:
     if edits is None:
         return None
+    assert edits.penalties is not None and edits.bitmask is not None
     counts, *rest = edits.penalties
     bits = edits.bitmask[:, :, None] >> torch.arange(32) & 1
     mine = torch.nn.functional.pad(bits.flatten(1)[:, begin:end], (0, -(end - begin) % 32))

@@ -49,7 +49,7 @@ def launch(
     rt.mla_decode(*there, SCALE, causal, there_out, there_lse, any_split=any_split)
     if GPU:
         out.copy_(there_out)
-        if lse is not None:
+        if lse is not None and there_lse is not None:
             lse.copy_(there_lse)
 
 

@@ -47,7 +47,7 @@ SHAPES = [
 # keys.
 KV8 = {"KV_BYTES": True}
 ALL8 = {"Q_BYTES": True, "KV_BYTES": True}
-FORMS = [
+FORMS: list[tuple[str, tuple[str, int, int, int, int], bool, dict[str, Any]]] = [
     ("kv8 decode", ("bf16", 2, 128, 8, 16), True, KV8),
     ("kv8 prefill", ("bf16", 2, 128, 8, 16), False, KV8),
     ("kv8 fnuz d256 decode", ("fp16", 2, 256, 4, 64), True, KV8 | {"FNUZ": True}),
@@ -163,6 +163,13 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     )
 
 
+def _number(key: str, assembly: str) -> int:
+    """The value of a field of AMD's metadata."""
+    match = re.search(rf"\.{key}:\s*(\d+)", assembly)
+    assert match, f"the assembly has no {key}"
+    return int(match[1])
+
+
 def facts(compiled: Any) -> dict[str, Any]:
     """Shared memory, and what the assembly says of registers, spills and matrix instructions."""
     found: dict[str, Any] = {"shared": compiled.metadata.shared}
@@ -171,8 +178,8 @@ def facts(compiled: Any) -> dict[str, Any]:
         found["mma"] = len(re.findall(r"\b(?:mma|wgmma)\S*\.sync", compiled.asm["ptx"]))
         return found
     for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
-        found[key] = int(re.search(rf"\.{key}:\s*(\d+)", amd)[1])
-    found["vgpr_count"] = int(re.search(r"\.vgpr_count:\s*(\d+)", amd)[1])
+        found[key] = _number(key, amd)
+    found["vgpr_count"] = _number("vgpr_count", amd)
     found["mma"] = len(re.findall(r"\bv_mfma_", amd))
     found["wide_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx4", amd))
     found["paired_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx2", amd))

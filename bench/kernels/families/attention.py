@@ -15,6 +15,7 @@ from .attention_prefill import prefill
 
 
 def attention(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """On a GPU the families of decode and prefill; on the CPU both beside torch's attention."""
     if device.type == "cuda":
         yield from decode(device, dtype)
         yield from prefill(device, dtype)

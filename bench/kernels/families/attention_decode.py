@@ -67,6 +67,7 @@ class PagedRows:
 
 
 def paged_rows(device: torch.device, lengths: Sequence[int], page_size: int) -> PagedRows:
+    """Rows of these lengths over pages of `page_size` tokens in random order."""
     pages_of_row = [-(-length // page_size) for length in lengths]
     page_table = torch.zeros(len(lengths), max(pages_of_row), dtype=torch.int32)
     order = torch.randperm(sum(pages_of_row)).to(torch.int32).split(pages_of_row)

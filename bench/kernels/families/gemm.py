@@ -159,7 +159,7 @@ def _scaled(device: torch.device, m: int, n: int, k: int, fast: bool) -> Case:
 
 def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
-        # Scales of a group of k beside each other, as the tensor copy engine of the peer wants
+        # Scales of a group of k beside each other, as the peer's TMA wants
         # them.
         sa = torch.rand(k // 128, m, device=device) + 0.5
         sb = torch.rand(n // 128, k // 128, device=device) + 0.5

@@ -21,6 +21,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def grouped(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """GPU only: products of groups of rows, contiguous and masked, in 16 bits and FP8."""
     if device.type != "cuda":
         return
     for which in (dtype, FP8):
@@ -92,9 +93,8 @@ def _masked(
     fp8 = dtype == FP8
 
     def make() -> tuple[torch.Tensor, ...]:
-        return *_rows(device, dtype, groups, room, k), torch.empty(
-            groups, room, n, device=device, dtype=torch.bfloat16
-        )
+        x, scale = _rows(device, dtype, groups, room, k)
+        return x, scale, torch.empty(groups, room, n, device=device, dtype=torch.bfloat16)
 
     def radix(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
         scales = {"x_scale": scale, "weight_scale": w_scale} if fp8 else {}

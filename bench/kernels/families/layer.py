@@ -26,6 +26,8 @@ EPS = 1e-6
 
 @dataclass
 class Model:
+    """The widths of a transformer layer."""
+
     name: str
     hidden: int
     attention: int  # query heads x head size
@@ -40,6 +42,7 @@ MODELS = (
 
 
 def layer(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """GPU only: the four products of a layer with what surrounds them, for each model."""
     if device.type == "cpu":
         return
     for model in MODELS:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 
 def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Packed weights, dense and (on the CPU) quantized, and the greedy draw from the vocabulary."""
     kinds = (None, *QUANTIZED) if device.type == "cpu" else (None,)
     for n, k in SHAPES:
         weight = _Weight(device=device, dtype=dtype, n=n, k=k)

@@ -22,6 +22,7 @@ _SCALE = (_NOPE + _ROPE) ** -0.5
 
 
 def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Storing latent tokens, joining keys, and decode: small on the CPU, as served on a GPU."""
     for tokens in (1, 64, 4096):
         yield _store(device, dtype, tokens, fp8=False)
         yield _store(device, dtype, tokens, fp8=True)

@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, int]] = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {
 
 
 def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """CPU only: the experts of a layer, dense and quantized."""
     if device.type != "cpu":
         return
     shapes = (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)

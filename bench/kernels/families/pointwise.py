@@ -47,6 +47,7 @@ HEADS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False), "qwen3-8b": (
 
 
 def pointwise(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Norms, activations, RoPE, KV stores, and the fused op between QKV and attention."""
     for tokens, hidden in NORMS[device.type]:
         yield _rmsnorm(device, dtype, tokens, hidden)
         yield _fused_add_rmsnorm(device, dtype, tokens, hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import radix_kernels as rk
@@ -11,14 +13,15 @@ from tests.kernel.attention_cases import make_case
 
 def paged(
     name: str,
-    rows: list,
+    rows: list[tuple[int, int]],
     hint: int,
     allowed: float,
     fp8: str = "",
     dtype: torch.dtype = HALF,
-    options: dict | None = None,
-    **sizes,
+    options: dict[str, Any] | None = None,
+    **sizes: Any,
 ) -> None:
+    """One call over pages against the reference. hint: max_seqlen_q; fp8: "", "cache" or "all"."""
     rng = torch.Generator().manual_seed(0)
     case = make_case(rows, rng, dtype=dtype, **sizes)
     options = dict(options or {})
@@ -41,7 +44,7 @@ def paged(
 
 
 # What the kernels have branches of their own for.
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "a window": {"window_size": (100, 0)},
     "a cap": {"softcap": 5.0},
     "sinks": {"sinks": True},
@@ -50,6 +53,7 @@ OPTIONS = {
 
 
 def prefill() -> None:
+    """Heads of 64 to 256, one block and pairs of them, gathered pages, FP8, all options."""
     rows = [(150, 300), (5, 40), (0, 3)]
     hint = 150
     paged("prefill, a pair of blocks", rows, hint, 5e-3, heads=(4, 2), dim=128)
@@ -69,16 +73,17 @@ def prefill() -> None:
         fp8 = f"prefill in FP8 with {name}"
         paged(fp8, rows, hint, 4e-2, "all", options=options, heads=(4, 2), dim=128)
     for dim, page in ((64, 16), (128, 16), (128, 4), (256, 16)):
-        sizes = {"heads": (4, 2), "dim": dim, "page_size": page}
+        sizes: dict[str, Any] = {"heads": (4, 2), "dim": dim, "page_size": page}
         paged(f"prefill of {dim} in float16", rows, hint, 1e-3, dtype=torch.float16, **sizes)
     for dim in (64, 128):  # a block has one tile after the other
         paged(f"prefill of {dim}, many heads", rows, hint, 5e-3, heads=(80, 80), dim=dim)
 
 
 def decode() -> None:
+    """As prefill: few queries a row, FP8 caches, parts of long rows that are joined."""
     rows = [(1, 700), (1, 40), (1, 1)]
     paged("decode", rows, 1, 5e-3, heads=(8, 2), dim=128)
-    single = {"heads": (20, 2), "dim": 128, "page_size": 1}
+    single: dict[str, Any] = {"heads": (20, 2), "dim": 128, "page_size": 1}
     paged("decode of two tokens, one a page", [(2, 530), (2, 20)], 2, 5e-3, **single)
     paged("decode of 64", rows, 1, 5e-3, heads=(8, 2), dim=64)
     paged("decode of 256", rows, 1, 5e-3, heads=(8, 2), dim=256)
@@ -134,8 +139,14 @@ def mla() -> None:
 
 
 def mla_rows(
-    heads: int, page: int, lens: tuple, fp8: bool, dtype: torch.dtype = HALF, **options
+    heads: int,
+    page: int,
+    lens: tuple[int, int],
+    fp8: bool,
+    dtype: torch.dtype = HALF,
+    **options: Any,
 ) -> None:
+    """One call of MLA's decode for two rows of one query each."""
     rng = torch.Generator().manual_seed(0)
     q, rope = (torch.randn(2, heads, d, generator=rng).to(dtype) for d in (512, 64))
     needed = [-(-n // page) for n in lens]

@@ -27,6 +27,7 @@ def stores() -> None:
 
 
 def half(rng: torch.Generator, *shape: int) -> torch.Tensor:
+    """Normal numbers in bfloat16."""
     return torch.randn(shape, generator=rng).to(HALF)
 
 
@@ -44,6 +45,7 @@ def store_latent(
 
 
 def join_keys(nope: int, rope: int, rng: torch.Generator) -> None:
+    """concat_mla_k of 70 tokens and 5 heads."""
     there = torch.zeros(70, 5, nope + rope, dtype=HALF).cuda()
     k_nope = half(rng, 70, 5, nope)
     k_rope = half(rng, 70, 1, rope)
@@ -53,17 +55,20 @@ def join_keys(nope: int, rope: int, rng: torch.Generator) -> None:
 
 
 def store_pages(dim: int, dtype: torch.dtype, slots: torch.Tensor, rng: torch.Generator) -> None:
+    """store_kv_cache of 70 tokens and 5 heads; in FP8 with a scale a head."""
     k = half(rng, 70, 5, dim)
     v = half(rng, 70, 5, dim)
     scales = {}
     if dtype == FP8:
         scales = {name: torch.rand(5, generator=rng) + 0.5 for name in ("k_scale", "v_scale")}
-    caches = [torch.zeros(5, 16, 5, dim).to(dtype) for _ in range(2)]
-    there = [x.cuda() for x in caches]
     scales_there = {name: x.cuda() for name, x in scales.items()}
-    rk.store_kv_cache(k.cuda(), v.cuda(), *there, slots.cuda(), **scales_there)
-    rk.reference.store_kv_cache(k, v, *caches, slots, **scales)
-    for got, expected in zip(there, caches, strict=True):
+    k_cache = torch.zeros(5, 16, 5, dim).to(dtype)
+    v_cache = torch.zeros(5, 16, 5, dim).to(dtype)
+    k_there = k_cache.cuda()
+    v_there = v_cache.cuda()
+    rk.store_kv_cache(k.cuda(), v.cuda(), k_there, v_there, slots.cuda(), **scales_there)
+    rk.reference.store_kv_cache(k, v, k_cache, v_cache, slots, **scales)
+    for got, expected in ((k_there, k_cache), (v_there, v_cache)):
         compare(f"store_kv_cache of {dim}, {dtype}", got.float(), expected.float(), 0)
 
 
@@ -83,6 +88,7 @@ def merge(dim: int, dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 def pointwise() -> None:
+    """Norms, the gated activation and RoPE; few rows and many, narrow and wide."""
     rng = torch.Generator().manual_seed(0)
     for tokens, size in ((1, 1024), (70, 1024), (9, 8192)):
         x = half(rng, tokens, size)
@@ -112,6 +118,7 @@ def pointwise() -> None:
 
 
 def moe() -> None:
+    """Routing and sorting by expert, for numbers of experts with kernels of their own."""
     rng = torch.Generator().manual_seed(0)
     for tokens, count in ((70, 128), (70, 16), (9, 256), (5, 600)):
         logits = torch.randn(tokens, count, generator=rng)

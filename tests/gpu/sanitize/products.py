@@ -62,6 +62,7 @@ def refill() -> None:
 
 
 def gemm() -> None:
+    """Dense and FP8 products of few and of many tokens, with a residual and a gate."""
     rng = torch.Generator().manual_seed(0)
     for tokens in (1, 17, 64, 200):
         x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
@@ -101,6 +102,7 @@ def grouped() -> None:
 
 
 def grouped_rows(counts: list[int], n: int, k: int, dtype: torch.dtype) -> None:
+    """One contiguous grouped product of three groups with these counts of rows."""
     rng = torch.Generator().manual_seed(0)
     rows = [-(-count // 128) * 128 for count in counts]
     owners = []  # each group's rows, then -1 up to the next whole tile
@@ -128,8 +130,11 @@ def experts() -> None:
                 expert_rows((tokens, count, topk, 256, 128), scales, quantized, dtype)
 
 
-def expert_rows(shape: tuple, scales: str, quantized: bool, dtype: torch.dtype) -> None:
-    case = make_experts(*shape, dtype, torch.Generator().manual_seed(0), scales=scales)
+def expert_rows(shape: tuple[int, ...], scales: str, quantized: bool, dtype: torch.dtype) -> None:
+    """One call of fused_experts; shape: tokens, experts, topk, hidden, intermediate."""
+    tokens, count, topk, hidden, inter = shape
+    rng = torch.Generator().manual_seed(0)
+    case = make_experts(tokens, count, topk, hidden, inter, dtype, rng, scales=scales)
     options = {**case.options, "use_fp8_w8a8": quantized}
     there = [on_gpu(x) for x in (case.x, case.w1, case.w2, case.weights, case.ids)]
     options_there = {key: on_gpu(value) for key, value in options.items()}
