@@ -19,7 +19,7 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _dispatch
-from radix_kernels.linear import fused_product
+from radix_kernels._products import hopper_kernel
 from tests.kernel.attention_cases import make_case
 from tests.kernel.experts_cases import make as make_experts
 from tests.kernel.on_device import no_library_for
@@ -318,7 +318,7 @@ def gemm() -> None:
         x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
         if tokens <= 64:
             half, weight = x.to(HALF).cuda(), w.to(HALF).cuda()
-            if fused_product(half, weight) is None:
+            if hopper_kernel(half, weight) is None:
                 raise SystemExit(f"linear, {tokens} tokens: left to cuBLAS")
             expected = x.to(HALF).double() @ w.to(HALF).double().T
             compare(f"linear, {tokens} tokens", rk.linear(half, weight), expected, 5e-3)

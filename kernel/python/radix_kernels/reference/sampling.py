@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..sampling import LogitEdits
+from ..logit_edits import LogitEdits
 from .philox import uniform
 
 _IN_PROMPT = 1 << 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..sampling import LogitEdits
+from ..logit_edits import LogitEdits
 from .philox import uniform
 from .sampling import edited_logits, normal_temperature
 

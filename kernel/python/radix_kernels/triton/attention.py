@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._arrays import torch_views
-from .._attention_checks import (
+from .._checks.attention import (
     check_options,
     check_paged,
     check_softcap,
@@ -48,12 +48,11 @@ WHOLE = Split(keys=0, count=1)
 
 @dataclass(frozen=True)
 class Options:
-    """The numbers of a call."""
+    """The numbers of a call; window_left: -1 for no window."""
 
     softmax_scale: float
     causal: bool
     window_left: int
-    window_right: int
     softcap: float
 
 
@@ -114,13 +113,7 @@ def flash_attn_with_kvcache(
         raise ValueError(f"{op}: q has {q.shape[0]} rows, but the page table or cache is empty")
     decode = _is_decode(q.shape[0], table.shape[0], max_seqlen_q)
     split = choose_split(table.shape[1] * k.shape[1]) if decode else WHOLE
-    options = Options(
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-    )
+    options = _read_options(op, softmax_scale, causal, (window_left, window_right), softcap)
     _attend(op, (q, k, v), (table, lens, cu), (qs, ks, vs), options, sinks, out, lse, decode, split)
 
 
@@ -153,14 +146,22 @@ def flash_attn_varlen(
     sinks, out, lse = torch_views(sinks, out, lse)
     check_varlen(op, q, k, v, cu, cu_k, qs, ks, vs)
     decode = _is_decode(q.shape[0], cu.shape[0] - 1, max_seqlen_q)
-    options = Options(
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-    )
+    options = _read_options(op, softmax_scale, causal, (window_left, window_right), softcap)
     _attend(op, (q, k, v), (None, cu_k, cu), (qs, ks, vs), options, sinks, out, lse, decode, WHOLE)
+
+
+def _read_options(
+    op: str, softmax_scale: float, causal: bool, window: tuple[int, int], softcap: float
+) -> Options:
+    """The numbers of a call, checked."""
+    window_left, window_right = read_window(op, window)
+    check_softcap(op, softcap)
+    return Options(
+        softmax_scale=float(softmax_scale),
+        causal=bool(causal) or window_right == 0,
+        window_left=window_left,
+        softcap=float(softcap),
+    )
 
 
 def _attend(
@@ -179,8 +180,6 @@ def _attend(
     starts, query starts. scales: of q, k and v."""
     q, k, v = qkv
     table, kv_lens, cu_seqlens_q = lengths
-    window_left, window_right = read_window(op, (options.window_left, options.window_right))
-    check_softcap(op, options.softcap)
     check_options(op, q, v, sinks, out)
     tokens, heads, dim = q.shape
     v_dim = v.shape[-1]
@@ -202,13 +201,12 @@ def _attend(
     blocks = tokens // (tiles.block_m // group) + rows
     attend[(blocks, k.shape[-2], split.count)](
         _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
-        part_out, part_lse, rows, float(options.softmax_scale), float(options.softcap), window_left,
+        part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
         q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
         out.stride(0), out.stride(1), table.stride(0) if paged else 0,
         DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=k.shape[1] if paged else 0,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-        SPLIT=split.keys if split.count > 1 else 0,
-        CAUSAL=bool(options.causal) or window_right == 0, WINDOW=window_left >= 0,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.count > 1 else 0,
+        CAUSAL=options.causal, WINDOW=options.window_left >= 0,
         SOFTCAP=options.softcap > 0, Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k),
         FNUZ=k.dtype == torch.float8_e4m3fnuz, PER_HEAD=_is_per_head(scales[1]),
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,

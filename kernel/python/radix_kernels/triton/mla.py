@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._arrays import torch_views
-from ..mla import LATENT, check_decode
+from .._checks.mla import LATENT, check_decode
 from .attention import Tiles
 from .mla_kernel import attend_latent, join_splits
 

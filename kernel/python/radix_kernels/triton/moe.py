@@ -97,7 +97,6 @@ def fused_experts(
     expert_map: torch.Tensor | None,
     out: torch.Tensor,
     use_fp8_w8a8: bool = False,
-    *,
     align: Align = moe_align_block_size,
 ) -> None:
     """See `radix_kernels.fused_experts`, which has checked the arguments.
@@ -135,7 +134,6 @@ def run(
     up: Tiles,
     down: Tiles,
     use_fp8_w8a8: bool = False,
-    *,
     align: Align = moe_align_block_size,
 ) -> None:
     """`fused_experts` by given tiles; both products have the same rows."""

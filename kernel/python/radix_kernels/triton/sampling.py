@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import reference
-from ..sampling import LogitEdits, check_draw, check_top_n
+from .._checks.sampling import check_draw, check_top_n
+from ..logit_edits import LogitEdits
 from .sampling_kernel import draw_rows
 
 BLOCK = 1024
