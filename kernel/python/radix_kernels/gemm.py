@@ -105,11 +105,14 @@ def fp8_scaled_mm(
             run(*checked())
 
     if not _dispatch.attempt(op, mat_a, call):
-        *operands, checked_bias, target = checked()
+        a, b, scale_a, scale_b, added, target = checked()
         reference.fp8_scaled_mm(
-            *operands,
+            a,
+            b,
+            scale_a,
+            scale_b,
             target.dtype,
-            checked_bias,
+            added,
             out=target,
             compute_dtype=reference.float32(),
         )
@@ -149,9 +152,15 @@ def fp8_blockwise_scaled_mm(
             run(*checked())
 
     if not _dispatch.attempt(op, mat_a, call):
-        *operands, target = checked()
+        a, b, scale_a, scale_b, target = checked()
         reference.fp8_blockwise_scaled_mm(
-            *operands, target.dtype, out=target, compute_dtype=reference.float32()
+            a,
+            b,
+            scale_a,
+            scale_b,
+            target.dtype,
+            out=target,
+            compute_dtype=reference.float32(),
         )
     return out
 
@@ -181,8 +190,10 @@ def bmm_fp8(
             run(*checked())
 
     if not _dispatch.attempt(op, A, call):
-        *operands, target = checked()
-        reference.bmm_fp8(*operands, target.dtype, target, compute_dtype=reference.float32())
+        a, b, scale_a, scale_b, target = checked()
+        reference.bmm_fp8(
+            a, b, scale_a, scale_b, target.dtype, target, compute_dtype=reference.float32()
+        )
     return out
 
 

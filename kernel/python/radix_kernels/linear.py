@@ -48,18 +48,23 @@ def linear(
     name = read_out_dtype(op, x, out_dtype, out)
     bias = dense_last(bias)
     residual = dense_last(residual)
-    shape = (*tuple(x.shape)[:-1], int(weight.shape[0]))
     if is_packed(weight):
-        out = _arrays.empty(x, shape, name) if out is None else out
+        if out is None:
+            out = _empty_out(x, weight, name)
         return run_packed(op, x, weight, bias, residual, out=out)
     run = hopper_kernel(x, weight, bias, residual, out, wide=name == "float32")
     if run is not None:
-        out = _arrays.empty(x, shape, name) if out is None else out
+        if out is None:
+            out = _empty_out(x, weight, name)
         run_hopper(run, x, weight, bias, residual, NO_GATE, out)
         return out
     if out is None and not _arrays.is_torch(x):
-        out = _arrays.empty(x, shape, name)
+        out = _empty_out(x, weight, name)
     return run_torch(op, x, weight, bias, residual, out, name)
+
+
+def _empty_out(x: Array, weight: PackedWeight | Array, dtype: str) -> Array:
+    return _arrays.empty(x, (*tuple(x.shape)[:-1], int(weight.shape[0])), dtype)
 
 
 def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]:

@@ -172,8 +172,8 @@ def _check_weights(op: str, x: Any, w1: Any, w2: Any, s1: Any, s2: Any) -> None:
     for name, scale, w in (("w1_scale", s1, w1), ("w2_scale", s2, w2)):
         _checks.dtype(op, name, scale, ("float32",))
         experts, rows, columns = w.shape
-        expected = (experts, -(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
-        if scale.ndim == 1:
-            expected = (experts,)
+        expected: tuple[int, ...] = (experts,)
+        if scale.ndim != 1:
+            expected = (experts, -(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
         _checks.shape(op, name, scale, expected, "one an expert, or one a block of 128 x 128")
         _checks.require(op, scale.is_contiguous(), f"{name} is not contiguous")

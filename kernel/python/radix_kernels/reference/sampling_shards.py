@@ -179,8 +179,8 @@ def _draw_row(
     overflows = not torch.isfinite(scaled.max())
     if overflows or not filtered:
         # A shard whose quotients overflow left a logit: only the row's largest may be drawn then.
-        kept = tops == largest if overflows else torch.isfinite(scaled)
-        return int(word_ids(_largest_word(records[:, 0][kept], 0)))
+        usable = tops == largest if overflows else torch.isfinite(scaled)
+        return int(word_ids(_largest_word(records[:, 0][usable], 0)))
     words, complete = _listed_words(records, settings.top_k)
     if settings.top_k > 0:
         if len(words) < settings.top_k and not complete:

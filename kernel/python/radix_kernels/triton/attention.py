@@ -37,13 +37,13 @@ class Tiles:
 
 
 class Split(NamedTuple):
-    """How the keys of a row are cut: `count` splits of `keys` keys."""
+    """How the keys of a row are cut: `number` splits of `keys` keys."""
 
     keys: int
-    count: int
+    number: int
 
 
-WHOLE = Split(keys=0, count=1)
+WHOLE = Split(keys=0, number=1)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def choose_tiles(dim: int, group: int, itemsize: int, decode: bool) -> Tiles:
 def choose_split(capacity: int) -> Split:
     """The splits of rows of up to `capacity` keys."""
     keys = max(_SPLIT_KEYS, _power_of_two(-(-capacity // _MAX_SPLITS)))
-    return Split(keys=keys, count=max(1, -(-capacity // keys)))
+    return Split(keys=keys, number=max(1, -(-capacity // keys)))
 
 
 def flash_attn_with_kvcache(
@@ -188,33 +188,32 @@ def _attend(
         return
     group = heads // k.shape[-2]
     tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode)
-    part_out, part_lse = _partials(q, split.count, v_dim)
-    paged = table is not None
+    part_out, part_lse = _partials(q, split.number, v_dim)
     common = {
         "HEADS": heads,
         "V_DIM": v_dim,
         "V_PAD": _power_of_two(v_dim),
-        "SPLITS": split.count,
+        "SPLITS": split.number,
         "SINKS": sinks is not None,
         "WITH_LSE": lse is not None,
     }
     blocks = tokens // (tiles.block_m // group) + rows
-    attend[(blocks, k.shape[-2], split.count)](
+    attend[(blocks, k.shape[-2], split.number)](
         _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
         part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
         q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
-        out.stride(0), out.stride(1), table.stride(0) if paged else 0,
-        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=k.shape[1] if paged else 0,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.count > 1 else 0,
+        out.stride(0), out.stride(1), 0 if table is None else table.stride(0),
+        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=0 if table is None else k.shape[1],
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.number > 1 else 0,
         CAUSAL=options.causal, WINDOW=options.window_left >= 0,
         SOFTCAP=options.softcap > 0, Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k),
         FNUZ=k.dtype == torch.float8_e4m3fnuz, PER_HEAD=_is_per_head(scales[1]),
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
-    if split.count > 1:
+    if split.number > 1:
         combine[(tokens, heads)](
             part_out, part_lse, sinks, out, lse, out.stride(0), out.stride(1),
-            SPLITS_PAD=_power_of_two(split.count), **common, num_warps=1,
+            SPLITS_PAD=_power_of_two(split.number), **common, num_warps=1,
         )  # fmt: skip
 
 
