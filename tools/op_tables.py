@@ -70,7 +70,7 @@ def stub() -> str:
 
 
 def op_map() -> str:
-    """The map in Markdown: where the C++, the Python, the page, the test and the bench of an op are."""
+    """The map in Markdown: what runs each op, and the files that are about it."""
     titles = (
         "op", "native", "otherwise", "C++ family", "kernels", "Python", "doc", "test", "bench",
     )  # fmt: skip

@@ -137,7 +137,8 @@ def _pack_quantized(
         _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
         _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
         name = "bfloat16" if dtype is None else str(dtype).rpartition(".")[2]
-        n, columns = (int(size) for size in w.shape)
+        n = int(w.shape[0])
+        columns = int(w.shape[1])
         k = 2 * columns if small else columns
         if len(scales.shape) == 1:
             scales = scales[:, None]
@@ -188,7 +189,8 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
     _checks.dtype(op, "w", w, _checks.FLOATS)
     if len(w.shape) != 2:
         raise ValueError(f"{op}: w has {len(w.shape)} dimensions, expected 2")
-    n, k = (int(size) for size in w.shape)
+    n = int(w.shape[0])
+    k = int(w.shape[1])
     if n < 1 or k < 1:
         raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
     return n, k

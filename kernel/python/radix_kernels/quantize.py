@@ -94,7 +94,7 @@ def silu_and_mul_quant_fp8(
     return _quantize_rows(
         "silu_and_mul_quant_fp8",
         input,
-        _group_size(group_size),
+        None if group_size is None else _group_size(group_size),
         gated=True,
         column_major=column_major_scales,
         out=out,
@@ -120,7 +120,7 @@ def rmsnorm_quant_fp8(
     Everything else as those ops.
     """
     op = "rmsnorm_quant_fp8"
-    size = _group_size(group_size)
+    size = None if group_size is None else _group_size(group_size)
     out = _result(op, input, tuple(input.shape), out)
     scales = _scales(op, out, size, column_major_scales, scales)
     run = _dispatch.native(op, input)
@@ -170,9 +170,9 @@ def _quantize_rows(
     return out, scales
 
 
-def _group_size(group_size: int | None) -> int | None:
-    """group_size, checked; None: whole rows."""
-    if group_size is not None and group_size not in _GROUPS:
+def _group_size(group_size: int) -> int:
+    """group_size, checked."""
+    if group_size not in _GROUPS:
         raise ValueError(f"group_size is {group_size}, expected 64 or 128")
     return group_size
 

@@ -16,7 +16,9 @@ def read_window(op: str, window_size: tuple[int, int]) -> tuple[int, int]:
     """(left, right) as integers, -1 for a left of 2**30 or more. TypeError, ValueError unless it is
     a valid pair."""
     try:
-        left, right = (operator.index(side) for side in window_size)
+        given_left, given_right = window_size
+        left = operator.index(given_left)
+        right = operator.index(given_right)
     except (TypeError, ValueError):
         raise TypeError(f"{op}: window_size is {window_size!r}, expected two integers") from None
     fits = left >= -1 and right in (-1, 0)

@@ -18,7 +18,8 @@ def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: in
     _checks.dtype(op, name, x, _checks.FLOATS)
     _checks.rank(op, name, x, 2)
     _checks.contiguous_last(op, name, x)
-    experts, topk = x.shape[1], weights.shape[1]
+    experts = x.shape[1]
+    topk = weights.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(
             f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}"
@@ -101,7 +102,8 @@ def check_experts(
     _checks.rank(op, "w1", w1, 3)
     _checks.rank(op, "w2", w2, 3)
     tokens, hidden = x.shape
-    experts, inter = w1.shape[0], w2.shape[2]
+    experts = w1.shape[0]
+    inter = w2.shape[2]
     _checks.shape(
         op,
         "w1",

@@ -203,11 +203,12 @@ def _attend(
         part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
         q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
         out.stride(0), out.stride(1), 0 if table is None else table.stride(0),
-        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=0 if table is None else k.shape[1],
+        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group,
+        PAGE_SIZE=0 if table is None else k.shape[1],
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.number > 1 else 0,
-        CAUSAL=options.causal, WINDOW=options.window_left >= 0,
-        SOFTCAP=options.softcap > 0, Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k),
-        FNUZ=k.dtype == torch.float8_e4m3fnuz, PER_HEAD=_is_per_head(scales[1]),
+        CAUSAL=options.causal, WINDOW=options.window_left >= 0, SOFTCAP=options.softcap > 0,
+        Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k), FNUZ=k.dtype == torch.float8_e4m3fnuz,
+        PER_HEAD=_is_per_head(scales[1]),
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if split.number > 1:
