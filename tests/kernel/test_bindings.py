@@ -20,7 +20,8 @@ from tests.kernel.raw_dlpack import CUDA, READ_ONLY, OnlyDlpack, Raw, RawVersion
 bind = _loader.bind
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32 = torch.float32
+BF16 = torch.bfloat16
 
 
 def ones(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
@@ -170,7 +171,9 @@ def test_views_that_carry_a_bit_are_refused():
 @pytest.mark.parametrize("options", [{}, {"strides": False}, {"byte_offset": 64}], ids=str)
 def test_hand_made_capsules(version, options):
     make = Raw if version is None else RawVersioned
-    x, expected, out = torch.randn(3, 16), torch.empty(3, 16), ones(3, 16)
+    x = torch.randn(3, 16)
+    expected = torch.empty(3, 16)
+    out = ones(3, 16)
     call("rmsnorm", input=x, out=expected)
     call("rmsnorm", input=make(x, version=version, **options), out=out)
     assert_same_bits(out, expected)
@@ -210,7 +213,8 @@ def test_without_exchange_api(dtype):
 
 def test_requires_grad():
     weight = torch.nn.Parameter(torch.randn(16))
-    expected, out = ones(3, 16), ones(3, 16)
+    expected = ones(3, 16)
+    out = ones(3, 16)
     call("rmsnorm", weight=weight, out=expected)
     call("rmsnorm", weight=OnlyDlpack(weight), out=out)
     assert_same_bits(out, expected)
@@ -218,8 +222,10 @@ def test_requires_grad():
 
 def test_numpy():
     rng = np.random.default_rng()
-    x, w = rng.standard_normal((6, 16), np.float32), rng.standard_normal(16, np.float32)
-    out, expected = np.full((3, 16), np.nan, np.float32), torch.empty(3, 16)
+    x = rng.standard_normal((6, 16), np.float32)
+    w = rng.standard_normal(16, np.float32)
+    out = np.full((3, 16), np.nan, np.float32)
+    expected = torch.empty(3, 16)
     bind.rmsnorm(x[::-2], w, 1e-6, out)  # rows in falling order
     bind.rmsnorm(torch.from_numpy(x[::-2].copy()), torch.from_numpy(w), 1e-6, expected)
     assert_same_bits(torch.from_numpy(out), expected)
@@ -244,7 +250,8 @@ def test_more_than_2_to_31_elements():
     far = 2**31 + 8
     x = torch.empty(far + 64, dtype=BF16).as_strided((2, 64), (far, 1))
     x.copy_(torch.randn(2, 64))
-    out, expected = torch.empty(2, 64, dtype=BF16), torch.empty(2, 64, dtype=BF16)
+    out = torch.empty(2, 64, dtype=BF16)
+    expected = torch.empty(2, 64, dtype=BF16)
     bind.rmsnorm(x, ones(64), 1e-6, out)
     bind.rmsnorm(x.clone(), ones(64), 1e-6, expected)
     assert_same_bits(out, expected)
@@ -263,7 +270,8 @@ def threads():
 def large_ops() -> list[torch.Tensor]:
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(301, 1500, generator=rng).to(BF16)
-    out, half = torch.empty_like(x), torch.empty(301, 750, dtype=BF16)
+    out = torch.empty_like(x)
+    half = torch.empty(301, 750, dtype=BF16)
     bind.rmsnorm(x, ones(1500), 1e-6, out)
     bind.gelu_and_mul(x, half)
     q = x[:, :1024].clone()
@@ -290,7 +298,8 @@ def test_bad_number_of_threads(n):
 def test_calls_from_many_threads(threads):
     """Ops that find the pool busy, and a change of its size in between."""
     bind.set_num_threads(3, False)
-    expected, failures = large_ops(), []
+    expected = large_ops()
+    failures = []
 
     def work() -> None:
         for _ in range(5):
@@ -311,7 +320,8 @@ def test_calls_from_many_threads(threads):
 def test_gil_is_released():
     """Python runs on while a kernel does: this thread gets turns during one long call."""
     x = torch.randn(4000, 8192)
-    started, turns = threading.Event(), 0
+    started = threading.Event()
+    turns = 0
 
     def work() -> None:
         started.set()

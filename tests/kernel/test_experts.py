@@ -21,7 +21,7 @@ HALVES = [torch.bfloat16, torch.float16]
 def _native(monkeypatch):
     """A GPU that has native kernels uses them here for small batches too, where Triton is the
     faster."""
-    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: False)
+    monkeypatch.setattr("radix_kernels._choices.triton_experts_are_faster", lambda *_: False)
 
 
 def run(case: Experts, out: torch.Tensor) -> torch.Tensor:
@@ -264,7 +264,7 @@ def test_nan_of_an_expert_stays_with_who_names_it(tokens, rng):
 @pytest.mark.parametrize("scales", ["", "block"])
 @pytest.mark.parametrize("tokens", [2, 60])
 def test_where_triton_is_faster(tokens, scales, rng, monkeypatch):
-    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: True)
+    monkeypatch.setattr("radix_kernels._choices.triton_experts_are_faster", lambda *_: True)
     check(make(tokens, 4, 2, 128, 64, torch.bfloat16, rng, scales=scales))
 
 

@@ -28,7 +28,7 @@ def _give_memory_back(request) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch) -> None:
-    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: False)
+    monkeypatch.setattr("radix_kernels._choices.triton_experts_are_faster", lambda *_: False)
 
 
 def far(x: torch.Tensor) -> torch.Tensor:

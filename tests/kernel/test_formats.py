@@ -85,30 +85,10 @@ def test_gptq_by_hand(checkpoint_format, zero_word):
     assert (found["kind"], found["group"]) == ("int4", 32)
     assert found["w"].dtype == torch.uint8 and found["w"].tolist() == GPTQ_BYTES
     assert found["zeros"].dtype == torch.uint8 and found["zeros"].tolist() == [[8], [1], *[[8]] * 6]
-    assert found["scales"].dtype == torch.float16 and found["scales"].tolist() == [
-        [0.5],
-        [2],
-        *[[1]] * 6,
-    ]
+    assert found["scales"].dtype == torch.float16
+    assert found["scales"].tolist() == [[0.5], [2], *[[1]] * 6]
     value = values_of(found)
-    assert value[0].tolist() == [
-        -4,
-        -3.5,
-        -3,
-        -2.5,
-        -2,
-        -1.5,
-        -1,
-        -0.5,
-        0,
-        0.5,
-        1,
-        1.5,
-        2,
-        2.5,
-        3,
-        3.5,
-    ]
+    assert value[0].tolist() == [0.5 * (code - 8) for code in range(16)]
     assert value[1].tolist() == [0, *[-2] * 14, 14]
     assert (value[2:] == 0).all()
 
@@ -127,10 +107,8 @@ def test_gptq_of_8_bits_by_hand():
             checkpoint_format=checkpoint_format,
         )
         assert (found["kind"], found["group"], found["zeros"]) == ("int8", 0, None)
-        assert found["w"].dtype == torch.int8 and found["w"].tolist() == [
-            [-128, 0, 1, 127],
-            *[[0] * 4] * 3,
-        ]
+        assert found["w"].dtype == torch.int8
+        assert found["w"].tolist() == [[-128, 0, 1, 127], *[[0] * 4] * 3]
         assert found["scales"].tolist() == [[0.25], [1], [1], [1]]
         assert values_of(found)[0].tolist() == [-32, 0, 0.25, 31.75]
 
@@ -160,24 +138,15 @@ def test_q4_0_by_hand():
 
 def test_q8_0_by_hand():
     """Two blocks with scales 1.5 and 2 ** -24."""
-    first, second = (
-        bytes.fromhex("003e 00 01 7f 80 ff") + bytes(27),
-        bytes.fromhex("0100 02") + bytes(31),
-    )
+    first = bytes.fromhex("003e 00 01 7f 80 ff") + bytes(27)
+    second = bytes.fromhex("0100 02") + bytes(31)
     found = rk.unpack_gguf(torch.tensor([list(first + second)], dtype=torch.uint8), "Q8_0")
     assert (found["kind"], found["group"], found["zeros"]) == ("int8", 32, None)
     assert found["w"].tolist() == [[0, 1, 127, -128, -1, *[0] * 27, 2, *[0] * 31]]
     assert found["scales"].tolist() == [[1.5, 2.0**-24]]
-    assert values_of(found)[0].tolist() == [
-        0,
-        1.5,
-        190.5,
-        -192,
-        -1.5,
-        *[0] * 27,
-        2.0**-23,
-        *[0] * 31,
-    ]
+    first_values = [0, 1.5, 190.5, -192, -1.5, *[0] * 27]
+    second_values = [2.0**-23, *[0] * 31]
+    assert values_of(found)[0].tolist() == first_values + second_values
 
 
 def field(
@@ -191,9 +160,11 @@ def field(
 @pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2"])
 def test_gptq(checkpoint_format, group_size, rng):
     """Random words; K is no multiple of the larger groups."""
-    n, k = 24, 8 * 43
+    n = 24
+    k = 8 * 43
     groups = 1 if group_size == -1 else -(-k // group_size)
-    qweight, qzeros = random_words((k // 8, n), rng), random_words((groups, n // 8), rng)
+    qweight = random_words((k // 8, n), rng)
+    qzeros = random_words((groups, n // 8), rng)
     first = checkpoint_format == "gptq"
     if first:
         qzeros &= 0x77777777  # 15 is refused
@@ -213,9 +184,11 @@ def test_gptq(checkpoint_format, group_size, rng):
 
 @pytest.mark.parametrize("group_size", [32, 128, 384, -1])
 def test_gptq_of_8_bits(group_size, rng):
-    n, k = 20, 392
+    n = 20
+    k = 392
     groups = 1 if group_size == -1 else -(-k // group_size)
-    qweight, qzeros = random_words((k // 4, n), rng), words([[0x7F7F7F7F] * (n // 4)] * groups)
+    qweight = random_words((k // 4, n), rng)
+    qzeros = words([[0x7F7F7F7F] * (n // 4)] * groups)
     scales = (torch.rand((groups, n), generator=rng) / 64 + 2**-9).bfloat16()
     found = rk.unpack_gptq(qweight, qzeros, scales, group_size=group_size, bits=8)
     assert found["group"] == {-1: 0, 384: 128}.get(group_size, group_size)
@@ -227,21 +200,25 @@ def test_gptq_of_8_bits(group_size, rng):
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, 192, -1])
 def test_awq(group_size, rng):
-    n, k = 40, 384
+    n = 40
+    k = 384
     groups = 1 if group_size == -1 else k // group_size
-    qweight, qzeros = random_words((k, n // 8), rng), random_words((groups, n // 8), rng)
+    qweight = random_words((k, n // 8), rng)
+    qzeros = random_words((groups, n // 8), rng)
     scales = (torch.rand((groups, n), generator=rng) / 64 + 2**-9).half()
     found = rk.unpack_awq(qweight, qzeros, scales, group_size=group_size)
     o, i = np.indices((n, k))
     g = i * 0 if group_size == -1 else i // group_size
     place = 4 * np.array([[0, 2, 4, 6, 1, 3, 5, 7].index(output) for output in range(8)])[o % 8]
-    code, zero = field(qweight, i, o // 8, place, 4), field(qzeros, g, o // 8, place, 4)
+    code = field(qweight, i, o // 8, place, 4)
+    zero = field(qzeros, g, o // 8, place, 4)
     check_packed(found, (code - zero) * scales.double().numpy()[g, o], rng)
 
 
 def gguf_value(row: bytes, quant_type: str) -> list[float]:
     """A row of blocks, read code by code."""
-    size, value = {"Q8_0": 34, "Q4_0": 18}[quant_type], []
+    size = {"Q8_0": 34, "Q4_0": 18}[quant_type]
+    value = []
     for begin in range(0, len(row), size):
         (scale,) = struct.unpack_from("<e", row, begin)
         if quant_type == "Q8_0":
@@ -256,7 +233,8 @@ def gguf_value(row: bytes, quant_type: str) -> list[float]:
 @pytest.mark.parametrize(("quant_type", "size"), [("Q8_0", 34), ("Q4_0", 18)])
 def test_gguf_from_a_file(quant_type, size, rng, tmp_path):
     """Random codes, scales of both signs, in a file that is mapped read-only at an odd offset."""
-    n, blocks = 21, 7
+    n = 21
+    blocks = 7
     data = integers(0, 256, (n, blocks, size), rng).numpy().astype(np.uint8)
     scales = spread((n, blocks), torch.float16, rng) / 16
     data[..., :2] = scales.numpy().astype("<f2").reshape(n, blocks, 1).view(np.uint8)
@@ -272,15 +250,18 @@ def test_gguf_from_a_file(quant_type, size, rng, tmp_path):
 def test_whatever_the_strides(rng):
     """Columns of a wider array, as a merged or sharded checkpoint gives them, and arrays of
     numpy."""
-    qweight, qzeros = random_words((64, 48), rng), random_words((64, 6), rng)
+    qweight = random_words((64, 48), rng)
+    qzeros = random_words((64, 6), rng)
     scales = torch.rand((2, 48), generator=rng).half()
     found = rk.unpack_gptq(
         qweight[::2, 8:32], qzeros[:2, 1:4] & 0x77777777, scales[:, 8:32], group_size=128
     )
     alone = rk.unpack_gptq(
-        qweight[::2, 8:32].contiguous().numpy(), (qzeros[:2, 1:4] & 0x77777777).numpy(), scales[:, 8:32].numpy(),
+        qweight[::2, 8:32].contiguous().numpy(),
+        (qzeros[:2, 1:4] & 0x77777777).numpy(),
+        scales[:, 8:32].numpy(),
         group_size=128,
-    )  # fmt: skip
+    )
     assert torch.equal(values_of(found), values_of(alone))
     found = rk.unpack_awq(qweight[:, 2:4], qzeros[:1, 2:4], scales[:1, 8:24], group_size=64)
     alone = rk.unpack_awq(
@@ -295,17 +276,12 @@ def test_whatever_the_strides(rng):
 def test_zero_points_of_8_are_left_out(rng):
     """A symmetric checkpoint is packed as one without zero points, which has the same values and is
     smaller."""
-    qweight, scales = random_words((8, 16), rng), torch.ones(2, 16).half()
-    assert (
-        rk.unpack_gptq(qweight, words([[0x77777777] * 2] * 2), scales, group_size=32)["zeros"]
-        is None
-    )
-    assert (
-        rk.unpack_gptq(qweight, words([[0x77777777, 0x77777776]] * 2), scales, group_size=32)[
-            "zeros"
-        ]
-        is not None
-    )
+    qweight = random_words((8, 16), rng)
+    scales = torch.ones(2, 16).half()
+    symmetric = words([[0x77777777] * 2] * 2)
+    other = words([[0x77777777, 0x77777776]] * 2)
+    assert rk.unpack_gptq(qweight, symmetric, scales, group_size=32)["zeros"] is None
+    assert rk.unpack_gptq(qweight, other, scales, group_size=32)["zeros"] is not None
     zeros = words([[0x88888888] * 2] * 2)
     assert rk.unpack_awq(random_words((64, 2), rng), zeros, scales, group_size=32)["zeros"] is None
 
@@ -368,14 +344,9 @@ def test_gptq_zero_points_that_nothing_can_hold():
 def test_wrong_arrays(call, arrays, name):
     assert call()["w"].shape == (16, 32)
     given = arrays[name]
+    other_dtypes = {"qweight": torch.int64, "qzeros": torch.uint8, "scales": torch.float64}
     with pytest.raises(TypeError, match=f"{name} has dtype"):
-        call(
-            **{
-                name: given.to(
-                    {"qweight": torch.int64, "qzeros": torch.uint8, "scales": torch.float64}[name]
-                )
-            }
-        )
+        call(**{name: given.to(other_dtypes[name])})
     with pytest.raises(TypeError, match=f"{name} is list"):
         call(**{name: given.tolist()})
     with pytest.raises(ValueError, match=f"{name} has"):

@@ -71,10 +71,8 @@ def test_errors_name_the_argument(change, error, text):
     ],
 )
 def test_errors_of_block_scales(change, error, text):
-    a, b = (
-        torch.ones(2, 128).to(torch.float8_e4m3fn),
-        torch.ones(256, 128).to(torch.float8_e4m3fn).t(),
-    )
+    a = torch.ones(2, 128).to(torch.float8_e4m3fn)
+    b = torch.ones(256, 128).to(torch.float8_e4m3fn).t()
     args = {
         "mat_a": a,
         "mat_b": b,
@@ -86,10 +84,8 @@ def test_errors_of_block_scales(change, error, text):
 
 
 def test_row_major_block_scales_are_refused():
-    a, b = (
-        torch.ones(2, 256).to(torch.float8_e4m3fn),
-        torch.ones(256, 256).to(torch.float8_e4m3fn).t(),
-    )
+    a = torch.ones(2, 256).to(torch.float8_e4m3fn)
+    b = torch.ones(256, 256).to(torch.float8_e4m3fn).t()
     with pytest.raises(ValueError, match="scales_b is not column-major"):
         rk.fp8_blockwise_scaled_mm(a, b, torch.ones(2, 2), torch.ones(2, 2))
 
@@ -110,7 +106,8 @@ def test_errors_of_the_batched_product():
 
 
 def test_errors_of_the_fused_product():
-    x, w = torch.ones(2, 8).bfloat16(), torch.ones(6, 8).bfloat16()
+    x = torch.ones(2, 8).bfloat16()
+    w = torch.ones(6, 8).bfloat16()
     with pytest.raises(ValueError, match="weight"):
         rk.linear_silu_and_mul(x, w[:5])
     with pytest.raises(ValueError, match="x"):

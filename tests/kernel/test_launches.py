@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 def _hopper(request, monkeypatch) -> None:
     if request.config.getoption("--device") != "cuda" or capabilities()["isa"] != "sm_90":
         pytest.skip("Hopper's kernels alone")
-    monkeypatch.setattr("radix_kernels.moe._triton_is_faster", lambda *_: False)
+    monkeypatch.setattr("radix_kernels._choices.triton_experts_are_faster", lambda *_: False)
 
 
 def launched(call: Callable[[], object]) -> list[str]:

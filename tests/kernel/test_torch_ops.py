@@ -97,7 +97,8 @@ def test_attention_of_every_kind(kind, rng):
 
 
 def test_compile_traces_in_one_graph(rng):
-    x, w = spread((4, 64), torch.bfloat16, rng), torch.ones(64, dtype=torch.bfloat16)
+    x = spread((4, 64), torch.bfloat16, rng)
+    w = torch.ones(64, dtype=torch.bfloat16)
 
     def block(x):
         return torch_ops.silu_and_mul(torch_ops.rmsnorm(x, w)) + 1

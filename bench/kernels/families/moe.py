@@ -172,7 +172,9 @@ def _contenders(layer: _Layer) -> dict[str, Contender]:
 
     def triton(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
-        portable.fused_experts(x, *layer.weights, weights, ids, None, None, None, out)
+        portable.fused_experts(
+            x, *layer.weights, weights, ids, None, None, None, out, align=rk.moe_align_block_size
+        )
         return out
 
     def grouped(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,11 @@ def as_torch(x: Array) -> Any:
     return x.detach() if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
 
 
+def torch_views(*arrays: Array) -> tuple[Any, ...]:
+    """`as_torch` of each."""
+    return tuple(as_torch(x) for x in arrays)
+
+
 def dtype_name(x: Array) -> str:
     """The dtype's bare name in any framework: `bfloat16`, `float32`, `int64`."""
     return str(x.dtype).rpartition(".")[2]

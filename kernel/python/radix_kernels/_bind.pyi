@@ -135,8 +135,8 @@ class PackedExperts:
         workspace: Any,
     ) -> None: ...
 
-# A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The library
-# checks that data is uint8 [nbytes].
+# A packed weight [n, k]: kind is 0 dense, 1 int8, 2 int4, 3 w8a8, 4 w4a8; dtypes by name. The
+# library checks that data is uint8 [nbytes].
 class PackedDesc:
     nbytes: int
     layout: str

@@ -1,8 +1,9 @@
 """Which implementation runs an op: native, Triton, or the reference.
 
-An op's native function is the attribute of that name in the binding; ops light up as the binding
-gains them. The choice is made once for each (op, device type) and cached. Without a native kernel
-the reference runs, after one warning, or `RuntimeError` is raised (`set_fallback`).
+The table in `_ops` says what there is; the binding says what this build of the library has: an op
+whose function it lacks runs something else. The choice is made once for each (function of the
+binding, device type) and cached. Where neither a native kernel nor Triton's serves, the reference
+runs, after one warning, or `RuntimeError` is raised (`set_fallback`).
 """
 
 from __future__ import annotations
@@ -14,56 +15,15 @@ from typing import Any
 
 from . import _loader
 from ._arrays import Array, device_type
+from ._lazy import triton
+from ._ops import KERNELS
 
 Native = Callable[..., Any]
 
 _MODES = ("reference", "warn", "error")
+# The device types that a library of each backend serves: a ROCm torch calls its GPUs `cuda`.
 _SERVES = {"cpu": ("cpu",), "cuda": ("cuda",), "rocm": ("cuda", "rocm")}
 _GPUS = ("cuda", "rocm")
-_TRITON_OPS = frozenset(
-    {
-        "bmm_fp8",
-        "flash_attn_varlen",
-        "flash_attn_with_kvcache",
-        "fp8_blockwise_scaled_mm",
-        "fp8_scaled_mm",
-        "fused_experts",
-        "m_grouped_gemm_contiguous",
-        "m_grouped_gemm_masked",
-        "mla_decode",
-        "top_k_top_p_sampling",
-    }
-)
-# In the CUDA library these are compiled for Hopper alone.
-_HOPPER_OPS = frozenset(
-    {
-        "flash_attn_with_kvcache",
-        "flash_attn_varlen",
-        "mla_decode",
-        "fused_experts",
-        "m_grouped_gemm_contiguous",
-        "m_grouped_gemm_masked",
-        "linear_dense",
-        "fp8_scaled_mm",
-        "fp8_blockwise_scaled_mm",
-        "bmm_fp8",
-    }
-)
-# And these refuse float32 there.
-_HOPPER_HALVES = frozenset(
-    {
-        "flash_attn_with_kvcache",
-        "flash_attn_varlen",
-        "fused_experts",
-        "m_grouped_gemm_contiguous",
-        "m_grouped_gemm_masked",
-        "linear_dense",
-    }
-)
-# Dense products on a GPU belong to the vendor's BLAS: there torch is the choice, not a fallback.
-_TORCH_OPS = frozenset(
-    {"linear_dense", "linear_argmax", "pack_weight", "linear_packed", "embedding_packed"}
-)
 
 _mode = "warn"
 _warned: set[str] = set()
@@ -89,7 +49,8 @@ def get_fallback() -> str:
 
 
 def native(op: str, x: Array) -> Native | None:
-    """The kernel for op on x's device; None: the caller runs the reference.
+    """The kernel for op, a function of the binding, on x's device; None: the caller runs the
+    reference.
 
     RuntimeError when there is none and the mode is `error`; TypeError when x is no tensor.
     """
@@ -111,9 +72,9 @@ def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
     """
     device = device_type(x)
     if _has_triton(op, device):
-        triton: Native = getattr(importlib.import_module("radix_kernels.triton"), op)
-        if triton is not refused:
-            return triton
+        portable: Native = getattr(triton, op)
+        if portable is not refused:
+            return portable
     _report(op, device, why)
     return None
 
@@ -132,11 +93,11 @@ def implementation(op: str, name: str) -> Native:
 
 
 def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
-    """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses, with
-    Triton's.
+    """Calls `call(run, bound)` with the native kernel or, where there is none or it refuses the
+    call (NotImplementedError), with Triton's.
 
-    bound: run is the library's own, so it may need a workspace. False: the caller runs the
-    reference.
+    bound: run is the library's own, so it may need a workspace. Returns False where neither runs:
+    the caller runs the reference.
     """
     run = native(op, x)
     while run is not None:
@@ -149,12 +110,15 @@ def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
 
 
 def describe(op: str, device: str, dtype: str = "bfloat16") -> tuple[str, str]:
-    """(implementation, why) for op on a device type and dtype, in the words of `capabilities()`."""
+    """(implementation, why) for op, a function of the binding, on a device type and dtype, in the
+    words of `capabilities()`."""
     if _native(op, device) is not None and not _refuses(op, dtype):
-        return f"{_loader.backend}:{isa()}" if isa() else str(_loader.backend), "native kernel"
+        architecture = isa()
+        backend = str(_loader.backend)
+        return f"{backend}:{architecture}" if architecture else backend, "native kernel"
     if _has_triton(op, device):
         return "triton", f"{_why_not_native(op, device, dtype)}; Triton is installed"
-    if op in _TORCH_OPS and device in _GPUS:
+    if _is_torchs(op, device):
         return "torch", "dense products on a GPU are the vendor's BLAS"
     return "reference", _why_not_native(op, device, dtype)
 
@@ -162,7 +126,9 @@ def describe(op: str, device: str, dtype: str = "bfloat16") -> tuple[str, str]:
 def isa() -> str:
     """The instruction set level or architecture that native kernels use here; '' without any."""
     level = getattr(_loader.bind, "isa", None)
-    return str(level() if callable(level) else level) if level is not None else ""
+    if level is None:
+        return ""
+    return str(level() if callable(level) else level)
 
 
 def triton_installed() -> bool:
@@ -173,23 +139,32 @@ def triton_installed() -> bool:
 def _native(op: str, device: str) -> Native | None:
     if _loader.bind is None or device not in _SERVES.get(str(_loader.backend), ()):
         return None
-    if _hopper_only(op) and isa() != "sm_90":
+    only = _only_architecture(op)
+    if only and isa() != only:
         return None
     found: Native | None = getattr(_loader.bind, op, None)
     return found
 
 
-def _hopper_only(op: str) -> bool:
-    return op in _HOPPER_OPS and _loader.backend == "cuda"
+def _only_architecture(op: str) -> str:
+    """The one architecture that the loaded library has the kernel for; '': no such limit."""
+    library = KERNELS[op].library(_loader.backend)
+    return "" if library is None else library.arch
 
 
 def _refuses(op: str, dtype: str) -> bool:
-    """True where the library has the op, but not for this dtype."""
-    return dtype == "float32" and op in _HOPPER_HALVES and _hopper_only(op)
+    """True where the loaded library has the kernel, but not for this dtype."""
+    library = KERNELS[op].library(_loader.backend)
+    return library is not None and dtype in library.refuses
 
 
 def _has_triton(op: str, device: str) -> bool:
-    return op in _TRITON_OPS and device in _GPUS and triton_installed()
+    return KERNELS[op].triton and device in _GPUS and triton_installed()
+
+
+def _is_torchs(op: str, device: str) -> bool:
+    """True where torch is the implementation of choice."""
+    return KERNELS[op].torch and device in _GPUS
 
 
 def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
@@ -199,16 +174,17 @@ def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
         return f"the {_loader.backend} kernels do not serve {device} tensors"
     if _native(op, device) is not None and _refuses(op, dtype):
         return f"the {_loader.backend} library has no {dtype} {op}"
-    if _hopper_only(op) and hasattr(_loader.bind, op):
-        return f"the {_loader.backend} library has {op} for sm_90 only"
+    only = _only_architecture(op)
+    if only and hasattr(_loader.bind, op):
+        return f"the {_loader.backend} library has {op} for {only} only"
     return f"the {_loader.backend} library has no {op}"
 
 
 def _choose(op: str, device: str) -> Native | None:
     found = _native(op, device)
     if found is None and _has_triton(op, device):
-        found = getattr(importlib.import_module("radix_kernels.triton"), op)
-    if found is None and not (op in _TORCH_OPS and device in _GPUS):
+        found = getattr(triton, op)
+    if found is None and not _is_torchs(op, device):
         _report(op, device, _why_not_native(op, device))
     _cache[op, device] = found
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from . import _arrays, _checks, _dispatch
-from ._arrays import Array
+from ._arrays import Array, torch_views
+from ._checks.activation import check_gated
+from ._lazy import reference
 
 
 def silu_and_mul(input: Array, *, out: Array | None = None) -> Array:
@@ -41,15 +43,7 @@ def _gated(op: str, input: Array, out: Array | None) -> Array:
     if run is not None:
         run(input, out)
         return out
-    from . import reference
-
-    x, o = _arrays.as_torch(input), _arrays.as_torch(out)
-    _checks.dtype(op, "input", x, _checks.FLOATS)
-    _checks.require(
-        op, x.shape[-1] % 2 == 0, f"input has last dimension {x.shape[-1]}, expected an even one"
-    )
-    _checks.contiguous_last(op, "input", x)
-    _checks.shape(op, "out", o, (*x.shape[:-1], x.shape[-1] // 2), "half of input's last")
-    _checks.same_dtype(op, "out", o, "input", x)
+    x, o = torch_views(input, out)
+    check_gated(op, x, o)
     getattr(reference, op)(x, out=o, compute_dtype=reference.float32())
     return out

@@ -20,8 +20,8 @@ Common to both attention ops
                     batch with as many tokens as rows is taken for decode, any other for rows of up
                     to T tokens
 
-    FP8             k and v may be float8_e4m3fn, whose values stand for `value * scale`; k_scale and
-                    v_scale, float32 [1] or [Hkv] and above 0, are then required. So may q with
+    FP8             k and v may be float8_e4m3fn, whose values stand for `value * scale`; k_scale
+                    and v_scale, float32 [1] or [Hkv] and above 0, are then required. So may q with
                     them, with a q_scale of the same size: the query heads of a KV head share a
                     scale. out is then bfloat16, or float16 where the caller gives such an out. On
                     ROCm all of them may be float8_e4m3fnuz instead. Scales lie on the device and
@@ -40,10 +40,12 @@ GPU its bits do not either for one max_seqlen_q (without it the numbers of token
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from . import _arrays, _checks, _dispatch, _loader
-from ._arrays import Array
-from ._attention_checks import (
+from . import _arrays, _dispatch, _loader
+from ._arrays import Array, torch_views
+from ._checks.attention import (
+    check_merge,
     check_options,
     check_paged,
     check_rows,
@@ -53,6 +55,7 @@ from ._attention_checks import (
     read_max_seqlen_q,
     read_window,
 )
+from ._lazy import reference
 
 
 def flash_attn_with_kvcache(
@@ -118,32 +121,15 @@ def flash_attn_with_kvcache(
         return result
     if _run(op, q, call, k_cache, page_table.shape, hint):
         return result
-    from . import reference
-
-    inputs = (
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        kv_lens,
-        cu_seqlens_q,
-        sinks,
-        out,
-        q_scale,
-        k_scale,
-        v_scale,
-    )
-    tq, tk, tv, table, lens, cu, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
-    check_paged(op, tq, tk, tv, table, lens, cu, qs, ks, vs)
-    check_options(op, tq, tv, sink, o)
-    _, result_lse = reference.flash_attn_with_kvcache(
-        tq, tk, tv, table, lens, cu,
-        softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
-        sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
-        compute_dtype=reference.float32(),
-    )  # fmt: skip
+    tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
+    scales = torch_views(q_scale, k_scale, v_scale)
+    sinks, target = torch_views(sinks, out)
+    check_paged(op, *tensors, *scales)
+    check_options(op, tensors[0], tensors[2], sinks, target)
+    options = _reference_options(scale, causal, (left, right), softcap, scales)
+    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sinks, out=target, **options)
     if lse is not None:
-        _arrays.as_torch(lse).copy_(result_lse)
+        _arrays.as_torch(lse).copy_(sums)
     return result
 
 
@@ -184,25 +170,21 @@ def flash_attn_varlen(
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
             q, k, v, cu_seqlens_q, cu_seqlens_k,
-            scale, causal, left, right, softcap, sinks, out, lse, k_scale, v_scale, workspace, hint, q_scale,
+            scale, causal, left, right, softcap, sinks, out, lse,
+            k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
     if _run(op, q, call, k, (cu_seqlens_q.shape[0] - 1, 0), hint):
         return result
-    from . import reference
-
-    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, q_scale, k_scale, v_scale)
-    tq, tk, tv, cu_q, cu_k, sink, o, qs, ks, vs = (_arrays.as_torch(x) for x in inputs)
-    check_varlen(op, tq, tk, tv, cu_q, cu_k, qs, ks, vs)
-    check_options(op, tq, tv, sink, o)
-    _, result_lse = reference.flash_attn_varlen(
-        tq, tk, tv, cu_q, cu_k,
-        softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
-        sinks=sink, return_softmax_lse=True, q_scale=qs, k_scale=ks, v_scale=vs, out=o,
-        compute_dtype=reference.float32(),
-    )  # fmt: skip
+    tensors = torch_views(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    scales = torch_views(q_scale, k_scale, v_scale)
+    sinks, target = torch_views(sinks, out)
+    check_varlen(op, *tensors, *scales)
+    check_options(op, tensors[0], tensors[2], sinks, target)
+    options = _reference_options(scale, causal, (left, right), softcap, scales)
+    _, sums = reference.flash_attn_varlen(*tensors, sinks=sinks, out=target, **options)
     if lse is not None:
-        _arrays.as_torch(lse).copy_(result_lse)
+        _arrays.as_torch(lse).copy_(sums)
     return result
 
 
@@ -228,34 +210,46 @@ def merge_state(
     if run is not None:
         run(out_a, lse_a, out_b, lse_b, out, lse)
         return out, lse
-    from . import reference
-
-    arrays = (out_a, lse_a, out_b, lse_b, out, lse)
-    ta, la, tb, lb, to, tl = (_arrays.as_torch(x) for x in arrays)
-    _checks.rank(op, "out_a", ta, 3)
-    for name, x in (("out_a", ta), ("out_b", tb), ("out", to)):
-        _checks.dtype(op, name, x, _checks.FLOATS)
-        _checks.shape(op, name, x, ta.shape, "as out_a")
-        _checks.same_dtype(op, name, x, "out_a", ta)
-    for name, x in (("lse_a", la), ("lse_b", lb), ("lse", tl)):
-        _checks.dtype(op, name, x, ("float32",))
-        _checks.shape(op, name, x, ta.shape[:2], "tokens and heads of out_a")
-    reference.merge_state(ta, la, tb, lb, out=to, lse=tl, compute_dtype=reference.float32())
+    a, a_sums, b, b_sums, target, sums = torch_views(out_a, lse_a, out_b, lse_b, out, lse)
+    check_merge(op, a, a_sums, b, b_sums, target, sums)
+    reference.merge_state(
+        a, a_sums, b, b_sums, out=target, lse=sums, compute_dtype=reference.float32()
+    )
     return out, lse
 
 
 def _outputs(q: Array, v: Array, out: Array | None, with_lse: bool) -> tuple[Array, Array | None]:
-    lead = tuple(q.shape)[:-1]
-    lse = _arrays.empty(q, lead, "float32") if with_lse else None
-    if out is None:
-        fp8 = _arrays.dtype_name(q).startswith("float8")
-        same = q.shape[-1] == v.shape[-1] and not fp8
-        out = (
-            _arrays.empty_like(q)
-            if same
-            else _arrays.empty(q, (*lead, v.shape[-1]), "bfloat16" if fp8 else None)
-        )
-    return out, lse
+    shape = tuple(q.shape)[:-1]
+    lse = _arrays.empty(q, shape, "float32") if with_lse else None
+    if out is not None:
+        return out, lse
+    if _arrays.dtype_name(q).startswith("float8"):
+        return _arrays.empty(q, (*shape, v.shape[-1]), "bfloat16"), lse
+    if q.shape[-1] == v.shape[-1]:
+        return _arrays.empty_like(q), lse
+    return _arrays.empty(q, (*shape, v.shape[-1])), lse
+
+
+def _reference_options(
+    scale: float,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    scales: tuple[Any, Any, Any],
+) -> dict[str, Any]:
+    """The keywords that both references take."""
+    q_scale, k_scale, v_scale = scales
+    return {
+        "softmax_scale": scale,
+        "causal": causal,
+        "window_size": window,
+        "softcap": softcap,
+        "return_softmax_lse": True,
+        "q_scale": q_scale,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+        "compute_dtype": reference.float32(),
+    }
 
 
 def _run(
@@ -270,9 +264,11 @@ def _run(
 
     table: the page table's shape, or (batch, 0). False: the caller runs the reference.
     """
-    return _dispatch.attempt(
-        op, q, lambda run, bound: call(run, _workspace(q, k, table, hint) if bound else None)
-    )
+
+    def with_workspace(run: _dispatch.Native, bound: bool) -> None:
+        call(run, _workspace(q, k, table, hint) if bound else None)
+
+    return _dispatch.attempt(op, q, with_workspace)
 
 
 def _workspace(q: Array, k: Array, table: tuple[int, int], hint: int) -> Array | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import mmap
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _loader
-
-if TYPE_CHECKING:
-    import torch
+from ._lazy import torch
 
 _FLAG_BYTES = 8  # the file's first word: the rank that aborted, plus one (radix_kernels/comm.h)
 
@@ -41,6 +39,7 @@ class ShmCommunicator:
         self.world_size = world_size
         group: Any = getattr(_loader.bind, "Comm", None)
         if group is None:
+            # Imports numpy, which the native group does not need.
             from .reference.comm import ShmGroup
 
             group = ShmGroup
@@ -112,6 +111,11 @@ class ShmCommunicator:
 
 _ALGORITHMS = {"auto": 0, "one_shot": 1, "two_shot": 2}
 
+# What ranks tell each other while they connect: whether there is a problem, the handle's length,
+# then the handle or the problem's text.
+_MESSAGE_BYTES = 512
+_HEADER_BYTES = 2
+
 
 class GpuCommunicator:
     """One rank's end of a group of 2, 4 or 8 GPUs of one machine that reach each other's memory;
@@ -142,10 +146,12 @@ class GpuCommunicator:
         max_bytes: int = 8 << 20,
         timeout: float = 60.0,
     ) -> None:
-        self.rank, self.world_size = group.rank, group.world_size
+        self.rank = group.rank
+        self.world_size = group.world_size
         self._group = group
         self._comm: Any = None
-        handle, problem = b"", ""
+        handle = b""
+        problem = ""
         try:
             make = getattr(_loader.bind, "GpuComm", None)
             if make is None:
@@ -158,31 +164,25 @@ class GpuCommunicator:
             handle = self._comm.handle()
         except (NotImplementedError, RuntimeError) as error:
             problem = str(error)
-        handles = self._agree(handle, problem)
+        handles = self._exchange(handle, problem)
         try:
             self._comm.connect(b"".join(handles))
         except NotImplementedError as error:
             problem = str(error)
-        self._agree(b"", problem)
+        self._exchange(b"", problem)
 
-    def _agree(self, data: bytes, problem: str) -> list[bytes]:
-        """Every rank's data; NotImplementedError on all ranks when one has a problem."""
-        import torch
-
-        size = 512
-        text = (data or problem.encode()[: size - 2]).ljust(size - 2, b"\0")
-        mine = torch.frombuffer(bytearray([bool(problem), len(data), *text]), dtype=torch.uint8)
-        rows = [
-            bytes(row.tolist())
-            for row in self._group.all_gather(mine, mine.new_empty(self.world_size, size))
-        ]
-        for rank, row in enumerate(rows):
-            if row[0]:
+    def _exchange(self, handle: bytes, problem: str) -> list[bytes]:
+        """Every rank's handle; NotImplementedError on all ranks when one has a problem."""
+        mine = torch.frombuffer(_pack_message(handle, problem), dtype=torch.uint8)
+        gathered = self._group.all_gather(mine, mine.new_empty(self.world_size, _MESSAGE_BYTES))
+        handles = []
+        for rank, row in enumerate(gathered):
+            their_handle, their_problem = _unpack_message(bytes(row.tolist()))
+            if their_problem:
                 self._comm = None
-                raise NotImplementedError(
-                    f"GPU collectives, rank {rank}: {row[2:].rstrip(bytes(1)).decode()}"
-                )
-        return [row[2 : 2 + row[1]] for row in rows]
+                raise NotImplementedError(f"GPU collectives, rank {rank}: {their_problem}")
+            handles.append(their_handle)
+        return handles
 
     def all_reduce(
         self,
@@ -218,11 +218,12 @@ class GpuCommunicator:
         """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch; returns
         out.
 
-        input, residual: [..., H] of one floating dtype, 16-byte aligned, rows of at most 32 KiB in multiples of 16
-        bytes. weight: [H], input's dtype or float32. out: as input (default: input itself), or float8_e4m3fn with
-        `scale`, float32 [..., 1] or [..., H / 128]: out * scale is the norm, scale = max(largest of the group, 1e-10) /
-        448. The sums and the residual have the bits of `all_reduce` and an add; the norm is that of `rmsnorm` within
-        its tolerance, the same bits on every rank.
+        input, residual: [..., H] of one floating dtype, 16-byte aligned, rows of at most 32 KiB in
+        multiples of 16 bytes. weight: [H], input's dtype or float32. out: as input (default: input
+        itself), or float8_e4m3fn with `scale`, float32 [..., 1] or [..., H / 128]: out * scale is
+        the norm, scale = max(largest of the group, 1e-10) / 448. The sums and the residual have the
+        bits of `all_reduce` and an add; the norm is that of `rmsnorm` within its tolerance, the
+        same bits on every rank.
         """
         out = input if out is None else out
         self._comm.all_reduce_add_rmsnorm(
@@ -260,6 +261,22 @@ class GpuCommunicator:
     def close(self) -> None:
         """Gives the memory back. When no rank has work in flight. Idempotent."""
         self._comm = None
+
+
+def _pack_message(handle: bytes, problem: str) -> bytearray:
+    room = _MESSAGE_BYTES - _HEADER_BYTES
+    body = handle or problem.encode()[:room]
+    has_problem = 1 if problem else 0
+    return bytearray([has_problem, len(handle), *body.ljust(room, b"\0")])
+
+
+def _unpack_message(message: bytes) -> tuple[bytes, str]:
+    """(handle, problem), of which one is empty."""
+    has_problem, length = message[:_HEADER_BYTES]
+    body = message[_HEADER_BYTES:]
+    if has_problem:
+        return b"", body.rstrip(b"\0").decode()
+    return body[:length], ""
 
 
 def _algorithm(name: str) -> int:

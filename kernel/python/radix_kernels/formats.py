@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from . import _arrays, _checks
-from ._arrays import Array
+from ._arrays import Array, torch_views
+from ._lazy import torch
 
 _GROUPS = (128, 64, 32)  # of `pack_weight`, the cheapest first
 _GGUF_BLOCK = 32
@@ -74,7 +75,8 @@ def unpack_gptq(
     words = _arrays.as_torch(qweight)
     _checks.rank(op, "qweight", words, 2)
     per_word = 32 // bits
-    k, n = words.shape[0] * per_word, words.shape[1]
+    k = words.shape[0] * per_word
+    n = words.shape[1]
     zero_words, scales = _check_groups(op, qzeros, scales, k, n, group_size, per_word)
     if g_idx is not None:
         _check_order(op, g_idx, k, group_size)
@@ -90,12 +92,12 @@ def unpack_gptq(
         return _small_codes(op, codes, scales, zeros, k, group_size)
     if not bool((zeros == 128).all()):
         raise NotImplementedError(
-            f"{op}: zero points of 8 bits are not all 128 (sym=False): pack_weight has zero points for 4 bits alone"
+            f"{op}: zero points of 8 bits are not all 128 (sym=False): "
+            "pack_weight has zero points for 4 bits alone"
         )
     group, scales = _regroup(op, scales, k, group_size, whole_rows=True)
-    return PackArguments(
-        w=(codes ^ 128).view(_torch().int8), scales=scales, kind="int8", zeros=None, group=group
-    )
+    signed = (codes ^ 128).view(torch.int8)
+    return PackArguments(w=signed, scales=scales, kind="int8", zeros=None, group=group)
 
 
 def unpack_awq(qweight: Array, qzeros: Array, scales: Array, *, group_size: int) -> PackArguments:
@@ -115,12 +117,14 @@ def unpack_awq(qweight: Array, qzeros: Array, scales: Array, *, group_size: int)
     _checks.dtype(op, "qweight", qweight, ("int32",))
     words = _arrays.as_torch(qweight)
     _checks.rank(op, "qweight", words, 2)
-    k, n = words.shape[0], words.shape[1] * 8
+    k = words.shape[0]
+    n = words.shape[1] * 8
     zero_words, scales = _check_groups(op, qzeros, scales, k, n, group_size, 8)
     if k % 2:
         raise NotImplementedError(f"{op}: qweight has {k} inputs, supported are even numbers")
     codes = _pairs(_awq_order(_nibbles(words)).T)
-    return _small_codes(op, codes, scales, _awq_order(_nibbles(zero_words)).T, k, group_size)
+    zeros = _awq_order(_nibbles(zero_words)).T
+    return _small_codes(op, codes, scales, zeros, k, group_size)
 
 
 def unpack_gguf(blocks: Array, quant_type: str) -> PackArguments:
@@ -146,36 +150,28 @@ def unpack_gguf(blocks: Array, quant_type: str) -> PackArguments:
     text = f"blocks has rows of {rows.shape[1]} bytes, expected a multiple of {size} ({quant_type})"
     _checks.require(op, rows.shape[1] % size == 0, text)
     split = rows.reshape(rows.shape[0], rows.shape[1] // size, size)
-    scales = (
-        split[..., :2]
-        .clone(memory_format=_torch().contiguous_format)
-        .view(_torch().float16)
-        .squeeze(-1)
-    )
+    scale_bytes = split[..., :2].clone(memory_format=torch.contiguous_format)
+    scales = scale_bytes.view(torch.float16).squeeze(-1)
     codes = split[..., 2:]
     if quant_type == "Q8_0":
-        whole, kind = codes.flatten(1).view(_torch().int8), "int8"
-    else:
-        whole, kind = _pairs(_torch().cat((codes & 15, codes >> 4), dim=-1).flatten(1)), "int4"
-    return PackArguments(w=whole, scales=scales, kind=kind, zeros=None, group=_GGUF_BLOCK)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
+        signed = codes.flatten(1).view(torch.int8)
+        return PackArguments(w=signed, scales=scales, kind="int8", zeros=None, group=_GGUF_BLOCK)
+    in_order = torch.cat((codes & 15, codes >> 4), dim=-1).flatten(1)
+    return PackArguments(
+        w=_pairs(in_order), scales=scales, kind="int4", zeros=None, group=_GGUF_BLOCK
+    )
 
 
 def _bytes(words: Any) -> Any:
     """int32 [R, C] as uint8 [R, 4 C], the lowest byte of a word first."""
     # A clone, for a column alone counts as contiguous whatever its stride.
-    return words.clone(memory_format=_torch().contiguous_format).view(_torch().uint8)
+    return words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _nibbles(words: Any) -> Any:
     """int32 [R, C] as uint8 [R, 8 C], 4 bits each, the lowest of a word first."""
     data = _bytes(words)
-    return _torch().stack((data & 15, data >> 4), dim=-1).flatten(1)
+    return torch.stack((data & 15, data >> 4), dim=-1).flatten(1)
 
 
 def _pairs(codes: Any) -> Any:
@@ -201,17 +197,17 @@ def _check_groups(
     )
     groups = 1 if group_size == -1 else -(-k // group_size)
     why = f"{k} inputs in groups of {group_size}, {n} outputs"
-    zero_words, wide = _arrays.as_torch(qzeros), _arrays.as_torch(scales)
+    zero_words, by_group = torch_views(qzeros, scales)
     _checks.shape(op, "qzeros", zero_words, (groups, n // per_word), why)
-    _checks.shape(op, "scales", wide, (groups, n), why)
-    return zero_words, wide.T
+    _checks.shape(op, "scales", by_group, (groups, n), why)
+    return zero_words, by_group.T
 
 
 def _check_order(op: str, g_idx: Array, k: int, group_size: int) -> None:
     _checks.dtype(op, "g_idx", g_idx, _checks.INTS)
     found = _arrays.as_torch(g_idx)
     _checks.shape(op, "g_idx", found, (k,), "inputs")
-    inputs = _torch().arange(k, device=found.device)
+    inputs = torch.arange(k, device=found.device)
     expected = inputs * 0 if group_size == -1 else inputs // group_size
     wrong = (found != expected).nonzero()
     if wrong.numel():
@@ -227,8 +223,9 @@ def _check_no_underflow(op: str, stored: Any) -> None:
     if wrong.numel():
         group, output = wrong[0].tolist()
         raise ValueError(
-            f"{op}: qzeros holds 15 for group {group} of output {output}: the format gptq cannot store a zero point of "
-            "0, and what is meant depends on the writer; have it save the checkpoint as gptq_v2"
+            f"{op}: qzeros holds 15 for group {group} of output {output}: the format gptq cannot "
+            "store a zero point of 0, and what is meant depends on the writer; have it save the "
+            "checkpoint as gptq_v2"
         )
 
 
@@ -238,26 +235,24 @@ def _small_codes(
     group, scales = _regroup(op, scales, k, group_size)
     if bool((zeros == 8).all()):
         return PackArguments(w=codes, scales=scales, kind="int4", zeros=None, group=group)
-    return PackArguments(
-        w=codes,
-        scales=scales,
-        kind="int4",
-        zeros=_regroup(op, zeros, k, group_size)[1],
-        group=group,
-    )
+    _, zeros = _regroup(op, zeros, k, group_size)
+    return PackArguments(w=codes, scales=scales, kind="int4", zeros=zeros, group=group)
 
 
 def _regroup(
     op: str, values: Any, k: int, group_size: int, whole_rows: bool = False
 ) -> tuple[int, Any]:
     """The group of `pack_weight` that divides the format's, and values [N, G] repeated for it."""
+    if group_size == -1 and whole_rows:
+        return 0, values
     if group_size == -1:
-        group, times = (0, 1) if whole_rows else (_GROUPS[0], -(-k // _GROUPS[0]))
-        return group, values.repeat_interleave(times, 1)
+        group = _GROUPS[0]
+        return group, values.repeat_interleave(-(-k // group), 1)
     fitting = [size for size in _GROUPS if group_size % size == 0]
     if not fitting:
         raise NotImplementedError(
             f"{op}: group_size is {group_size}, supported are -1 and multiples of 32"
         )
     group = fitting[0]
-    return group, values.repeat_interleave(group_size // group, 1)[:, : -(-k // group)].contiguous()
+    repeated = values.repeat_interleave(group_size // group, 1)
+    return group, repeated[:, : -(-k // group)].contiguous()

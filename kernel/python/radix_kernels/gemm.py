@@ -1,5 +1,5 @@
-"""Dense products with fused ends (Hopper; elsewhere torch) and FP8 products (Hopper; on other GPUs
-Triton).
+"""Dense products with fused epilogues (Hopper and the CPU; elsewhere torch) and FP8 products
+(Hopper; on other GPUs Triton).
 
 A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is
 the better choice.
@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arrays, _checks, _dispatch
-from ._arrays import Array
+from ._arrays import Array, torch_views
+from ._checks.gemm import check_blockwise_scaled_mm, check_bmm, check_ranks, check_scaled_mm
+from ._lazy import reference
+from ._products import GATE_HALVES, GATE_INTERLEAVED, hopper_kernel, run_hopper, run_packed
 from .activation import silu_and_mul
-from .linear import fused_product, linear, linear_packed, run_fused
+from .linear import linear
 from .packed_weight import PackedWeight, is_packed
-
-_GATE = {False: 1, True: 2}
-_HALVES = ("bfloat16", "float16")
-_BLOCK = 128
 
 
 def linear_silu_and_mul(
@@ -41,20 +40,22 @@ def linear_silu_and_mul(
         op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number"
     )
     features = rows // 2
+    shape = (*tuple(x.shape)[:-1], features)
+    gate = GATE_INTERLEAVED if interleaved else GATE_HALVES
     if out is None:
-        out = _arrays.empty(x, (*tuple(x.shape)[:-1], features))
-    run = fused_product(x, weight, out=out, gated=True) if features % 8 == 0 else None
+        out = _arrays.empty(x, shape)
+    run = hopper_kernel(x, weight, out=out, gated=True) if features % 8 == 0 else None
     if run is not None:
-        run_fused(run, x, weight, None, None, _GATE[interleaved], out)
+        run_hopper(run, x, weight, None, None, gate, out)
         return out
     if is_packed(weight) and (interleaved or features % 16 == 0):
-        return linear_packed(op, x, weight, gate=_GATE[interleaved], out=out)
-    both, to = _arrays.as_torch(linear(x, weight)), _arrays.as_torch(out)
-    _checks.shape(op, "out", to, (*tuple(x.shape)[:-1], features), "rows of x, half of weight's")
-    _checks.same_dtype(op, "out", to, "x", both)
+        return run_packed(op, x, weight, gate=gate, out=out)
+    both, target = torch_views(linear(x, weight), out)
+    _checks.shape(op, "out", target, shape, "rows of x, half of weight's")
+    _checks.same_dtype(op, "out", target, "x", both)
     if interleaved:
         both = both.unflatten(-1, (features, 2)).transpose(-1, -2).flatten(-2)
-    silu_and_mul(both, out=to)
+    silu_and_mul(both, out=target)
     return out
 
 
@@ -76,34 +77,26 @@ def fp8_scaled_mm(
     K], last dimension contiguous. mat_b: [K, N] column-major, the transposed view `w.t()` of a
     weight [N, K]. scales_a: float32 [M], [M, 1] or one element; scales_b: float32 [N], [1, N] or
     one element. bias: [N] of the result's dtype or float32. out_dtype: a torch dtype or its name,
-    bfloat16 (default) or float16. out: [M, N] of it. K and N are multiples of 16; rows of mat_a,
-    columns of mat_b and rows of out begin at multiples of 16 bytes. static_weight: True promises
-    that no kernel in flight still writes mat_b, whose first bytes may then be fetched while the
-    kernel ahead still runs. fast_accum: True allows sums that the tensor cores keep to about 14
-    bits over all of K, which is faster above 128 rows on Hopper; what they lose grows with K
-    (docs/numerics.md). On Hopper products are exact, sums over 128 of K keep about 14 bits in the
-    tensor cores and go on in float32, rounded once; a row's bits depend on neither the other rows
-    nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above. e4m3fnuz, and every product on other GPUs,
-    is Triton's. Errors: TypeError (dtype), ValueError (shape, stride, alignment). Named after
-    sgl_kernel's function.
+    bfloat16 (default) or float16. out: [M, N] of it; returned. K and N are multiples of 16; rows of
+    mat_a, columns of mat_b and rows of out begin at multiples of 16 bytes.
+
+    static_weight: True promises that no kernel in flight still writes mat_b, whose first bytes may
+    then be fetched while the preceding kernel still runs. fast_accum: True allows sums that the
+    tensor cores keep to about 14 bits over all of K, which is faster above 128 rows on Hopper; what
+    they lose grows with K (docs/numerics.md). Otherwise products on Hopper are exact, sums over 128
+    of K keep about 14 bits in the tensor cores and go on in float32, rounded once; a row's bits
+    depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above.
+    e4m3fnuz, and every product on other GPUs, is Triton's. Errors: TypeError (dtype), ValueError
+    (shape, stride, alignment). Named after sgl_kernel's function.
     """
     op = "fp8_scaled_mm"
-    _check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
+    check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
     out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
 
     def checked() -> tuple[Any, ...]:
-        a, b, sa, sb, tb, to = (
-            _arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, bias, out)
-        )
-        _check_operands(op, a, b, 16)
-        _check_scales(op, "scales_a", sa, a.shape[0])
-        _check_scales(op, "scales_b", sb, b.shape[1])
-        _check_out(op, to, (a.shape[0], b.shape[1]), "rows of mat_a, columns of mat_b")
-        if tb is not None:
-            _checks.dtype(op, "bias", tb, (_arrays.dtype_name(to), "float32"))
-            _checks.shape(op, "bias", tb, (b.shape[1],), "columns of mat_b")
-            _checks.contiguous_last(op, "bias", tb)
-        return a, b, sa, sb, tb, to
+        tensors = torch_views(mat_a, mat_b, scales_a, scales_b, bias, out)
+        check_scaled_mm(op, *tensors)
+        return tensors
 
     def call(run: _dispatch.Native, bound: bool) -> None:
         if bound:
@@ -112,11 +105,16 @@ def fp8_scaled_mm(
             run(*checked())
 
     if not _dispatch.attempt(op, mat_a, call):
-        from . import reference
-
-        a, b, sa, sb, tb, to = checked()
+        a, b, scale_a, scale_b, added, target = checked()
         reference.fp8_scaled_mm(
-            a, b, sa, sb, to.dtype, tb, out=to, compute_dtype=reference.float32()
+            a,
+            b,
+            scale_a,
+            scale_b,
+            target.dtype,
+            added,
+            out=target,
+            compute_dtype=reference.float32(),
         )
     return out
 
@@ -139,22 +137,13 @@ def fp8_blockwise_scaled_mm(
     `fp8_scaled_mm`.
     """
     op = "fp8_blockwise_scaled_mm"
-    _check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
+    check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
     out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
 
     def checked() -> tuple[Any, ...]:
-        a, b, sa, sb, to = (_arrays.as_torch(t) for t in (mat_a, mat_b, scales_a, scales_b, out))
-        _check_operands(op, a, b, _BLOCK)
-        blocks = a.shape[1] // _BLOCK, b.shape[1] // _BLOCK
-        for name, scales, shape, why in (
-            ("scales_a", sa, (a.shape[0], blocks[0]), "rows, groups of 128 of mat_a"),
-            ("scales_b", sb, blocks, "blocks of 128 x 128 of mat_b"),
-        ):
-            _checks.dtype(op, name, scales, ("float32",))
-            _checks.shape(op, name, scales, shape, why)
-        _check_column_major(op, "scales_b", sb)
-        _check_out(op, to, (a.shape[0], b.shape[1]), "rows of mat_a, columns of mat_b")
-        return a, b, sa, sb, to
+        tensors = torch_views(mat_a, mat_b, scales_a, scales_b, out)
+        check_blockwise_scaled_mm(op, *tensors)
+        return tensors
 
     def call(run: _dispatch.Native, bound: bool) -> None:
         if bound:
@@ -163,11 +152,15 @@ def fp8_blockwise_scaled_mm(
             run(*checked())
 
     if not _dispatch.attempt(op, mat_a, call):
-        from . import reference
-
-        a, b, sa, sb, to = checked()
+        a, b, scale_a, scale_b, target = checked()
         reference.fp8_blockwise_scaled_mm(
-            a, b, sa, sb, to.dtype, out=to, compute_dtype=reference.float32()
+            a,
+            b,
+            scale_a,
+            scale_b,
+            target.dtype,
+            out=target,
+            compute_dtype=reference.float32(),
         )
     return out
 
@@ -182,89 +175,36 @@ def bmm_fp8(
     `fp8_scaled_mm`.
     """
     op = "bmm_fp8"
-    _check_ranks(op, 3, A=A, B=B)
+    check_ranks(op, 3, A=A, B=B)
     out = _result(op, A, (A.shape[0], A.shape[1], B.shape[2]), dtype, out)
 
     def checked() -> tuple[Any, ...]:
-        a, b, sa, sb, to = (_arrays.as_torch(t) for t in (A, B, A_scale, B_scale, out))
-        _check_operands(op, a, b, 16, names=("A", "B"))
-        _checks.require(
-            op, a.shape[0] == b.shape[0], f"B has {b.shape[0]} matrices, A has {a.shape[0]}"
-        )
-        _check_scales(op, "A_scale", sa, 1)
-        _check_scales(op, "B_scale", sb, 1)
-        _check_out(
-            op, to, (a.shape[0], a.shape[1], b.shape[2]), "matrices, rows of A, columns of B"
-        )
-        _checks.require(op, to.is_contiguous(), "out is not contiguous")
-        return a, b, sa, sb, to
+        tensors = torch_views(A, B, A_scale, B_scale, out)
+        check_bmm(op, *tensors)
+        return tensors
 
     def call(run: _dispatch.Native, bound: bool) -> None:
-        run(A, B, A_scale, B_scale, out) if bound else run(*checked())
+        if bound:
+            run(A, B, A_scale, B_scale, out)
+        else:
+            run(*checked())
 
     if not _dispatch.attempt(op, A, call):
-        from . import reference
-
-        a, b, sa, sb, to = checked()
-        reference.bmm_fp8(a, b, sa, sb, to.dtype, to, compute_dtype=reference.float32())
+        a, b, scale_a, scale_b, target = checked()
+        reference.bmm_fp8(
+            a, b, scale_a, scale_b, target.dtype, target, compute_dtype=reference.float32()
+        )
     return out
-
-
-def _check_ranks(op: str, ndim: int, **tensors: Array) -> None:
-    """Before any size is read."""
-    for name, x in tensors.items():
-        if len(getattr(x, "shape", ())) != ndim:
-            _checks.dtype(op, name, x, _checks.FP8)
-            _checks.rank(op, name, x, ndim)
 
 
 def _result(op: str, like: Array, shape: tuple[Any, ...], dtype: Any, out: Array | None) -> Array:
     name = None if dtype is None else str(dtype).rpartition(".")[2]
-    if name is not None and name not in _HALVES:
-        raise TypeError(f"{op}: the result's dtype is {name}, expected {' or '.join(_HALVES)}")
+    if name is not None and name not in _checks.HALVES:
+        expected = " or ".join(_checks.HALVES)
+        raise TypeError(f"{op}: the result's dtype is {name}, expected {expected}")
     if out is None:
         return _arrays.empty(like, tuple(int(size) for size in shape), name or "bfloat16")
-    _checks.dtype(op, "out", out, _HALVES)
+    _checks.dtype(op, "out", out, _checks.HALVES)
     if name is not None and _arrays.dtype_name(out) != name:
         raise TypeError(f"{op}: out has dtype {_arrays.dtype_name(out)}, expected {name}")
     return out
-
-
-def _check_operands(
-    op: str, a: Any, b: Any, multiple: int, names: tuple[str, str] = ("mat_a", "mat_b")
-) -> None:
-    for name, x in zip(names, (a, b), strict=True):
-        _checks.dtype(op, name, x, _checks.FP8)
-        size = x.shape[-1]
-        _checks.require(
-            op,
-            size % multiple == 0 and size > 0,
-            f"{name} has shape {list(x.shape)}: not in {multiple}s",
-        )
-    _checks.same_dtype(op, names[1], b, names[0], a)
-    _checks.contiguous_last(op, names[0], a)
-    _checks.require(
-        op,
-        b.shape[-2] == a.shape[-1],
-        f"{names[1]} has {b.shape[-2]} rows, {names[0]} {a.shape[-1]} columns",
-    )
-    _check_column_major(op, names[1], b)
-    _checks.aligned(op, names[0], a)
-    _checks.aligned(op, names[1], b.mT)
-
-
-def _check_column_major(op: str, name: str, x: Any) -> None:
-    unit = x.shape[-2] <= 1 or x.stride(-2) == 1
-    _checks.require(op, unit, f"{name} is not column-major: stride(-2) is {x.stride(-2)}")
-
-
-def _check_scales(op: str, name: str, scales: Any, count: int) -> None:
-    _checks.dtype(op, name, scales, ("float32",))
-    fits = [size for size in scales.shape if size != 1] in ([], [count])
-    _checks.require(op, fits, f"{name} has shape {list(scales.shape)}, expected [1] or [{count}]")
-
-
-def _check_out(op: str, out: Any, shape: tuple[int, ...], why: str) -> None:
-    _checks.shape(op, "out", out, shape, why)
-    _checks.contiguous_last(op, "out", out)
-    _checks.aligned(op, "out", out)

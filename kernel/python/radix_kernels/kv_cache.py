@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from . import _arrays, _checks, _dispatch
-from ._arrays import Array
-from ._attention_checks import check_scale, is_scaled
+from . import _dispatch
+from ._arrays import Array, torch_views
+from ._checks.kv_cache import check_store
+from ._lazy import reference
 
 
 def store_kv_cache(
@@ -37,28 +38,9 @@ def store_kv_cache(
     -1 .. pages * page_size - 1, before anything is written).
     """
     op = "store_kv_cache"
-    call = k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale
-    if _dispatch.attempt(op, k, lambda run, _: run(*call)):
+    call = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    if _dispatch.attempt(op, k, lambda run, bound: run(*call)):
         return
-    from . import reference
-
-    tk, tv, tkc, tvc, slots, ks, vs = (_arrays.as_torch(x) for x in call)
-    _checks.dtype(op, "slot_mapping", slots, ("int64",))
-    scaled = is_scaled(tkc)
-    for name, x, cache_name, cache, scale in (
-        ("k", tk, "k_cache", tkc, ks),
-        ("v", tv, "v_cache", tvc, vs),
-    ):
-        _checks.dtype(op, name, x, _checks.FLOATS)
-        _checks.same_dtype(op, cache_name, cache, *(("k_cache", tkc) if scaled else (name, x)))
-        _checks.rank(op, name, x, 3)
-        _checks.rank(op, cache_name, cache, 4)
-        _checks.shape(op, cache_name, cache, (*tkc.shape[:2], *x.shape[1:]), f"heads of {name}")
-        _checks.contiguous_last(op, name, x)
-        _checks.contiguous_last(op, cache_name, cache)
-        _checks.shape(op, "slot_mapping", slots, x.shape[:1], f"rows of {name}")
-        why = f"{name}_scale is given or missing: FP8 and INT8 caches, and no others, have scales"
-        _checks.require(op, scaled == (scale is not None), why)
-        if scale is not None:
-            check_scale(op, f"{name}_scale", scale, cache_name, cache)
-    reference.store_kv_cache(tk, tv, tkc, tvc, slots, k_scale=ks, v_scale=vs)
+    k, v, k_cache, v_cache, slots, k_scale, v_scale = torch_views(*call)
+    check_store(op, k, v, k_cache, v_cache, slots, k_scale, v_scale)
+    reference.store_kv_cache(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _checks, _dispatch, _loader
-from ._arrays import Array
-from ._moe_checks import (
+from . import _arrays, _checks, _choices, _dispatch, _loader
+from ._arrays import Array, torch_views
+from ._checks.moe import (
     MAX_EXPERTS,
+    check_alignment,
     check_bias,
     check_experts,
     check_groups,
     check_quantized,
     check_routing,
+    check_sum,
 )
+from ._lazy import reference
 
 Routed = tuple[Array, Array]
 
@@ -45,17 +48,12 @@ def topk_softmax(
     if run is not None:
         run(gating_output, renormalize, weights, ids)
         return weights, ids
-    from . import reference
-
-    x, w, i = (_arrays.as_torch(t) for t in (gating_output, weights, ids))
+    x, w, i = torch_views(gating_output, weights, ids)
     check_routing(op, "gating_output", x, w, i)
-    _copy(
-        w,
-        i,
-        reference.topk_softmax(
-            x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()
-        ),
+    found = reference.topk_softmax(
+        x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()
     )
+    _copy(w, i, found)
     return weights, ids
 
 
@@ -79,16 +77,14 @@ def topk_sigmoid(
     if run is not None:
         run(gating_output, renormalize, correction_bias, weights, ids)
         return weights, ids
-    from . import reference
-
-    x, b, w, i = (_arrays.as_torch(t) for t in (gating_output, correction_bias, weights, ids))
+    x, b, w, i = torch_views(gating_output, correction_bias, weights, ids)
     check_routing(op, "gating_output", x, w, i)
     if b is not None:
         check_bias(op, "correction_bias", b, x)
-    result = reference.topk_sigmoid(
+    found = reference.topk_sigmoid(
         x, w.shape[1], renormalize=renormalize, correction_bias=b, compute_dtype=reference.float32()
     )
-    _copy(w, i, result)
+    _copy(w, i, found)
     return weights, ids
 
 
@@ -119,28 +115,25 @@ def moe_fused_gate(
     run = _dispatch.native(op, input)
     if run is not None:
         run(
-            input,
-            bias,
-            num_expert_group,
-            topk_group,
-            routed_scaling_factor,
-            num_fused_shared_experts,
-            weights,
-            ids,
-        )
+            input, bias, num_expert_group, topk_group, routed_scaling_factor,
+            num_fused_shared_experts, weights, ids,
+        )  # fmt: skip
         return weights, ids
-    from . import reference
-
-    x, b, w, i = (_arrays.as_torch(t) for t in (input, bias, weights, ids))
+    x, b, w, i = torch_views(input, bias, weights, ids)
     check_routing(op, "input", x, w, i, num_fused_shared_experts)
     check_bias(op, "bias", b, x)
     check_groups(op, x.shape[1], num_expert_group, topk_group, w.shape[1], num_fused_shared_experts)
-    result = reference.moe_fused_gate(
-        x, b, num_expert_group, topk_group, w.shape[1],
-        num_fused_shared_experts=num_fused_shared_experts, routed_scaling_factor=routed_scaling_factor,
+    found = reference.moe_fused_gate(
+        x,
+        b,
+        num_expert_group,
+        topk_group,
+        w.shape[1],
+        num_fused_shared_experts=num_fused_shared_experts,
+        routed_scaling_factor=routed_scaling_factor,
         compute_dtype=reference.float32(),
-    )  # fmt: skip
-    _copy(w, i, result)
+    )
+    _copy(w, i, found)
     return weights, ids
 
 
@@ -170,19 +163,13 @@ def moe_align_block_size(
     blocks = (n + min(n, num_experts) * (block_size - 1)) // block_size
     run = _dispatch.native(op, topk_ids)
     if run is not None:
-        sorted_ids, experts = (
-            _arrays.empty(topk_ids, (size,)) for size in (blocks * block_size, blocks)
-        )
+        sorted_ids = _arrays.empty(topk_ids, (blocks * block_size,))
+        experts = _arrays.empty(topk_ids, (blocks,))
         total = _arrays.empty(topk_ids, (1,))
         run(topk_ids, num_experts, block_size, expert_map, sorted_ids, experts, total)
         return sorted_ids, experts, total
-    from . import reference
-
-    ids, mapped = _arrays.as_torch(topk_ids), _arrays.as_torch(expert_map)
-    _checks.require(op, ids.is_contiguous(), "topk_ids is not contiguous")
-    if mapped is not None:
-        _checks.dtype(op, "expert_map", mapped, ("int32",))
-        _checks.shape(op, "expert_map", mapped, (num_experts,), "num_experts")
+    ids, mapped = torch_views(topk_ids, expert_map)
+    check_alignment(op, ids, num_experts, mapped)
     return reference.moe_align_block_size(ids, num_experts, block_size, expert_map=mapped)
 
 
@@ -201,14 +188,9 @@ def moe_sum(input: Array, *, out: Array | None = None) -> Array:
     if run is not None:
         run(input, out)
         return out
-    from . import reference
-
-    x, o = _arrays.as_torch(input), _arrays.as_torch(out)
-    _checks.dtype(op, "input", x, _checks.FLOATS)
-    _checks.contiguous_last(op, "input", x)
-    _checks.shape(op, "out", o, (x.shape[0], x.shape[2]), "tokens and hidden size of input")
-    _checks.same_dtype(op, "out", o, "input", x)
-    reference.moe_sum(x, out=o, compute_dtype=reference.float32())
+    x, target = torch_views(input, out)
+    check_sum(op, x, target)
+    reference.moe_sum(x, out=target, compute_dtype=reference.float32())
     return out
 
 
@@ -250,45 +232,55 @@ def fused_experts(
     op = "fused_experts"
     if out is None:
         out = _arrays.empty_like(hidden_states)
-    args = (hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out)
-    x, a, b, weights, ids, s1, s2, mapped, o = (_arrays.as_torch(t) for t in args)
-    check_experts(op, x, a, b, weights, ids, s1, s2, mapped, o)
+    x, a, b, weights, ids = torch_views(hidden_states, w1, w2, topk_weights, topk_ids)
+    a_scale, b_scale, mapped, target = torch_views(w1_scale, w2_scale, expert_map, out)
+    check_experts(op, x, a, b, weights, ids, a_scale, b_scale, mapped, target)
     if use_fp8_w8a8:
-        check_quantized(op, a, b, s1)
-    given = x, a, b, weights, ids, s1, s2, mapped, o, use_fp8_w8a8
+        check_quantized(op, a, b, a_scale)
+    tensors = (x, a, b, weights, ids, a_scale, b_scale, mapped, target)
 
     def call(run: _dispatch.Native, bound: bool) -> None:
-        _run_native(op, run, *given) if bound else run(*given)
+        if not bound:
+            run(*tensors, use_fp8_w8a8, moe_align_block_size)
+            return
+        _refuse_where_triton_is_faster(op, ids, b.shape[0], a_scale is not None, use_fp8_w8a8)
+        named_experts = a.shape[0] if mapped is None else mapped.shape[0]
+        workspace = _experts_workspace(x, ids, named_experts, b)
+        run(*tensors, workspace, use_fp8_w8a8)
 
-    if _dispatch.attempt(op, hidden_states, call):
-        return out
-    from . import reference
-
-    reference.fused_experts(
-        x, a, b, weights, ids, w1_scale=s1, w2_scale=s2, expert_map=mapped, use_fp8_w8a8=use_fp8_w8a8, out=o,
-        compute_dtype=reference.float32(),
-    )  # fmt: skip
+    if not _dispatch.attempt(op, hidden_states, call):
+        reference.fused_experts(
+            x,
+            a,
+            b,
+            weights,
+            ids,
+            w1_scale=a_scale,
+            w2_scale=b_scale,
+            expert_map=mapped,
+            use_fp8_w8a8=use_fp8_w8a8,
+            out=target,
+            compute_dtype=reference.float32(),
+        )
     return out
 
 
-def _run_native(op: str, run: _dispatch.Native, *args: Any) -> None:
-    """NotImplementedError where the kernel refuses the call, or where Triton is there and
-    faster."""
-    x, w1, w2, _, ids, scale, *_, expert_map, _, use_fp8_w8a8 = args
-    choice = ids.numel(), w2.shape[0], scale is not None
-    if not use_fp8_w8a8 and _dispatch.triton_installed() and _triton_is_faster(*choice):
+def _refuse_where_triton_is_faster(
+    op: str, ids: Any, experts: int, fp8: bool, use_fp8_w8a8: bool
+) -> None:
+    """NotImplementedError where Triton is there and faster than the native kernel."""
+    if use_fp8_w8a8 or not _dispatch.triton_installed():
+        return
+    if _choices.triton_experts_are_faster(ids.numel(), experts, fp8):
         raise NotImplementedError(f"{op}: Triton is faster")
-    named = w1.shape[0] if expert_map is None else expert_map.shape[0]
+
+
+def _experts_workspace(x: Any, ids: Any, named_experts: int, w2: Any) -> Any:
     assert _loader.bind is not None
-    size = _loader.bind.fused_experts_workspace_size(*ids.shape, named, *w2.shape[1:])
-    run(*args[:-1], _arrays.empty(x, (size,), "uint8"), use_fp8_w8a8)
-
-
-def _triton_is_faster(pairs: int, experts: int, fp8: bool) -> bool:
-    """What an H200 showed for three models (docs/kernels/moe.md)."""
-    if fp8:
-        return not (16 < pairs <= 64 or pairs >= 16 * experts)
-    return pairs < 128 * experts
+    tokens, topk = ids.shape
+    _, hidden, inter = w2.shape
+    size = _loader.bind.fused_experts_workspace_size(tokens, topk, named_experts, hidden, inter)
+    return _arrays.empty(x, (size,), "uint8")
 
 
 def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:
@@ -299,10 +291,11 @@ def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:
         )
         return weights, ids
     _checks.require(op, topk >= 1, f"topk is {topk}, expected at least 1")
-    tokens = x.shape[0] if x.shape else 0
-    return _arrays.empty(x, (tokens, topk), "float32"), _arrays.empty(x, (tokens, topk), "int32")
+    shape = (x.shape[0] if x.shape else 0, topk)
+    return _arrays.empty(x, shape, "float32"), _arrays.empty(x, shape, "int32")
 
 
-def _copy(weights: Any, ids: Any, result: tuple[Any, Any]) -> None:
-    weights.copy_(result[0])
-    ids.copy_(result[1])
+def _copy(weights: Any, ids: Any, found: tuple[Any, Any]) -> None:
+    found_weights, found_ids = found
+    weights.copy_(found_weights)
+    ids.copy_(found_ids)

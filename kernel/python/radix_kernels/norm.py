@@ -3,10 +3,10 @@ al., 2016, arXiv:1607.06450)."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from . import _arrays, _checks, _dispatch
-from ._arrays import Array
+from . import _arrays, _dispatch
+from ._arrays import Array, torch_views
+from ._checks.norm import check_fused_add_rmsnorm, check_layernorm, check_rmsnorm
+from ._lazy import reference
 
 
 def rmsnorm(input: Array, weight: Array, eps: float = 1e-6, *, out: Array | None = None) -> Array:
@@ -26,12 +26,8 @@ def rmsnorm(input: Array, weight: Array, eps: float = 1e-6, *, out: Array | None
     if run is not None:
         run(input, weight, eps, out)
         return out
-    from . import reference
-
-    x, w, o = _arrays.as_torch(input), _arrays.as_torch(weight), _arrays.as_torch(out)
-    _check("rmsnorm", x, w)
-    _checks.shape("rmsnorm", "out", o, x.shape, "as input")
-    _checks.same_dtype("rmsnorm", "out", o, "input", x)
+    x, w, o = torch_views(input, weight, out)
+    check_rmsnorm("rmsnorm", x, w, o)
     reference.rmsnorm(x, w, eps, out=o, compute_dtype=reference.float32())
     return out
 
@@ -48,13 +44,8 @@ def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float =
     if run is not None:
         run(input, residual, weight, eps)
         return
-    from . import reference
-
-    x, r, w = _arrays.as_torch(input), _arrays.as_torch(residual), _arrays.as_torch(weight)
-    _check("fused_add_rmsnorm", x, w)
-    _checks.shape("fused_add_rmsnorm", "residual", r, x.shape, "as input")
-    _checks.same_dtype("fused_add_rmsnorm", "residual", r, "input", x)
-    _checks.contiguous_last("fused_add_rmsnorm", "residual", r)
+    x, r, w = torch_views(input, residual, weight)
+    check_fused_add_rmsnorm("fused_add_rmsnorm", x, r, w)
     reference.fused_add_rmsnorm(x, r, w, eps, compute_dtype=reference.float32())
 
 
@@ -85,32 +76,7 @@ def layernorm(
     if run is not None:
         run(input, weight, bias, eps, out)
         return out
-    from . import reference
-
-    x, w, b, o = (_arrays.as_torch(t) for t in (input, weight, bias, out))
-    _check_input(op, x)
-    for name, row in (("weight", w), ("bias", b)):
-        if row is not None:
-            _check_row(op, name, row, x)
-    _checks.shape(op, "out", o, x.shape, "as input")
-    _checks.same_dtype(op, "out", o, "input", x)
+    x, w, b, o = torch_views(input, weight, bias, out)
+    check_layernorm(op, x, w, b, o)
     reference.layernorm(x, w, b, eps, out=o, compute_dtype=reference.float32())
     return out
-
-
-def _check(op: str, x: Any, w: Any) -> None:
-    _check_input(op, x)
-    _check_row(op, "weight", w, x)
-
-
-def _check_input(op: str, x: Any) -> None:
-    _checks.dtype(op, "input", x, _checks.FLOATS)
-    _checks.require(op, x.ndim >= 1, "input has 0 dimensions, expected at least 1")
-    _checks.contiguous_last(op, "input", x)
-
-
-def _check_row(op: str, name: str, row: Any, x: Any) -> None:
-    _checks.dtype(op, name, row, _checks.FLOATS)
-    _checks.shape(op, name, row, x.shape[-1:], "last dimension of input")
-    if row.dtype != x.dtype and _arrays.dtype_name(row) != "float32":
-        raise TypeError(f"{op}: {name} has dtype {row.dtype}, expected {x.dtype} or float32")

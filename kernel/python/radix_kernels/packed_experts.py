@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _arrays, _checks, _loader
-from ._arrays import Array
+from ._arrays import Array, torch_views
+from ._checks.moe import check_packed_experts
+from ._lazy import reference
+from .gemm import linear_silu_and_mul
+from .linear import linear
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
 
 
@@ -25,11 +29,9 @@ class PackedExperts:
 
     def __post_init__(self) -> None:
         make = getattr(_loader.bind, "PackedExperts", None)
-        if (
-            make is None
-            or not self.w1
-            or any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2))
-        ):
+        if make is None or not self.w1:
+            return
+        if any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2)):
             return
         native = make()
         for w1, w2 in zip(self.w1, self.w2, strict=True):
@@ -40,6 +42,14 @@ class PackedExperts:
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         return sum(w.nbytes for w in (*self.w1, *self.w2))
+
+    def gated_product(self, expert: int, x: Array) -> Array:
+        """`silu(gate) * up` of rows x [n, H] by one expert's w1: [n, I] of x's dtype."""
+        return linear_silu_and_mul(x, self.w1[expert])
+
+    def down_product(self, expert: int, x: Array) -> Array:
+        """Rows x [n, I] by one expert's w2: [n, H] of x's dtype."""
+        return linear(x, self.w2[expert])
 
 
 def pack_experts(
@@ -62,10 +72,10 @@ def pack_experts(
         "experts, twice w2's last dimension, hidden size",
     )
     options: dict[str, Any] = {} if kind in (None, "dense") else {"group": group}
-    both = [
-        tuple(pack_weight(w[e], None, kind, **options) for e in range(experts)) for w in (w1, w2)
-    ]
-    return PackedExperts(*both)
+    return PackedExperts(
+        w1=tuple(pack_weight(w1[expert], None, kind, **options) for expert in range(experts)),
+        w2=tuple(pack_weight(w2[expert], None, kind, **options) for expert in range(experts)),
+    )
 
 
 def fused_experts_packed(
@@ -92,29 +102,15 @@ def fused_experts_packed(
     Errors: TypeError (dtype), ValueError (shape).
     """
     op = "fused_experts_packed"
-    x, weights, ids, mapped, to = (
-        _arrays.as_torch(t) for t in (hidden_states, topk_weights, topk_ids, expert_map, out)
-    )
-    _checks.rank(op, "hidden_states", x, 2)
-    _checks.dtype(op, "topk_weights", weights, ("float32",))
-    _checks.rank(op, "topk_weights", weights, 2)
-    _checks.dtype(op, "topk_ids", ids, ("int32",))
-    _checks.shape(
-        op, "topk_weights", weights, (x.shape[0], weights.shape[1]), "tokens of hidden_states"
-    )
-    _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
-    if to is not None:
-        _checks.shape(op, "out", to, x.shape, "as hidden_states")
-        _checks.same_dtype(op, "out", to, "hidden_states", x)
-    if mapped is not None:
-        _checks.dtype(op, "expert_map", mapped, ("int32",))
+    x, weights, ids = torch_views(hidden_states, topk_weights, topk_ids)
+    mapped, target = torch_views(expert_map, out)
+    check_packed_experts(op, x, weights, ids, mapped, target)
     if experts.native is not None:
         result = _arrays.empty_like(hidden_states) if out is None else out
-        size = experts.native.workspace_size(x, ids := ids.contiguous())
-        space = _arrays.empty(hidden_states, (size,), "uint8")
-        experts.native.run(x, weights.contiguous(), ids, mapped, result, space)
+        ids = ids.contiguous()
+        size = experts.native.workspace_size(x, ids)
+        workspace = _arrays.empty(hidden_states, (size,), "uint8")
+        experts.native.run(x, weights.contiguous(), ids, mapped, result, workspace)
         return result
-    from . import reference
-
-    result = reference.fused_experts_packed(x, experts, weights, ids, expert_map=mapped, out=to)
+    result = reference.fused_experts_packed(x, experts, weights, ids, expert_map=mapped, out=target)
     return result if out is None else out

@@ -7,10 +7,11 @@ exists the layout is `reference`: the bytes of the row-major weight.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
+from ._lazy import torch
 
 REFERENCE_LAYOUT = "reference"
 
@@ -21,7 +22,7 @@ _SMALL_CODES = ("int4", "w4a8")
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [n, k] in the order that its kernel reads.
+    """A weight [n, k] in the order in which its kernel reads it.
 
     data: uint8 [bytes] on the weight's device; layout: the order's name; dtype: name of the
     elements' dtype (`bfloat16`), for a quantized weight that of x; kind: `dense`, `int8`, `int4`,
@@ -66,8 +67,9 @@ def pack_weight(
     kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
 
     - `int8`, `w8a8`: element = code * scale. w: int8 [N, K].
-    - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)], input 2j in
-      the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None: all are 8.
+    - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)],
+      input 2j in the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None:
+      all are 8.
 
     `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127
     and code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
@@ -84,11 +86,13 @@ def pack_weight(
     ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one without
     the CPU library).
     """
-    op, kind = "pack_weight", kind or "dense"
+    op = "pack_weight"
+    if kind is None:
+        kind = "dense"
     if kind not in _KINDS:
         raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
     if kind != "dense":
-        return _pack_quantized(w, scales, kind, zeros, group, dtype)
+        return _pack_quantized(op, w, scales, kind, zeros, group, dtype)
     for name, given in (("scales", scales), ("zeros", zeros), ("group", group), ("dtype", dtype)):
         if given is not None:
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
@@ -96,52 +100,76 @@ def pack_weight(
     name = _arrays.dtype_name(w)
     run = _dispatch.native(op, w)
     if run is None:
-        import torch
-
-        rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
-        if rows.is_cuda:
-            torch.cuda.current_stream(rows.device).synchronize()
-        data = rows.view(-1).view(torch.uint8)
-        return PackedWeight(data, REFERENCE_LAYOUT, n, k, name)
-    bind: Any = _loader.bind
-    desc = bind.PackedDesc(n, k, name, 0, 0, name, False)
+        return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
+    desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name, zeros=False)
     data = _aligned_bytes(w, desc.nbytes)
     run(w, None, None, desc, data)
-    return PackedWeight(data, desc.layout, n, k, name, descriptor=desc)
+    return PackedWeight(data=data, layout=desc.layout, n=n, k=k, dtype=name, descriptor=desc)
+
+
+def _copied_bytes(w: Array) -> Any:
+    """The rows of w, one after the other, in memory of their own: uint8 on its device."""
+    rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
+    if rows.is_cuda:
+        torch.cuda.current_stream(rows.device).synchronize()
+    return rows.view(-1).view(torch.uint8)
 
 
 def _pack_quantized(
-    w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any
+    op: str, w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any
 ) -> PackedWeight:
-    op, small = "pack_weight", kind in _SMALL_CODES
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         raise NotImplementedError(
             f"{op}: {kind} weights need the CPU library and a weight in its memory"
         )
+    small = kind in _SMALL_CODES
     if scales is None:
         n, k = _check_matrix(op, w)
         _checks.require(
             op, zeros is None and dtype is None, "zeros and dtype go with codes and scales"
         )
         name = _arrays.dtype_name(w)
-        group = (64 if small else 0) if group is None else group
+        if group is None:
+            group = 64 if small else 0
         scale_name = "bfloat16" if group else "float32"
     else:
         _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
         _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
         name = "bfloat16" if dtype is None else str(dtype).rpartition(".")[2]
-        n, k = int(w.shape[0]), int(w.shape[1]) * (2 if small else 1)
-        scales = scales[:, None] if len(scales.shape) == 1 else scales
+        n = int(w.shape[0])
+        columns = int(w.shape[1])
+        k = 2 * columns if small else columns
+        if len(scales.shape) == 1:
+            scales = scales[:, None]
         scale_name = _arrays.dtype_name(scales)
-        group = _group_of(op, k, int(scales.shape[1]), small) if group is None else group
-    bind: Any = _loader.bind
-    desc = bind.PackedDesc(n, k, name, _KINDS[kind], group, scale_name, zeros is not None)
+        if group is None:
+            group = _group_of(op, k, int(scales.shape[1]), small)
+    has_zeros = zeros is not None
+    desc = _descriptor(n, k, name, kind=kind, group=group, scale_dtype=scale_name, zeros=has_zeros)
     data = _aligned_bytes(w, desc.nbytes)
     run(w, scales, zeros, desc, data)
     return PackedWeight(
-        data, desc.layout, n, k, name, kind, group, scale_name, zeros is not None, desc
+        data=data,
+        layout=desc.layout,
+        n=n,
+        k=k,
+        dtype=name,
+        kind=kind,
+        group=group,
+        scale_dtype=scale_name,
+        zeros=has_zeros,
+        descriptor=desc,
     )
+
+
+def _descriptor(
+    n: int, k: int, dtype: str, *, kind: str, group: int, scale_dtype: str, zeros: bool
+) -> Any:
+    """The library's description of a packed weight; the binding takes its fields by position."""
+    bind: Any = _loader.bind
+    make = bind.PackedDesc
+    return make(n, k, dtype, _KINDS[kind], group, scale_dtype, zeros)
 
 
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
@@ -161,7 +189,8 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
     _checks.dtype(op, "w", w, _checks.FLOATS)
     if len(w.shape) != 2:
         raise ValueError(f"{op}: w has {len(w.shape)} dimensions, expected 2")
-    n, k = (int(size) for size in w.shape)
+    n = int(w.shape[0])
+    k = int(w.shape[1])
     if n < 1 or k < 1:
         raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
     return n, k
@@ -184,27 +213,28 @@ def unpack_weight(weight: PackedWeight) -> Any:
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
         run(weight.data, weight.descriptor, out, None, None)
         return out
-    n, k, groups = weight.n, weight.k, -(-weight.k // weight.group) if weight.group else 1
-    shape, name = ((n, -(-k // 2)), "uint8") if weight.kind in _SMALL_CODES else ((n, k), "int8")
-    codes = _arrays.empty(weight.data, shape, name)
+    n, k = weight.shape
+    if weight.kind in _SMALL_CODES:
+        codes = _arrays.empty(weight.data, (n, -(-k // 2)), "uint8")
+    else:
+        codes = _arrays.empty(weight.data, (n, k), "int8")
+    groups = -(-k // weight.group) if weight.group else 1
     scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
     zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
     run(weight.data, weight.descriptor, codes, scales, zeros)
     return codes, scales, zeros
 
 
-def is_packed(weight: PackedWeight | Array) -> bool:
+def is_packed(weight: PackedWeight | Array) -> TypeGuard[PackedWeight]:
     """Whether weight is in an order of the native library."""
     return isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
 
 
 def row_major(weight: PackedWeight | Array) -> Any:
-    """The row-major [N, K] of a weight whose layout is `reference`, and what is no PackedWeight as
-    it is."""
+    """The row-major [N, K] of a weight whose layout is `reference`; what is no PackedWeight, as it
+    is."""
     if not isinstance(weight, PackedWeight):
         return weight
-    import torch
-
     return _arrays.as_torch(weight.data).view(getattr(torch, weight.dtype)).view(weight.shape)
 
 
@@ -213,5 +243,5 @@ def _aligned_bytes(w: Array, size: int) -> Array:
     if _arrays.is_torch(w):
         return _arrays.empty(w, (size,), "uint8")
     data = _arrays.empty(w, (size + 63,), "uint8")
-    skip = -_arrays.as_torch(data).data_ptr() % 64
+    skip = -_arrays.as_torch(data).data_ptr() % 64  # bytes up to the next cache line
     return data[skip : skip + size]

@@ -7,11 +7,12 @@ value within float32's rounding of a border between two results may take either.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
-from ._arrays import Array
+from ._arrays import Array, torch_views
+from ._checks.quantize import check_given_scale, check_norm, check_scales, check_values
+from ._lazy import reference
 
 _GROUPS = (64, 128)
 
@@ -33,17 +34,14 @@ def per_tensor_quant_fp8(
             scale = _arrays.empty(input, (1,), "float32")
         run(input, static, out, scale)
         return out, scale
-    from . import reference
-
-    x, ts, to = (_arrays.as_torch(t) for t in (input, scale, out))
-    _check(op, x, to, x.shape)
-    if ts is not None:
-        _checks.dtype(op, "scale", ts, ("float32",))
-        _checks.require(op, ts.numel() == 1, f"scale has shape {list(ts.shape)}, expected [1]")
+    x, given, target = torch_views(input, scale, out)
+    check_values(op, x, target, x.shape)
+    if given is not None:
+        check_given_scale(op, given)
     result, made = reference.per_tensor_quant_fp8(
-        x, ts, dtype=to.dtype, compute_dtype=reference.float32()
+        x, given, dtype=target.dtype, compute_dtype=reference.float32()
     )
-    to.copy_(result)
+    target.copy_(result)
     return out, made if scale is None else scale
 
 
@@ -51,7 +49,7 @@ def per_token_quant_fp8(
     input: Array, *, out: Array | None = None, scales: Array | None = None
 ) -> tuple[Array, Array]:
     """(result, scales [..., 1]) with one scale a row; otherwise as `per_token_group_quant`."""
-    return _grouped("per_token_quant_fp8", input, None, False, False, out, scales)
+    return _quantize_rows("per_token_quant_fp8", input, None, out=out, scales=scales)
 
 
 def per_token_group_quant(
@@ -70,8 +68,13 @@ def per_token_group_quant(
     step by 1 from row to row (input of two dimensions, scales not given). Errors: TypeError
     (dtype), ValueError (shape, stride, alignment).
     """
-    return _grouped(
-        "per_token_group_quant", input, _size(group_size), False, column_major_scales, out, scales
+    return _quantize_rows(
+        "per_token_group_quant",
+        input,
+        _group_size(group_size),
+        column_major=column_major_scales,
+        out=out,
+        scales=scales,
     )
 
 
@@ -88,8 +91,15 @@ def silu_and_mul_quant_fp8(
 
     group_size None: one scale a row. Everything else as `per_token_group_quant`.
     """
-    size = None if group_size is None else _size(group_size)
-    return _grouped("silu_and_mul_quant_fp8", input, size, True, column_major_scales, out, scales)
+    return _quantize_rows(
+        "silu_and_mul_quant_fp8",
+        input,
+        None if group_size is None else _group_size(group_size),
+        gated=True,
+        column_major=column_major_scales,
+        out=out,
+        scales=scales,
+    )
 
 
 def rmsnorm_quant_fp8(
@@ -110,66 +120,58 @@ def rmsnorm_quant_fp8(
     Everything else as those ops.
     """
     op = "rmsnorm_quant_fp8"
-    size = None if group_size is None else _size(group_size)
+    size = None if group_size is None else _group_size(group_size)
     out = _result(op, input, tuple(input.shape), out)
     scales = _scales(op, out, size, column_major_scales, scales)
     run = _dispatch.native(op, input)
     if run is not None:
         run(input, residual, weight, size or 0, eps, out, scales)
         return out, scales
-    from . import reference
-
-    x, r, w, to, ts = (_arrays.as_torch(t) for t in (input, residual, weight, out, scales))
-    _check(op, x, to, x.shape)
-    _checks.shape(op, "weight", w, x.shape[-1:], "last dimension of input")
-    _checks.dtype(op, "weight", w, (_arrays.dtype_name(x), "float32"))
-    _checks.contiguous_last(op, "weight", w)
-    _checks.aligned(op, "weight", w)
-    if r is not None:
-        _checks.shape(op, "residual", r, x.shape, "as input")
-        _checks.same_dtype(op, "residual", r, "input", x)
-        _checks.contiguous_last(op, "residual", r)
-        _checks.aligned(op, "residual", r)
+    x, added, w, target, kept = torch_views(input, residual, weight, out, scales)
+    check_values(op, x, target, x.shape)
+    check_norm(op, x, w, added)
     result, made = reference.rmsnorm_quant_fp8(
-        x, w, eps, size, residual=r, dtype=to.dtype, compute_dtype=reference.float32()
+        x, w, eps, size, residual=added, dtype=target.dtype, compute_dtype=reference.float32()
     )
-    _keep(op, result, made, to, ts)
+    _keep(op, result, made, target, kept)
     return out, scales
 
 
-def _grouped(
+def _quantize_rows(
     op: str,
     input: Array,
     size: int | None,
-    gated: bool,
-    column_major: bool,
+    *,
+    gated: bool = False,
+    column_major: bool = False,
     out: Array | None,
     scales: Array | None,
 ) -> tuple[Array, Array]:
-    width = 2 if gated else 1
+    """(result, scales) with a scale for `size` columns of a row, None for all; gated: of
+    `silu_and_mul` of input."""
+    halves = 2 if gated else 1
     _checks.require(
         op,
-        len(input.shape) > 0 and input.shape[-1] % width == 0,
+        len(input.shape) > 0 and input.shape[-1] % halves == 0,
         "input's last dimension has no halves",
     )
-    shape = (*tuple(input.shape)[:-1], int(input.shape[-1]) // width)
+    shape = (*tuple(input.shape)[:-1], int(input.shape[-1]) // halves)
     out = _result(op, input, shape, out)
     scales = _scales(op, out, size, column_major, scales)
     run = _dispatch.native("per_token_quant_fp8", input)
     if run is not None:
         run(input, size or 0, gated, out, scales)
         return out, scales
-    from . import reference
-
-    x, to, ts = (_arrays.as_torch(t) for t in (input, out, scales))
-    _check(op, x, to, shape)
+    x, target, kept = torch_views(input, out, scales)
+    check_values(op, x, target, shape)
     define = reference.silu_and_mul_quant_fp8 if gated else reference.per_token_group_quant
-    result, made = define(x, size, dtype=to.dtype, compute_dtype=reference.float32())
-    _keep(op, result, made, to, ts)
+    result, made = define(x, size, dtype=target.dtype, compute_dtype=reference.float32())
+    _keep(op, result, made, target, kept)
     return out, scales
 
 
-def _size(group_size: int) -> int:
+def _group_size(group_size: int) -> int:
+    """group_size, checked."""
     if group_size not in _GROUPS:
         raise ValueError(f"group_size is {group_size}, expected 64 or 128")
     return group_size
@@ -195,7 +197,8 @@ def _result(op: str, input: Array, shape: tuple[int, ...], out: Array | None) ->
 def _scales(
     op: str, out: Array, size: int | None, column_major: bool, scales: Array | None
 ) -> Array:
-    rows, width = tuple(int(n) for n in out.shape[:-1]), int(out.shape[-1])
+    rows = tuple(int(n) for n in out.shape[:-1])
+    width = int(out.shape[-1])
     _checks.require(
         op, width % (size or 16) == 0, f"out has {width} columns, not in groups of {size}"
     )
@@ -211,20 +214,7 @@ def _scales(
     return _arrays.empty(out, (groups, *rows), "float32").T
 
 
-def _check(op: str, x: Any, out: Any, shape: tuple[int, ...]) -> None:
-    _checks.contiguous_last(op, "input", x)
-    _checks.aligned(op, "input", x)
-    _checks.shape(op, "out", out, shape, "as the values")
-    _checks.contiguous_last(op, "out", out)
-    _checks.aligned(
-        op, "out", out, 8 if x.element_size() == 2 else 4
-    )  # what a lane of the GPU's kernels writes
-
-
 def _keep(op: str, result: Any, made: Any, out: Any, scales: Any) -> None:
-    _checks.dtype(op, "scales", scales, ("float32",))
-    _checks.shape(
-        op, "scales", scales, made.shape, f"groups of {math.prod(result.shape[-1:])} columns"
-    )
+    check_scales(op, scales, made.shape, int(result.shape[-1]))
     out.copy_(result)
     scales.copy_(made)

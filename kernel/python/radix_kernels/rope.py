@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import _arrays, _checks, _dispatch
-from ._arrays import Array
+from . import _checks, _dispatch
+from ._arrays import Array, torch_views
+from ._checks.rope import check_rope
+from ._lazy import reference, torch
 
 
 def rope_cos_sin_cache(
@@ -40,11 +42,9 @@ def rope_cos_sin_cache(
     )
     _checks.require(op, max_position >= 0, f"max_position is {max_position}, expected at least 0")
     _checks.require(op, base > 0, f"base is {base}, expected a positive number")
-    import torch
-
-    from .reference.rope import rope_cos_sin_cache as build
-
-    return build(rotary_dim, max_position, base, scaling=scaling, dtype=dtype or torch.float32)
+    return reference.rope_cos_sin_cache(
+        rotary_dim, max_position, base, scaling=scaling, dtype=dtype or torch.float32
+    )
 
 
 def apply_rope_inplace(
@@ -73,37 +73,14 @@ def apply_rope_inplace(
     if run is not None:
         run(positions, query, key, head_size, cos_sin_cache, is_neox)
         return
-    from . import reference
-
-    arrays = (positions, query, key, cos_sin_cache)
-    pos, q, k, cache = (_arrays.as_torch(x) for x in arrays)
-    _checks.dtype(op, "positions", pos, _checks.INTS)
-    _checks.rank(op, "positions", pos, 1)
-    _checks.dtype(op, "cos_sin_cache", cache, ("float32",))
-    _checks.rank(op, "cos_sin_cache", cache, 2)
-    rotary_dim = cache.shape[1]
-    _checks.require(
-        op,
-        rotary_dim % 2 == 0 and rotary_dim <= head_size,
-        f"cos_sin_cache has {rotary_dim} columns, expected an even number up to {head_size}",
-    )
-    for name, x in (("query", q), ("key", k)):
-        if x is not None:
-            _check_heads(op, name, x, q, pos.shape[0], head_size)
+    positions, query, key, table = torch_views(positions, query, key, cos_sin_cache)
+    check_rope(op, positions, query, key, head_size, table)
     reference.apply_rope_inplace(
-        pos, q, k, head_size, cache, is_neox=is_neox, compute_dtype=reference.float32()
-    )
-
-
-def _check_heads(op: str, name: str, x: Any, q: Any, tokens: int, head_size: int) -> None:
-    _checks.dtype(op, name, x, _checks.FLOATS)
-    _checks.same_dtype(op, name, x, "query", q)
-    _checks.rank(op, name, x, 2, 3)
-    _checks.contiguous_last(op, name, x)
-    _checks.require(
-        op, x.shape[0] == tokens, f"{name} has {x.shape[0]} rows, expected {tokens} (positions)"
-    )
-    fits = x.shape[1] % head_size == 0 if x.ndim == 2 else x.shape[2] == head_size
-    _checks.require(
-        op, fits, f"{name} has shape {list(x.shape)}, expected heads of {head_size} elements"
+        positions,
+        query,
+        key,
+        head_size,
+        table,
+        is_neox=is_neox,
+        compute_dtype=reference.float32(),
     )

@@ -16,51 +16,21 @@ Kept ids, each step on what the one before left, in the order (x descending, id 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from . import _arrays, _checks, _dispatch, _loader
-from ._arrays import Array
-
-_SETTINGS = {
-    "temperature": "float32",
-    "top_k": "int32",
-    "top_p": "float32",
-    "min_p": "float32",
-    "seed": "int64",
-    "position": "int64",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """What changes the logits of a draw before temperature, in this order; None leaves a step out.
-
-    bias: ids int32 [B, M] and values float32 [B, M], added; an id twice counts twice. penalties:
-    counts, slots, repetition, frequency, presence, as `apply_penalties_inplace` takes them.
-    min_tokens: stop ids int32 [B, M] and positions int64 [B]; a row's stop ids are -inf while its
-    position is below. bitmask: int32 [B, ceil(V / 32)]; bit `id % 32` of word `id // 32` allows an
-    id, the others are -inf. In a list of ids a negative one ends the row; an id of V or more is
-    skipped.
-    """
-
-    bias: tuple[Array, Array] | None = None
-    penalties: tuple[Array, Array, Array, Array, Array] | None = None
-    min_tokens: tuple[Array, Array] | None = None
-    bitmask: Array | None = None
-
-    def flat(self) -> tuple[Array | None, ...]:
-        """The ten tensors in the order of the native call."""
-        bias, penalties = self.bias or (None, None), self.penalties or (None,) * 5
-        return (*bias, *penalties, *(self.min_tokens or (None, None)), self.bitmask)
-
-    @classmethod
-    def of(cls, flat: tuple[Array | None, ...]) -> LogitEdits:
-        """The edits that `flat` was made of."""
-        steps = (flat[:2], flat[2:7], flat[7:9])
-        bias, penalties, min_tokens = (None if step[0] is None else step for step in steps)
-        return cls(bias, penalties, min_tokens, flat[9])  # type: ignore[arg-type]
+from . import _arrays, _dispatch, _loader
+from ._arrays import Array, torch_views
+from ._checks.sampling import (
+    check_counts,
+    check_draw,
+    check_logits,
+    check_penalties,
+    check_row_values,
+    check_top_n,
+)
+from ._lazy import reference
+from .logit_edits import LogitEdits
 
 
 def apply_penalties_inplace(
@@ -81,16 +51,11 @@ def apply_penalties_inplace(
     if run is not None:
         run(logits, counts, slots, repetition, frequency, presence)
         return
-    from . import reference
-
-    arrays = (logits, counts, slots, repetition, frequency, presence)
-    x, c, s, rep, freq, pres = (_arrays.as_torch(t) for t in arrays)
-    rows = _check_logits(op, x)
-    _check_counts(op, c, s, rows)
-    _checks.shape(op, "counts", c, (c.shape[0], x.shape[1]), "columns of logits")
-    for name, t in (("repetition", rep), ("frequency", freq), ("presence", pres)):
-        _check_row_values(op, name, t, rows, "float32")
-    reference.apply_penalties_inplace(x, c, s, rep, freq, pres, compute_dtype=reference.float32())
+    x = _arrays.as_torch(logits)
+    penalties = torch_views(counts, slots, repetition, frequency, presence)
+    check_logits(op, x)
+    check_penalties(op, x, *penalties)
+    reference.apply_penalties_inplace(x, *penalties, compute_dtype=reference.float32())
 
 
 def count_tokens_inplace(counts: Array, slots: Array, ids: Array) -> None:
@@ -104,12 +69,10 @@ def count_tokens_inplace(counts: Array, slots: Array, ids: Array) -> None:
     if run is not None:
         run(counts, slots, ids)
         return
-    from . import reference
-
-    c, s, i = (_arrays.as_torch(t) for t in (counts, slots, ids))
-    _check_counts(op, c, s, s.shape[0])
-    _check_row_values(op, "ids", i, s.shape[0], "int32")
-    reference.count_tokens_inplace(c, s, i)
+    counts, slots, ids = torch_views(counts, slots, ids)
+    check_counts(op, counts, slots, slots.shape[0])
+    check_row_values(op, "ids", ids, slots.shape[0], "int32")
+    reference.count_tokens_inplace(counts, slots, ids)
 
 
 def top_k_top_p_sampling(
@@ -188,13 +151,11 @@ def token_logprobs(logits: Array, ids: Array, top_n: int = 0) -> tuple[Array, Ar
     if run is not None:
         run(logits, ids, *results, workspace(logits))
         return results
-    from . import reference
-
-    x, i = _arrays.as_torch(logits), _arrays.as_torch(ids)
-    rows = _check_logits(op, x)
-    _check_row_values(op, "ids", i, rows, "int32")
-    check_top_n(op, top_n, x)
-    _fill(results, reference.token_logprobs(x, i, top_n))
+    logits, ids = torch_views(logits, ids)
+    rows = check_logits(op, logits)
+    check_row_values(op, "ids", ids, rows, "int32")
+    check_top_n(op, top_n, logits)
+    _fill(results, reference.token_logprobs(logits, ids, top_n))
     return results
 
 
@@ -212,42 +173,26 @@ def _draw(
         flat = None if edits is None else edits.flat()
         run(logits, *settings, stream, out, workspace(logits), flat, logprobs)
         return
-    from . import reference
-
     x, columns, checked = check_draw(op, logits, settings, stream, edits)
-    o = _arrays.as_torch(out)
-    _check_row_values(op, "out", o, x.shape[0], "int32")
+    ids = _arrays.as_torch(out)
+    check_row_values(op, "out", ids, x.shape[0], "int32")
     edited = x
     if checked is not None:
-        edited = reference.edited_logits(x, columns[-1], checked, compute_dtype=reference.float32())
-    reference.top_k_top_p_sampling(edited, *columns, stream=stream, out=o)
+        position = columns[-1]
+        edited = reference.edited_logits(x, position, checked, compute_dtype=reference.float32())
+    reference.top_k_top_p_sampling(edited, *columns, stream=stream, out=ids)
     if logprobs is not None:
         top_n = int(logprobs[1].shape[1])
         check_top_n(op, top_n, x)
-        _fill(logprobs, reference.token_logprobs(x, o, top_n))
-
-
-def check_draw(
-    op: str, logits: Array, settings: tuple[Array, ...], stream: int, edits: LogitEdits | None
-) -> tuple[Any, list[Any], LogitEdits | None]:
-    """Logits, settings and edits as torch tensors, checked in the words of the native library."""
-    x = _arrays.as_torch(logits)
-    rows = _check_logits(op, x)
-    columns = [_arrays.as_torch(t) for t in settings]
-    for (name, dtype), t in zip(_SETTINGS.items(), columns, strict=True):
-        _check_row_values(op, name, t, rows, dtype)
-    _checks.require(op, 0 <= stream < 2**32, f"stream is {stream}, expected 0 .. 2**32 - 1")
-    return x, columns, None if edits is None else _checked_edits(op, x, edits)
+        _fill(logprobs, reference.token_logprobs(x, ids, top_n))
 
 
 def _logprob_arrays(logits: Array, top_n: int) -> tuple[Array, Array, Array]:
     rows = int(logits.shape[0])
     logprob = _arrays.empty(logits, (rows,), "float32")
-    return (
-        logprob,
-        _arrays.empty(logits, (rows, top_n), "float32"),
-        _arrays.empty(logits, (rows, top_n), "int32"),
-    )
+    top_logprobs = _arrays.empty(logits, (rows, top_n), "float32")
+    top_ids = _arrays.empty(logits, (rows, top_n), "int32")
+    return logprob, top_logprobs, top_ids
 
 
 def _fill(arrays: tuple[Array, ...], results: tuple[Any, ...]) -> None:
@@ -256,11 +201,11 @@ def _fill(arrays: tuple[Array, ...], results: tuple[Any, ...]) -> None:
 
 
 def workspace(logits: Array) -> Array | None:
-    """What the native call needs; None where that is nothing, or where Triton serves the call."""
-    if _loader.bind is None:
+    """Scratch for the native call; None where it needs none, where Triton serves the call, or where
+    the shape is for the library's checks to refuse."""
+    if _loader.bind is None or len(logits.shape) != 2:
         return None
-    rows, columns = (int(n) for n in logits.shape) if len(logits.shape) == 2 else (0, 0)
-    size = _workspace_size(rows, columns)
+    size = _workspace_size(int(logits.shape[0]), int(logits.shape[1]))
     return _arrays.empty(logits, (size,), "uint8") if size else None
 
 
@@ -268,64 +213,3 @@ def workspace(logits: Array) -> Array | None:
 def _workspace_size(rows: int, columns: int) -> int:
     assert _loader.bind is not None  # a native call is about to be made
     return int(_loader.bind.sampling_workspace_size(rows, columns))
-
-
-def _checked_edits(op: str, x: Any, edits: LogitEdits) -> LogitEdits:
-    """The edits as torch tensors, each checked."""
-    rows, columns = x.shape
-    bias, penalties, min_tokens, bitmask = (
-        None if step is None else tuple(_arrays.as_torch(t) for t in step)
-        for step in (
-            edits.bias,
-            edits.penalties,
-            edits.min_tokens,
-            None if edits.bitmask is None else (edits.bitmask,),
-        )
-    )
-    if bias is not None:
-        _check_lists(op, "bias_ids", bias[0], rows, "int32")
-        _check_lists(op, "bias_values", bias[1], rows, "float32")
-        _checks.shape(op, "bias_values", bias[1], bias[0].shape, "as bias_ids")
-    if penalties is not None:
-        _check_counts(op, penalties[0], penalties[1], rows)
-        _checks.shape(
-            op, "counts", penalties[0], (penalties[0].shape[0], columns), "columns of logits"
-        )
-        for name, t in zip(("repetition", "frequency", "presence"), penalties[2:], strict=True):
-            _check_row_values(op, name, t, rows, "float32")
-    if min_tokens is not None:
-        _check_lists(op, "stop_ids", min_tokens[0], rows, "int32")
-        _check_row_values(op, "min_position", min_tokens[1], rows, "int64")
-    if bitmask is not None:
-        _checks.dtype(op, "bitmask", bitmask[0], ("int32",))
-        _checks.shape(op, "bitmask", bitmask[0], (rows, -(-columns // 32)), "a bit for each column")
-    return LogitEdits(bias, penalties, min_tokens, None if bitmask is None else bitmask[0])
-
-
-def _check_lists(op: str, name: str, x: Any, rows: int, dtype: str) -> None:
-    _checks.dtype(op, name, x, (dtype,))
-    _checks.rank(op, name, x, 2)
-    _checks.shape(op, name, x, (rows, x.shape[1]), "rows of logits")
-
-
-def check_top_n(op: str, top_n: int, x: Any) -> None:
-    _checks.require(op, 0 <= top_n <= x.shape[1], f"top_n is {top_n}, expected 0 .. {x.shape[1]}")
-
-
-def _check_logits(op: str, x: Any) -> int:
-    _checks.dtype(op, "logits", x, ("float32",))
-    _checks.rank(op, "logits", x, 2)
-    _checks.contiguous_last(op, "logits", x)
-    return int(x.shape[0])
-
-
-def _check_counts(op: str, counts: Any, slots: Any, rows: int) -> None:
-    _checks.dtype(op, "counts", counts, ("int32",))
-    _checks.rank(op, "counts", counts, 2)
-    _checks.contiguous_last(op, "counts", counts)
-    _check_row_values(op, "slots", slots, rows, "int32")
-
-
-def _check_row_values(op: str, name: str, x: Any, rows: int, dtype: str) -> None:
-    _checks.dtype(op, name, x, (dtype,))
-    _checks.shape(op, name, x, (rows,), "one for each row")

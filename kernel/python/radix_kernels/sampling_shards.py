@@ -7,12 +7,12 @@ lists are gathered, and one draw from them (`sample_candidates`) gives the id th
 
 from __future__ import annotations
 
-from . import _arrays, _checks, _dispatch
-from ._arrays import Array
-from .sampling import LogitEdits, check_draw, workspace
-
-HEADER = 3  # words of a record before its candidates
-MOST_CANDIDATES = 2048  # of all shards together
+from . import _arrays, _dispatch
+from ._arrays import Array, torch_views
+from ._checks.sampling import RECORD_HEADER, check_draw, check_records, check_shard
+from ._lazy import reference
+from .logit_edits import LogitEdits
+from .sampling import workspace
 
 
 def sampling_candidates(
@@ -40,30 +40,23 @@ def sampling_candidates(
     """
     op = "sampling_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    records = _arrays.empty(logits, (int(logits.shape[0]), HEADER + num_candidates), "int64")
+    records = _arrays.empty(logits, (int(logits.shape[0]), RECORD_HEADER + num_candidates), "int64")
     run = _dispatch.native(op, logits)
     if run is not None:
         flat = None if edits is None else edits.flat()
         run(logits, *settings, stream, first_id, vocab_size, records, workspace(logits), flat)
         return records
-    from . import reference
-
     x, columns, checked = check_draw(op, logits, settings, stream, edits)
-    end = first_id + int(x.shape[1])
-    _checks.require(
-        op,
-        first_id >= 0 and first_id % 4 == 0 and end <= vocab_size,
-        f"first_id is {first_id}, vocab_size {vocab_size}",
-    )
-    _checks.require(
-        op,
-        1 <= num_candidates <= MOST_CANDIDATES,
-        f"records has {num_candidates} candidates, expected 1 to 2048",
-    )
+    check_shard(op, x, first_id, vocab_size, num_candidates)
     found = reference.sampling_candidates(
-        x, *columns, first_id=first_id, vocab_size=vocab_size, num_candidates=num_candidates, stream=stream,
+        x,
+        *columns,
+        first_id=first_id,
+        vocab_size=vocab_size,
+        num_candidates=num_candidates,
+        stream=stream,
         edits=checked,
-    )  # fmt: skip
+    )
     _arrays.as_torch(records).copy_(found)
     return records
 
@@ -98,15 +91,13 @@ def sample_candidates(
     if run is not None:
         run(records, *settings, stream, vocab_size, out)
         return out
-    from . import reference
-
-    r, o, *columns = (_arrays.as_torch(t) for t in (records, out, *settings))
-    _checks.dtype(op, "records", r, ("int64",))
-    _checks.rank(op, "records", r, 3)
-    candidates = r.shape[2] - HEADER
-    _checks.require(
-        op, candidates >= 1 and 1 <= r.shape[0] * candidates <= MOST_CANDIDATES,
-        f"records has {r.shape[0]} x {candidates} candidates, expected 1 to {MOST_CANDIDATES}",
-    )  # fmt: skip
-    reference.sample_candidates(r, *columns, vocab_size=vocab_size, stream=stream, out=o)
+    given = _arrays.as_torch(records)
+    check_records(op, given)
+    reference.sample_candidates(
+        given,
+        *torch_views(*settings),
+        vocab_size=vocab_size,
+        stream=stream,
+        out=_arrays.as_torch(out),
+    )
     return out

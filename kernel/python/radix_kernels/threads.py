@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import _loader
+from ._lazy import torch
 
 
 def set_num_threads(n: int, *, pin: bool = False) -> None:
@@ -21,8 +22,6 @@ def set_num_threads(n: int, *, pin: bool = False) -> None:
         return
     if pin:
         raise NotImplementedError("set_num_threads: pin needs the native CPU library")
-    import torch
-
     torch.set_num_threads(n)
 
 
@@ -31,6 +30,4 @@ def get_num_threads() -> int:
     native = getattr(_loader.bind, "get_num_threads", None)
     if native is not None:
         return int(native())
-    import torch
-
     return torch.get_num_threads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import radix_kernels as rk
-from radix_kernels.linear import fused_product
+from radix_kernels._products import hopper_kernel
 from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
 from tests.kernel.experts_cases import make as make_experts
 
@@ -69,7 +69,7 @@ def gemm() -> None:
         if tokens <= 64:
             half = x.to(HALF).cuda()
             weight = w.to(HALF).cuda()
-            if fused_product(half, weight) is None:
+            if hopper_kernel(half, weight) is None:
                 raise SystemExit(f"linear, {tokens} tokens: left to cuBLAS")
             expected = x.to(HALF).double() @ w.to(HALF).double().T
             compare(f"linear, {tokens} tokens", rk.linear(half, weight), expected, 5e-3)

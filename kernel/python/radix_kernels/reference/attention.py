@@ -32,7 +32,8 @@ def flash_attn_with_kvcache(
     result, lse = _buffers(q, compute_dtype, v_cache.shape[-1])
     starts = cu_seqlens_q.tolist()
     for row, kv_len in enumerate(kv_lens.tolist()):
-        begin, end = starts[row], starts[row + 1]
+        begin = starts[row]
+        end = starts[row + 1]
         if begin == end:
             continue
         pages = page_table[row, : -(-kv_len // page_size)].long()
@@ -67,7 +68,8 @@ def flash_attn_varlen(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.flash_attn_varlen`."""
     result, lse = _buffers(q, compute_dtype, v.shape[-1])
-    q_starts, k_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    q_starts = cu_seqlens_q.tolist()
+    k_starts = cu_seqlens_k.tolist()
     for row in range(len(q_starts) - 1):
         rows = slice(q_starts[row], q_starts[row + 1])
         keys = slice(k_starts[row], k_starts[row + 1])
@@ -118,8 +120,7 @@ def _gather(
     scale: torch.Tensor | None,
     compute: torch.dtype,
 ) -> torch.Tensor:
-    """A row's keys or values, [kv_len, Hkv, D]; those of an INT8 cache have scales a token and
-    head."""
+    """A row's keys or values, [kv_len, Hkv, D]; an INT8 cache has one scale per token and head."""
     tokens = cache[pages].flatten(0, 1)[:kv_len]
     if scale is None or scale.ndim == 1:
         return _scaled(tokens, scale, compute)
@@ -127,8 +128,7 @@ def _gather(
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None, compute: torch.dtype) -> torch.Tensor:
-    """A row's queries, keys or values, [n, heads, D]; FP8 ones as the numbers that they stand
-    for."""
+    """A row's queries, keys or values, [n, heads, D], times their scale where they are FP8."""
     if scale is None:
         return x
     if scale.shape[0] > 1:
@@ -154,13 +154,13 @@ def _attend(
     """One sequence: q [n, Hq, D], k [m, Hkv, D], v [m, Hkv, Dv] -> out [n, Hq, Dv], lse [n, Hq]."""
     group = q.shape[1] // k.shape[1]
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    wide_k, wide_v = (x.to(compute).repeat_interleave(group, 1) for x in (k, v))
+    wide_k = k.to(compute).repeat_interleave(group, 1)
+    wide_v = v.to(compute).repeat_interleave(group, 1)
     scores = torch.einsum("nhd,mhd->hnm", q.to(compute), wide_k) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(
-        ~_visible(q.shape[0], k.shape[0], causal, window_size, q), -torch.inf
-    )
+    visible = _visible(q.shape[0], k.shape[0], causal, window_size, q.device)
+    scores = scores.masked_fill(~visible, -torch.inf)
     if sinks is not None:
         column = sinks.to(compute)[:, None, None].expand(-1, q.shape[0], 1)
         scores = torch.cat((scores, column), -1)
@@ -172,13 +172,13 @@ def _attend(
 
 
 def _visible(
-    n: int, m: int, causal: bool, window_size: tuple[int, int], q: torch.Tensor
+    n: int, m: int, causal: bool, window_size: tuple[int, int], device: torch.device
 ) -> torch.Tensor:
     """bool [n, m]: which of m keys each of the last n positions sees."""
     left, right = window_size
-    at = torch.arange(n, device=q.device)[:, None] + (m - n)
-    key = torch.arange(m, device=q.device)[None, :]
-    seen = torch.ones(n, m, dtype=torch.bool, device=q.device)
+    at = torch.arange(n, device=device)[:, None] + (m - n)
+    key = torch.arange(m, device=device)[None, :]
+    seen = torch.ones(n, m, dtype=torch.bool, device=device)
     if causal or right == 0:
         seen &= key <= at
     if left >= 0:

@@ -6,7 +6,8 @@ from the segments of the others. Segments are doubled: a rank that publishes exc
 reading exchange n - 1, so buffer n % 2 may be overwritten at n + 2 without a second barrier.
 
     word 0             abort flag: the number of the rank that gave up, plus one
-    word 8 * (1 + r)   sequence number of rank r (a cache line of its own); the next word belongs to its GPU
+    word 8 * (1 + r)   sequence number of rank r (a cache line of its own); the next word belongs to
+                       the rank's GPU
     data               [rank][2][max_bytes]
 
 A fresh zero-filled file is the valid first state, so ranks need no rendezvous beyond its path.
@@ -67,7 +68,8 @@ class ShmGroup:
             expected = (self.world_size, *tensor.shape)
             if tuple(out.shape) != expected or out.dtype != tensor.dtype:
                 raise ValueError(
-                    f"all_gather: out is {out.dtype} {tuple(out.shape)}, expected {tensor.dtype} {expected}"
+                    f"all_gather: out is {out.dtype} {tuple(out.shape)}, "
+                    f"expected {tensor.dtype} {expected}"
                 )
             rows = _flat(out, "all_gather").view(self.world_size, -1)
         start = 0
@@ -97,7 +99,8 @@ class ShmGroup:
         step = self._max_bytes // flat.element_size()
         if step == 0:
             raise ValueError(
-                f"communicator: an element has {flat.element_size()} bytes, a segment {self._max_bytes}"
+                f"communicator: an element has {flat.element_size()} bytes, "
+                f"a segment {self._max_bytes}"
             )
         return flat.split(step) if flat.numel() else ()
 

@@ -26,7 +26,8 @@ def fused_qk_norm_rope_store(
     compute_dtype: torch.dtype = torch.float64,
 ) -> None:
     """See `radix_kernels.fused_qk_norm_rope_store`."""
-    wide_q, wide_k = q.to(compute_dtype, copy=True), k.to(compute_dtype, copy=True)
+    wide_q = q.to(compute_dtype, copy=True)
+    wide_k = k.to(compute_dtype, copy=True)
     if q_weight is not None and k_weight is not None:
         rmsnorm(wide_q, q_weight, eps, out=wide_q, compute_dtype=compute_dtype)
         rmsnorm(wide_k, k_weight, eps, out=wide_k, compute_dtype=compute_dtype)

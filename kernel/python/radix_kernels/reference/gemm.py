@@ -1,4 +1,4 @@
-"""Dense products with fused ends, and FP8 products with scales."""
+"""Dense products with fused epilogues, and FP8 products with scales."""
 
 from __future__ import annotations
 
@@ -74,5 +74,7 @@ def bmm_fp8(
 
 
 def _gated(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    gate, up = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    if interleaved:
+        return F.silu(x[..., 0::2]) * x[..., 1::2]
+    gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up

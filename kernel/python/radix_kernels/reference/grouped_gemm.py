@@ -19,15 +19,9 @@ def m_grouped_gemm_contiguous(
     rows are padding."""
     result = _result(x, weight, out, compute_dtype)
     for group in range(weight.shape[0]):
-        mine = (m_indices == group).nonzero().flatten()
-        _multiply(
-            result,
-            (mine,),
-            x,
-            weight[group],
-            x_scale,
-            None if weight_scale is None else weight_scale[group],
-        )
+        rows = (m_indices == group).nonzero().flatten()
+        scale = None if weight_scale is None else weight_scale[group]
+        _multiply(result, (rows,), x, weight[group], x_scale, scale)
     return result
 
 
@@ -46,15 +40,9 @@ def m_grouped_gemm_masked(
     result = _result(x, weight, out, compute_dtype)
     for group, count in enumerate(masked_m.tolist()):
         rows = torch.arange(min(max(count, 0), x.shape[1]), device=x.device)
-        places = torch.full_like(rows, group), rows
-        _multiply(
-            result,
-            places,
-            x,
-            weight[group],
-            x_scale,
-            None if weight_scale is None else weight_scale[group],
-        )
+        places = (torch.full_like(rows, group), rows)
+        scale = None if weight_scale is None else weight_scale[group]
+        _multiply(result, places, x, weight[group], x_scale, scale)
     return result
 
 
@@ -76,7 +64,8 @@ def _multiply(
 ) -> None:
     """result[places] = x[places] @ weight.T, each with its scales."""
     dtype = result.dtype if result.dtype.itemsize > 2 else torch.float32
-    rows, w = x[places].to(dtype), weight.to(dtype)
+    rows = x[places].to(dtype)
+    w = weight.to(dtype)
     if x_scale is not None and weight_scale is not None:
         rows = rows * x_scale[places].to(dtype).repeat_interleave(128, 1)[:, : rows.shape[1]]
         factor = weight_scale.to(dtype).repeat_interleave(128, 0).repeat_interleave(128, 1)

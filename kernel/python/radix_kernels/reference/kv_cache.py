@@ -19,11 +19,13 @@ def store_kv_cache(
     compute dtype."""
     pages, page_size = k_cache.shape[:2]
     if slot_mapping.device.type == "cpu" and slot_mapping.numel():
-        low, high = int(slot_mapping.min()), int(slot_mapping.max())
-        if low < -1 or high >= pages * page_size:
+        low = int(slot_mapping.min())
+        high = int(slot_mapping.max())
+        end = pages * page_size
+        if low < -1 or high >= end:
+            wrong = low if low < -1 else high
             raise ValueError(
-                f"store_kv_cache: slot_mapping holds {low if low < -1 else high}, expected -1 .. "
-                f"{pages * page_size - 1}"
+                f"store_kv_cache: slot_mapping holds {wrong}, expected -1 .. {end - 1}"
             )
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     slots = slot_mapping[rows]

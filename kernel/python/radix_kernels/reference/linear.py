@@ -34,12 +34,11 @@ def linear_argmax(
 
 
 def row_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greedy draw from each row [T, N] and its logit: ids int32 [T], maxima [T]; -1 and NaN
-    where none can be."""
-    largest, ids = (
-        logits.amax(1),
-        logits.argmax(1),
-    )  # a NaN is the largest; of equal values argmax gives the first
+    """The greedy draw of each row of [T, N]: (ids int32 [T], their logits [T]); -1 and NaN for a
+    row that has no finite largest logit."""
+    # A NaN counts as the largest; of equal values argmax gives the first.
+    largest = logits.amax(1)
+    ids = logits.argmax(1)
     found = largest.isfinite()
     return ids.masked_fill(~found, -1).to(torch.int32), largest.masked_fill(~found, torch.nan)
 
@@ -49,10 +48,11 @@ def embedding(
 ) -> torch.Tensor:
     """See `radix_kernels.embedding`; bits are copied, so there is no compute dtype."""
     if ids.device.type == "cpu" and ids.numel():
-        low, high = int(ids.min()), int(ids.max())
+        low = int(ids.min())
+        high = int(ids.max())
         if low < 0 or high >= weight.shape[0]:
-            bad = low if low < 0 else high
-            raise ValueError(f"embedding: ids holds {bad}, expected 0 .. {weight.shape[0] - 1}")
+            wrong = low if low < 0 else high
+            raise ValueError(f"embedding: ids holds {wrong}, expected 0 .. {weight.shape[0] - 1}")
     return finish(weight[ids.long()], out, weight.dtype)
 
 
@@ -65,9 +65,8 @@ def quantize_weight(w: torch.Tensor, bits: int, group: int) -> tuple[torch.Tenso
     """
     pieces = _groups(w.float(), group)
     largest = pieces.gather(-1, pieces.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    scales = (largest.abs() / 127 if bits == 8 else largest / -8).to(
-        torch.bfloat16 if group else torch.float32
-    )
+    exact = largest.abs() / 127 if bits == 8 else largest / -8
+    scales = exact.to(torch.bfloat16 if group else torch.float32)
     wide = scales.float().unsqueeze(-1)
     steps = torch.where(wide != 0, pieces / wide, 0.0).round()
     codes = steps.clamp(-127, 127) if bits == 8 else steps.clamp(-8, 7) + 8
@@ -79,11 +78,10 @@ def dequantize_weight(
 ) -> torch.Tensor:
     """(code - zero) * scale in float64: [N, K] codes, [N, G] scales and zeros (None: 0)."""
     k = codes.shape[1]
-    wide = [
-        t.double().repeat_interleave(group or k, 1)[:, :k]
-        for t in (scales, scales if zeros is None else zeros)
-    ]
-    return (codes.double() - (0 if zeros is None else wide[1])) * wide[0]
+    values = codes.double()
+    if zeros is not None:
+        values = values - zeros.double().repeat_interleave(group or k, 1)[:, :k]
+    return values * scales.double().repeat_interleave(group or k, 1)[:, :k]
 
 
 def quantize_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,8 @@ from ._out import finish
 from .attention import _attend, _buffers, _lse_dtype
 from .kv_cache import store_kv_cache
 
-_LATENT, _GROUP = 512, 128
+_LATENT = 512  # values of a token
+_GROUP = 128  # values that share a scale in the FP8 form
 
 
 def mla_decode(
@@ -31,7 +32,8 @@ def mla_decode(
     q = torch.cat((q_nope, q_rope), -1)
     starts = cu_seqlens_q.tolist()
     for row, kv_len in enumerate(kv_lens.tolist()):
-        begin, end = starts[row], starts[row + 1]
+        begin = starts[row]
+        end = starts[row + 1]
         if begin == end:
             continue
         pages = page_table[row, : -(-kv_len // page_size)].long()
@@ -48,11 +50,10 @@ def store_mla_kv(
     latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     """See `radix_kernels.store_mla_kv`. The FP8 form is defined in float32."""
-    tokens = (
-        torch.cat((latent, rope), -1)
-        if kv_cache.dtype != torch.uint8
-        else pack_mla_tokens(latent, rope)
-    )
+    if kv_cache.dtype == torch.uint8:
+        tokens = pack_mla_tokens(latent, rope)
+    else:
+        tokens = torch.cat((latent, rope), -1)
     store_kv_cache(
         tokens[:, None],
         tokens[:, None, :0],
@@ -71,9 +72,8 @@ def pack_mla_tokens(latent: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """The FP8 form, uint8 [.., 656], of bfloat16 latent [.., 512] and rope [.., 64]."""
     groups = latent.float().unflatten(-1, (_LATENT // _GROUP, _GROUP))
     largest = groups.abs().amax(-1).clamp_min(1e-10)
-    scales = largest / torch.full_like(
-        largest, 448
-    )  # by a plain number, torch on a GPU multiplies by its inverse
+    # Divided by a tensor: by a plain number, torch on a GPU multiplies with its inverse.
+    scales = largest / torch.full_like(largest, 448)
     values = (groups / scales[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(-2)
     return torch.cat([x.contiguous().view(torch.uint8) for x in (values, scales, rope)], -1)
 

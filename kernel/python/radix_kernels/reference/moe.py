@@ -18,8 +18,9 @@ def topk_softmax(
     """See `radix_kernels.topk_softmax`; the weights are of compute_dtype."""
     x = gating_output.to(compute_dtype)
     ids = _best(x, topk)
-    weights = (x.gather(1, ids) if renormalize else x).softmax(1)
-    return _routed(x, weights if renormalize else weights.gather(1, ids), ids)
+    if renormalize:
+        return _routed(x, x.gather(1, ids).softmax(1), ids)
+    return _routed(x, x.softmax(1).gather(1, ids), ids)
 
 
 def topk_sigmoid(
@@ -51,17 +52,17 @@ def moe_fused_gate(
     x = input.to(compute_dtype)
     choice = x.sigmoid() + bias.to(compute_dtype)
     groups = choice.unflatten(1, (num_expert_group, -1))
-    two = min(2, groups.shape[2])
-    scores = groups.gather(2, _best(groups, two)).sum(2)
-    stays = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, topk_group), True)
-    out = ~stays.repeat_interleave(groups.shape[2], dim=1)
-    routed = topk - num_fused_shared_experts
-    weights, ids = _sigmoid_weights(x, _best(choice, routed, out), True, routed_scaling_factor)
+    group_size = groups.shape[2]
+    scores = groups.gather(2, _best(groups, min(2, group_size))).sum(2)
+    kept = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, topk_group), True)
+    left_out = ~kept.repeat_interleave(group_size, dim=1)
+    best = _best(choice, topk - num_fused_shared_experts, left_out)
+    weights, ids = _sigmoid_weights(x, best, True, routed_scaling_factor)
     shared = torch.arange(num_fused_shared_experts, dtype=ids.dtype, device=ids.device) + x.shape[1]
-    ones = torch.where(
-        x.isnan().any(1, keepdim=True), torch.nan, torch.ones_like(shared, dtype=weights.dtype)
-    )
-    return torch.cat([weights, ones], 1), torch.cat([ids, shared.expand(len(ids), -1)], 1)
+    ones = torch.ones_like(shared, dtype=weights.dtype)
+    shared_weights = torch.where(x.isnan().any(1, keepdim=True), torch.nan, ones)
+    shared_ids = shared.expand(len(ids), -1)
+    return torch.cat([weights, shared_weights], 1), torch.cat([ids, shared_ids], 1)
 
 
 def moe_align_block_size(
@@ -73,25 +74,25 @@ def moe_align_block_size(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `radix_kernels.moe_align_block_size`. Reads nothing on the host."""
     flat = topk_ids.flatten().long()
-    n, device = flat.numel(), topk_ids.device
+    n = flat.numel()
+    device = topk_ids.device
     blocks = (n + min(n, num_experts) * (block_size - 1)) // block_size
     local = torch.arange(num_experts, device=device) if expert_map is None else expert_map.long()
     inside = (flat >= 0) & (flat < num_experts)
-    expert = torch.where(inside, flat, num_experts)  # one more expert takes what is left out
-    expert = torch.where(
-        torch.cat([local, local.new_full((1,), -1)])[expert] < 0, num_experts, expert
-    )
-    counts = torch.zeros(num_experts + 1, dtype=torch.long, device=device).index_add_(
-        0, expert, torch.ones_like(expert)
-    )
+    # One expert more, behind the others, takes what is left out.
+    expert = torch.where(inside, flat, num_experts)
+    elsewhere = torch.cat([local, local.new_full((1,), -1)])[expert] < 0
+    expert = torch.where(elsewhere, num_experts, expert)
+    counts = torch.zeros(num_experts + 1, dtype=torch.long, device=device)
+    counts.index_add_(0, expert, torch.ones_like(expert))
     padded = (counts[:-1] + block_size - 1) // block_size * block_size
     ends = padded.cumsum(0)
     # Room for what is left out behind the last place, cut off below.
     sorted_ids = torch.full((blocks * block_size + n,), n, dtype=torch.int32, device=device)
     order = expert.sort(stable=True).indices
     first = counts.cumsum(0) - counts
-    place = torch.cat([ends - padded, ends.new_tensor([blocks * block_size])])[expert[order]]
-    place = place + torch.arange(n, device=device) - first[expert[order]]
+    begins = torch.cat([ends - padded, ends.new_tensor([blocks * block_size])])
+    place = begins[expert[order]] + torch.arange(n, device=device) - first[expert[order]]
     sorted_ids[place] = order.to(torch.int32)
     starts = torch.arange(blocks, device=device) * block_size
     owner = torch.searchsorted(ends, starts, right=True).clamp(max=num_experts - 1)
@@ -155,9 +156,8 @@ def _weight(
         return one
     factor = scale[expert].to(dtype)
     if factor.ndim == 2:
-        factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)[
-            : one.shape[0], : one.shape[1]
-        ]
+        factor = factor.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        factor = factor[: one.shape[0], : one.shape[1]]
     return one * factor
 
 
@@ -167,19 +167,22 @@ def quantized_activations(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
     return (codes.to(x.dtype).unflatten(-1, (-1, 128)) * scales.to(x.dtype)[..., None]).flatten(-2)
 
 
-def _best(score: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Ids of the largest along the last dimension: ties to the lowest id, NaN after -inf, those in
-    `out` last."""
-    # Three stable sorts by less and less: by number, NaN to the end, left-out ones behind them.
-    nan = score.isnan()
+def _best(score: torch.Tensor, count: int, left_out: torch.Tensor | None = None) -> torch.Tensor:
+    """Ids of the largest along the last dimension: ties to the lowest id, NaN after -inf, those
+    left out last."""
+    # Three stable sorts: by number, then NaN to the end, then those left out behind them.
     number = score.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     ids = number.sort(dim=-1, descending=True, stable=True).indices
-    for later in (nan, out):
-        if later is not None:
-            ids = ids.gather(
-                -1, later.gather(-1, ids).to(torch.uint8).sort(dim=-1, stable=True).indices
-            )
+    ids = _moved_last(ids, score.isnan())
+    if left_out is not None:
+        ids = _moved_last(ids, left_out)
     return ids[..., :count]
+
+
+def _moved_last(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """ids in their order, but those of `last` (bool, by id) behind the others."""
+    order = last.gather(-1, ids).to(torch.uint8).sort(dim=-1, stable=True).indices
+    return ids.gather(-1, order)
 
 
 def _sigmoid_weights(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sized
+from typing import Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from ..packed_experts import PackedExperts
+
+class Experts(Protocol):
+    """What is read of `radix_kernels.PackedExperts`."""
+
+    @property
+    def w1(self) -> Sized: ...
+
+    def gated_product(self, expert: int, x: torch.Tensor) -> torch.Tensor: ...
+
+    def down_product(self, expert: int, x: torch.Tensor) -> torch.Tensor: ...
 
 
 def fused_experts_packed(
     hidden_states: torch.Tensor,
-    experts: PackedExperts,
+    experts: Experts,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     *,
@@ -22,13 +31,11 @@ def fused_experts_packed(
     """See `radix_kernels.fused_experts_packed`: one expert after the other, in the order of their
     numbers.
 
-    Products are those of `linear` and `linear_silu_and_mul`, for a packed weight's layout is its
-    kernel's own. Reads topk_ids on the host.
+    The products are the experts' own (`linear` and `linear_silu_and_mul`): only its kernel knows
+    the layout of a packed weight. Reads topk_ids on the host.
     """
-    from ..gemm import linear_silu_and_mul
-    from ..linear import linear
-
-    x, topk = hidden_states, topk_ids.shape[1]
+    x = hidden_states
+    topk = topk_ids.shape[1]
     local = _local(topk_ids.reshape(-1).long(), expert_map, len(experts.w1))
     order = local.argsort(stable=True)
     values = x.new_zeros(local.shape[0], x.shape[1])
@@ -37,8 +44,8 @@ def fused_experts_packed(
     for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
         pairs = order[begin : begin + count]
         begin += count
-        act = linear_silu_and_mul(x[pairs // topk], experts.w1[expert])
-        values[pairs] = linear(act, experts.w2[expert])
+        activated = experts.gated_product(expert, x[pairs // topk])
+        values[pairs] = experts.down_product(expert, activated)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for column in range(topk):
         total += topk_weights[:, column, None] * values[column::topk]
@@ -48,8 +55,7 @@ def fused_experts_packed(
 def _local(ids: torch.Tensor, expert_map: torch.Tensor | None, experts: int) -> torch.Tensor:
     """The experts as the weights number them; -1: not here."""
     if expert_map is not None:
-        named = (ids >= 0) & (ids < expert_map.shape[0])
-        ids = torch.where(
-            named, expert_map.long()[ids.clamp(0, max(expert_map.shape[0] - 1, 0))], -1
-        )
+        count = expert_map.shape[0]
+        named = (ids >= 0) & (ids < count)
+        ids = torch.where(named, expert_map.long()[ids.clamp(0, max(count - 1, 0))], -1)
     return torch.where((ids >= 0) & (ids < experts), ids, -1)

@@ -17,15 +17,15 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # The product wraps in int64; its 64 bits are those of the unsigned product.
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((product1 >> 32) & _MASK) ^ c1 ^ k0,
-            product1 & _MASK,
-            ((product0 >> 32) & _MASK) ^ c3 ^ k1,
-            product0 & _MASK,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+        # The products wrap in int64; their 64 bits are those of the unsigned products.
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0 = ((product1 >> 32) & _MASK) ^ c1 ^ k0
+        c2 = ((product0 >> 32) & _MASK) ^ c3 ^ k1
+        c1 = product1 & _MASK
+        c3 = product0 & _MASK
+        k0 = (k0 + _WEYL[0]) & _MASK
+        k1 = (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 
 

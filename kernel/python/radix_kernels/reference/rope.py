@@ -56,18 +56,20 @@ def _check_scaling(kind: str, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{op}: rope_type is {kind!r}, expected one of {', '.join(_KEYS)}")
     required, optional = _KEYS[kind]
     given = {key for key, value in settings.items() if value is not None}
-    if missing := sorted(required - given):
+    missing = sorted(required - given)
+    if missing:
         raise ValueError(f"{op}: {kind} scaling lacks {', '.join(missing)}")
-    if unknown := sorted(given - required - optional - _CALLERS):
-        # Some files carry the original length beside types that do not read it.
-        unknown = [key for key in unknown if key != "original_max_position_embeddings"]
-        if unknown:
-            raise ValueError(f"{op}: {kind} scaling has no {', '.join(unknown)}")
+    # Some files carry the original length beside types that do not read it.
+    ignored = _CALLERS | {"original_max_position_embeddings"}
+    unknown = sorted(given - required - optional - ignored)
+    if unknown:
+        raise ValueError(f"{op}: {kind} scaling has no {', '.join(unknown)}")
 
 
 def _llama3(frequencies: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
     """Keep short wavelengths, divide long ones by factor, and blend between."""
-    low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+    low = float(settings["low_freq_factor"])
+    high = float(settings["high_freq_factor"])
     turns = float(settings["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / float(settings["factor"]))
@@ -86,8 +88,10 @@ def _yarn(
     low = dimension(float(settings.get("beta_fast") or 32))
     high = dimension(float(settings.get("beta_slow") or 1))
     if settings.get("truncate") is not False:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotary_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, rotary_dim - 1)
     span = high - low if high != low else 0.001
     index = torch.arange(rotary_dim // 2, dtype=torch.float64)
     divided = ((index - low) / span).clamp(0, 1)
@@ -102,9 +106,10 @@ def _yarn_magnitude(factor: float, settings: Mapping[str, Any]) -> float:
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    over, under = settings.get("mscale"), settings.get("mscale_all_dim")
-    if over and under:
-        return magnitude(float(over)) / magnitude(float(under))
+    mscale = settings.get("mscale")
+    mscale_all_dim = settings.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
     return magnitude(1.0)
 
 
@@ -121,10 +126,12 @@ def apply_rope_inplace(
     """See `radix_kernels.apply_rope_inplace`."""
     limit = cos_sin_cache.shape[0]
     if positions.device.type == "cpu" and positions.numel():
-        low, high = int(positions.min()), int(positions.max())
+        low = int(positions.min())
+        high = int(positions.max())
         if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
             raise ValueError(
-                f"apply_rope_inplace: positions holds {low if low < 0 else high}, expected 0 .. {limit - 1}"
+                f"apply_rope_inplace: positions holds {wrong}, expected 0 .. {limit - 1}"
             )
     cos, sin = cos_sin_cache.to(compute_dtype)[positions.long()].unsqueeze(1).chunk(2, -1)
     for x in (query, key):
@@ -136,8 +143,15 @@ def apply_rope_inplace(
 def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: bool, compute: torch.dtype
 ) -> None:
-    first, second = x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])
-    a, b = first.to(compute), second.to(compute)
-    rotated = a * cos - b * sin, b * cos + a * sin
-    first.copy_(rotated[0])
-    second.copy_(rotated[1])
+    if is_neox:
+        first, second = x.chunk(2, -1)
+    else:
+        first = x[..., ::2]
+        second = x[..., 1::2]
+    a = first.to(compute)
+    b = second.to(compute)
+    # Both before either is written: a and b may be views of x.
+    rotated_first = a * cos - b * sin
+    rotated_second = b * cos + a * sin
+    first.copy_(rotated_first)
+    second.copy_(rotated_second)

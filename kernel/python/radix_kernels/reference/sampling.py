@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..sampling import LogitEdits
+from ..logit_edits import LogitEdits
 from .philox import uniform
 
 _IN_PROMPT = 1 << 30
@@ -25,10 +25,12 @@ def apply_penalties_inplace(
     words = counts[slots[rows].long()]
     count = (words & (_IN_PROMPT - 1)).to(compute_dtype)
     x = logits[rows].to(compute_dtype)
-    r, f, p = (t[rows, None].to(compute_dtype) for t in (repetition, frequency, presence))
-    x = torch.where(words != 0, torch.where(x > 0, x / r, x * r), x)
+    factor = repetition[rows, None].to(compute_dtype)
+    x = torch.where(words != 0, torch.where(x > 0, x / factor, x * factor), x)
     # Tokens never generated keep their bits, infinities included.
-    x = torch.where(count > 0, x - (f * count + p), x)
+    per_count = frequency[rows, None].to(compute_dtype)
+    once = presence[rows, None].to(compute_dtype)
+    x = torch.where(count > 0, x - (per_count * count + once), x)
     logits[rows] = x.to(logits.dtype)
 
 
@@ -46,8 +48,8 @@ def edited_logits(
     *,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """A copy of the logits with bias, penalties, minimum of tokens and grammar applied, in that
-    order."""
+    """A copy of the logits [B, V] with bias, penalties, minimum of tokens and bitmask applied, in
+    that order. position: int64 [B]."""
     x = logits.clone()
     if edits.bias is not None:
         ids, values = edits.bias
@@ -148,13 +150,12 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `radix_kernels.token_logprobs`; float32, or float64 for float64 logits."""
     if ids.device.type == "cpu" and ids.numel():
-        low, high = int(ids.min()), int(ids.max())
-        limit = logits.shape[1]
-        if low < -1 or high >= limit:
-            bad = low if low < -1 else high
-            raise ValueError(
-                f"token_logprobs: ids holds {bad}, expected -1 .. {logits.shape[1] - 1}"
-            )
+        low = int(ids.min())
+        high = int(ids.max())
+        vocab_size = logits.shape[1]
+        if low < -1 or high >= vocab_size:
+            wrong = low if low < -1 else high
+            raise ValueError(f"token_logprobs: ids holds {wrong}, expected -1 .. {vocab_size - 1}")
     logprobs = torch.log_softmax(logits.to(compute_dtype), -1)
     picked = logprobs.gather(1, ids.clamp(min=0).long()[:, None]).squeeze(1)
     picked = picked.masked_fill(ids < 0, torch.nan)

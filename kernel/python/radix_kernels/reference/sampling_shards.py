@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import torch
 
-from ..sampling import LogitEdits
+from ..logit_edits import LogitEdits
 from .philox import uniform
 from .sampling import edited_logits, normal_temperature
 
 _HEADER = 3
 _LOW = 0xFFFFFFFF
-_SIGN = -(1 << 63)
+_SIGN = -(1 << 63)  # flipped, it turns the unsigned order of words into that of int64
 
-Settings = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+# What a row of the draw gives where no id can be drawn.
+_NOTHING = -1
+_NOT_LISTED = -2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowSettings:
+    """How one row is drawn; top_k is 0 where it filters nothing."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
 
 
 def order_words(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -56,11 +71,10 @@ def sampling_candidates(
     if rows == 0 or columns == 0:
         records[:, 1] = int(torch.tensor(-torch.inf).view(torch.int32)) & _LOW
         return records
-    x = (
-        logits
-        if edits is None
-        else edited_logits(logits, position, _shifted(edits, first_id), compute_dtype=logits.dtype)
-    )
+    x = logits
+    if edits is not None:
+        shifted = _shifted(edits, first_id)
+        x = edited_logits(logits, position, shifted, compute_dtype=logits.dtype)
     ids = first_id + torch.arange(columns, device=logits.device).expand(rows, -1)
     largest = x.amax(-1)
     temperature = normal_temperature(temperature)
@@ -69,9 +83,9 @@ def sampling_candidates(
     filtered = (temperature > 0) & (by_k | (top_p < 1) | (min_p > 0))
     scaled = x / torch.where(greedy, torch.ones_like(temperature), temperature)[:, None]
     noise = -torch.log1p(-uniform(seed, position, first_id + columns, stream)[:, first_id:])
-    best = order_words(torch.where(greedy[:, None], x, scaled - torch.log(noise)), ids)
-    best = torch.where(torch.isfinite(x), best, 0) ^ _SIGN
-    records[:, 0] = torch.where(filtered & ~greedy, 0, best.amax(-1) ^ _SIGN)
+    score = torch.where(greedy[:, None], x, scaled - torch.log(noise))
+    words = torch.where(torch.isfinite(x), order_words(score, ids), 0)
+    records[:, 0] = torch.where(filtered & ~greedy, 0, _largest_word(words, -1))
     wanted = torch.where(by_k, top_k, num_candidates).clamp(max=num_candidates)
     listed = torch.isfinite(x).sum(-1).clamp(max=wanted)
     listed = torch.where(filtered & ~greedy & torch.isfinite(largest), listed, 0)
@@ -87,16 +101,25 @@ def sampling_candidates(
     return records
 
 
+def _largest_word(words: torch.Tensor, dim: int) -> torch.Tensor:
+    """The largest along a dimension in unsigned order."""
+    return (words ^ _SIGN).amax(dim) ^ _SIGN
+
+
 def _shifted(edits: LogitEdits, first_id: int) -> LogitEdits:
-    """Lists in ids of the shard: those before it are moved past any shard's end, since a negative
-    id ends a list."""
+    """The edits with lists in ids of the shard: ids before it are moved past any shard's end, since
+    a negative id ends a list."""
 
     def shift(ids: torch.Tensor) -> torch.Tensor:
         return torch.where(ids < 0, ids, torch.where(ids < first_id, 2**31 - 1, ids - first_id))
 
-    bias = edits.bias and (shift(edits.bias[0]), edits.bias[1])
-    min_tokens = edits.min_tokens and (shift(edits.min_tokens[0]), edits.min_tokens[1])
-    return LogitEdits(bias, edits.penalties, min_tokens, edits.bitmask)
+    bias = edits.bias
+    if bias is not None:
+        bias = (shift(bias[0]), bias[1])
+    min_tokens = edits.min_tokens
+    if min_tokens is not None:
+        min_tokens = (shift(min_tokens[0]), min_tokens[1])
+    return replace(edits, bias=bias, min_tokens=min_tokens)
 
 
 def sample_candidates(
@@ -114,75 +137,113 @@ def sample_candidates(
 ) -> torch.Tensor:
     """See `radix_kernels.sample_candidates`."""
     temperature = normal_temperature(temperature)
-    ids = [
-        _merge_row(
-            records[:, b],
-            float(temperature[b]),
-            int(top_k[b]) if 0 < top_k[b] < vocab_size else 0,
-            float(top_p[b]),
-            float(min_p[b]),
-            lambda id_, b=b: uniform(seed[b : b + 1], position[b : b + 1], id_ + 1, stream)[0, id_],
+    ids = []
+    for row in range(records.shape[1]):
+        k = int(top_k[row])
+        settings = _RowSettings(
+            temperature=float(temperature[row]),
+            top_k=k if 0 < k < vocab_size else 0,
+            top_p=float(top_p[row]),
+            min_p=float(min_p[row]),
         )
-        for b in range(records.shape[1])
-    ]
+        noise_of = _row_noise(seed[row : row + 1], position[row : row + 1], stream)
+        ids.append(_draw_row(records[:, row], settings, noise_of))
     result = torch.tensor(ids, dtype=torch.int32, device=records.device)
     return result if out is None else out.copy_(result)
 
 
-def _merge_row(
-    records, temperature: float, top_k: int, top_p: float, min_p: float, noise_of
-) -> int:  # type: ignore[no-untyped-def]
-    tops = (records[:, 1] & _LOW).to(torch.int64)
-    tops = torch.where(tops >= 1 << 31, tops - (1 << 32), tops).to(torch.int32).view(torch.float32)
-    largest = tops.max() if not torch.isnan(tops).any() else tops.sum()
+def _row_noise(
+    seed: torch.Tensor, position: torch.Tensor, stream: int
+) -> Callable[[int], torch.Tensor]:
+    """The uniform number of an id in one row."""
+
+    def noise_of(token_id: int) -> torch.Tensor:
+        return uniform(seed, position, token_id + 1, stream)[0, token_id]
+
+    return noise_of
+
+
+def _draw_row(
+    records: torch.Tensor, settings: _RowSettings, noise_of: Callable[[int], torch.Tensor]
+) -> int:
+    """The id of one row from the records [W, 3 + C] of its shards; -1 where the logits allow none,
+    -2 where the filters may keep ids that no shard listed."""
+    tops = _shard_maxima(records)
+    largest = tops.sum() if torch.isnan(tops).any() else tops.max()
     if not torch.isfinite(largest):
-        return -1
-    scaled = tops / torch.tensor(temperature, dtype=torch.float32)
-    after_all = temperature > 0 and not torch.isfinite(scaled.max())
-    if not (temperature > 0 and (top_k or top_p < 1 or min_p > 0)) or after_all:
-        best = records[:, 0]
-        if (
-            temperature > 0
-        ):  # shards whose quotients overflow have left a logit, which only the row's largest may be
-            best = best[tops == largest if after_all else torch.isfinite(scaled)]
-        return int(word_ids((best ^ _SIGN).amax(0) ^ _SIGN))
+        return _NOTHING
+    filtered = settings.top_k > 0 or settings.top_p < 1 or settings.min_p > 0
+    if not settings.temperature > 0:
+        return int(word_ids(_largest_word(records[:, 0], 0)))
+    scaled = tops / torch.tensor(settings.temperature, dtype=torch.float32)
+    overflows = not torch.isfinite(scaled.max())
+    if overflows or not filtered:
+        # A shard whose quotients overflow left a logit: only the row's largest may be drawn then.
+        usable = tops == largest if overflows else torch.isfinite(scaled)
+        return int(word_ids(_largest_word(records[:, 0][usable], 0)))
+    words, complete = _listed_words(records, settings.top_k)
+    if settings.top_k > 0:
+        if len(words) < settings.top_k and not complete:
+            return _NOT_LISTED
+        words = words[: settings.top_k]
+    kept = _kept_words(words, complete, _total_mass(records, tops, settings.temperature), settings)
+    if kept is None:
+        return _NOT_LISTED
+    ids = word_ids(words[kept])
+    noise = torch.stack([noise_of(int(token_id)) for token_id in ids])
+    score = word_values(words[kept]) - torch.log(-torch.log1p(-noise))
+    return int(ids[torch.nonzero(score == score.amax())].amin())
+
+
+def _shard_maxima(records: torch.Tensor) -> torch.Tensor:
+    """float32 [W]: the largest logit of each shard, from the low half of its second word."""
+    bits = (records[:, 1] & _LOW).to(torch.int64)
+    signed = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
+    return signed.to(torch.int32).view(torch.float32)
+
+
+def _listed_words(records: torch.Tensor, top_k: int) -> tuple[torch.Tensor, bool]:
+    """(the candidates of all shards in falling order, whether no other id can be among them).
+
+    A shard that filled its list may have left out ids; those below its last one are dropped.
+    """
     listed = records[:, 1] >> 32
     capacity = records.shape[1] - _HEADER
     places = torch.arange(capacity, device=records.device)
-    words = records[:, _HEADER:][places < listed[:, None]] ^ _SIGN
-    words = torch.sort(words, descending=True).values
-    cut = (listed == capacity) & ~(
-        (listed >= top_k) if top_k else torch.zeros_like(listed, dtype=torch.bool)
-    )
-    complete = not bool(cut.any())
+    keys = records[:, _HEADER:][places < listed[:, None]] ^ _SIGN
+    keys = torch.sort(keys, descending=True).values
+    cut_off = listed == capacity
+    if top_k > 0:
+        cut_off &= listed < top_k
+    complete = not bool(cut_off.any())
     if not complete:
-        words = words[words >= (records[:, -1][cut] ^ _SIGN).amax()]
-    words = words ^ _SIGN
-    if top_k:
-        if len(words) < top_k and not complete:
-            return -2
-        words = words[:top_k]
-    x = word_values(words).double()
-    weight = torch.exp(x - x[0])
-    shares = records[:, 2].contiguous().view(torch.float64) * torch.exp(
-        (tops.double() - largest.double()) / temperature
-    )
-    total = weight.sum() if top_k else shares.nan_to_num().sum()
+        keys = keys[keys >= (records[:, -1][cut_off] ^ _SIGN).amax()]
+    return keys ^ _SIGN, complete
+
+
+def _total_mass(records: torch.Tensor, tops: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The mass of all ids relative to the largest, from the shards' own masses (float64)."""
+    masses = records[:, 2].contiguous().view(torch.float64)
+    shares = masses * torch.exp((tops.double() - tops.max().double()) / temperature)
+    return shares.nan_to_num().sum()
+
+
+def _kept_words(
+    words: torch.Tensor, complete: bool, total_mass: torch.Tensor, settings: _RowSettings
+) -> torch.Tensor | None:
+    """bool: the candidates that top-p and min-p keep; None where ids not listed may be kept."""
+    values = word_values(words).double()
+    weight = torch.exp(values - values[0])
+    total = weight.sum() if settings.top_k > 0 else total_mass
     before = weight.cumsum(0) - weight
     kept = torch.ones_like(weight, dtype=torch.bool)
-    if top_p < 1:
-        kept &= before < top_p * total
-    if min_p > 0:
-        kept &= weight >= min_p
+    if settings.top_p < 1:
+        kept &= before < settings.top_p * total
+    if settings.min_p > 0:
+        kept &= weight >= settings.min_p
     kept[0] = True
-    if (
-        not top_k
-        and not complete
-        and bool(kept.all())
-        and not (top_p < 1 and weight.sum() >= top_p * total)
-    ):
-        return -2
-    ids = word_ids(words[kept])
-    u = torch.stack([noise_of(int(i)) for i in ids])
-    score = word_values(words[kept]) - torch.log(-torch.log1p(-u))
-    return int(ids[torch.nonzero(score == score.amax())].amin())
+    if settings.top_k == 0 and not complete and bool(kept.all()):
+        nucleus_ends = settings.top_p < 1 and weight.sum() >= settings.top_p * total
+        if not nucleus_ends:
+            return None
+    return kept

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import _arrays
-from .._attention_checks import (
+from .._arrays import torch_views
+from .._checks.attention import (
     check_options,
     check_paged,
     check_softcap,
@@ -36,14 +36,23 @@ class Tiles:
     num_stages: int
 
 
+class Split(NamedTuple):
+    """How the keys of a row are cut: `number` splits of `keys` keys."""
+
+    keys: int
+    number: int
+
+
+WHOLE = Split(keys=0, number=1)
+
+
 @dataclass(frozen=True)
 class Options:
-    """The numbers of a call."""
+    """The numbers of a call; window_left: -1 for no window."""
 
     softmax_scale: float
     causal: bool
     window_left: int
-    window_right: int
     softcap: float
 
 
@@ -54,13 +63,14 @@ def choose_tiles(dim: int, group: int, itemsize: int, decode: bool) -> Tiles:
     block_n = max(16, min(64, _KV_TILE_BYTES // (dim_pad * itemsize)))
     least_m = max(16, _power_of_two(group))
     block_m = least_m if decode else max(least_m, 64 if dim_pad * itemsize <= 256 else 32)
-    return Tiles(block_m, block_n, num_warps=4, num_stages=1 if itemsize == 4 else 2)
+    num_stages = 1 if itemsize == 4 else 2
+    return Tiles(block_m=block_m, block_n=block_n, num_warps=4, num_stages=num_stages)
 
 
-def choose_split(capacity: int) -> tuple[int, int]:
-    """(keys in a split, number of splits) for rows of up to `capacity` keys."""
+def choose_split(capacity: int) -> Split:
+    """The splits of rows of up to `capacity` keys."""
     keys = max(_SPLIT_KEYS, _power_of_two(-(-capacity // _MAX_SPLITS)))
-    return keys, max(1, -(-capacity // keys))
+    return Split(keys=keys, number=max(1, -(-capacity // keys)))
 
 
 def flash_attn_with_kvcache(
@@ -92,29 +102,18 @@ def flash_attn_with_kvcache(
     differ.
     """
     op = "flash_attn_with_kvcache"
-    arrays = (
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        kv_lens,
-        cu_seqlens_q,
-        q_scale,
-        k_scale,
-        v_scale,
-        sinks,
-        out,
-        lse,
-    )
-    q, k, v, table, lens, cu, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
+    q, k, v = torch_views(q, k_cache, v_cache)
+    table, lens, cu = torch_views(page_table, kv_lens, cu_seqlens_q)
+    qs, ks, vs = torch_views(q_scale, k_scale, v_scale)
+    sinks, out, lse = torch_views(sinks, out, lse)
     if is_int8(k):
         raise NotImplementedError(f"{op}: the Triton kernel has no INT8")
     check_paged(op, q, k, v, table, lens, cu, qs, ks, vs)
     if q.shape[0] > 0 and 0 in (k.shape[1], table.shape[1]):
         raise ValueError(f"{op}: q has {q.shape[0]} rows, but the page table or cache is empty")
     decode = _is_decode(q.shape[0], table.shape[0], max_seqlen_q)
-    split = choose_split(table.shape[1] * k.shape[1]) if decode else (0, 1)
-    options = Options(softmax_scale, causal, window_left, window_right, softcap)
+    split = choose_split(table.shape[1] * k.shape[1]) if decode else WHOLE
+    options = _read_options(op, softmax_scale, causal, (window_left, window_right), softcap)
     _attend(op, (q, k, v), (table, lens, cu), (qs, ks, vs), options, sinks, out, lse, decode, split)
 
 
@@ -141,12 +140,28 @@ def flash_attn_varlen(
     """See `radix_kernels.flash_attn_varlen`. As `flash_attn_with_kvcache` here, but never split
     over the keys."""
     op = "flash_attn_varlen"
-    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, q_scale, k_scale, v_scale, sinks, out, lse)
-    q, k, v, cu, cu_k, qs, ks, vs, sinks, out, lse = (_arrays.as_torch(x) for x in arrays)
+    q, k, v = torch_views(q, k, v)
+    cu, cu_k = torch_views(cu_seqlens_q, cu_seqlens_k)
+    qs, ks, vs = torch_views(q_scale, k_scale, v_scale)
+    sinks, out, lse = torch_views(sinks, out, lse)
     check_varlen(op, q, k, v, cu, cu_k, qs, ks, vs)
     decode = _is_decode(q.shape[0], cu.shape[0] - 1, max_seqlen_q)
-    options = Options(softmax_scale, causal, window_left, window_right, softcap)
-    _attend(op, (q, k, v), (None, cu_k, cu), (qs, ks, vs), options, sinks, out, lse, decode, (0, 1))
+    options = _read_options(op, softmax_scale, causal, (window_left, window_right), softcap)
+    _attend(op, (q, k, v), (None, cu_k, cu), (qs, ks, vs), options, sinks, out, lse, decode, WHOLE)
+
+
+def _read_options(
+    op: str, softmax_scale: float, causal: bool, window: tuple[int, int], softcap: float
+) -> Options:
+    """The numbers of a call, checked."""
+    window_left, window_right = read_window(op, window)
+    check_softcap(op, softcap)
+    return Options(
+        softmax_scale=float(softmax_scale),
+        causal=bool(causal) or window_right == 0,
+        window_left=window_left,
+        softcap=float(softcap),
+    )
 
 
 def _attend(
@@ -159,54 +174,64 @@ def _attend(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     decode: bool,
-    split: tuple[int, int],
+    split: Split,
 ) -> None:
     """Checks the rest and launches. lengths: page table (None: contiguous KV), KV lengths or
-    starts, query starts."""
+    starts, query starts. scales: of q, k and v."""
     q, k, v = qkv
     table, kv_lens, cu_seqlens_q = lengths
-    window_left, window_right = read_window(op, (options.window_left, options.window_right))
-    check_softcap(op, options.softcap)
     check_options(op, q, v, sinks, out)
-    (tokens, heads, dim), v_dim, rows = q.shape, v.shape[-1], cu_seqlens_q.shape[0] - 1
+    tokens, heads, dim = q.shape
+    v_dim = v.shape[-1]
+    rows = cu_seqlens_q.shape[0] - 1
     if tokens == 0:
         return
     group = heads // k.shape[-2]
     tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode)
-    keys, splits = split
-    part_out, part_lse = _partials(q, splits, v_dim)
-    pages = [(0, *x.stride()[:2]) if table is None else x.stride()[:3] for x in (k, v)]
+    part_out, part_lse = _partials(q, split.number, v_dim)
     common = {
         "HEADS": heads,
         "V_DIM": v_dim,
         "V_PAD": _power_of_two(v_dim),
-        "SPLITS": splits,
+        "SPLITS": split.number,
         "SINKS": sinks is not None,
         "WITH_LSE": lse is not None,
     }
-    per_block = tiles.block_m // group
-    attend[(tokens // per_block + rows, k.shape[-2], splits)](
+    blocks = tokens // (tiles.block_m // group) + rows
+    attend[(blocks, k.shape[-2], split.number)](
         _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
-        part_out, part_lse, rows, float(options.softmax_scale), float(options.softcap), window_left,
-        q.stride(0), q.stride(1), *pages[0], *pages[1],
+        part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
+        q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
         out.stride(0), out.stride(1), 0 if table is None else table.stride(0),
-        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group, PAGE_SIZE=0 if table is None else k.shape[1],
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=keys if splits > 1 else 0,
-        CAUSAL=bool(options.causal) or window_right == 0, WINDOW=window_left >= 0, SOFTCAP=options.softcap > 0,
+        DIM=dim, DIM_PAD=_power_of_two(dim), GROUP=group,
+        PAGE_SIZE=0 if table is None else k.shape[1],
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.number > 1 else 0,
+        CAUSAL=options.causal, WINDOW=options.window_left >= 0, SOFTCAP=options.softcap > 0,
         Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k), FNUZ=k.dtype == torch.float8_e4m3fnuz,
-        PER_HEAD=scales[1] is not None and scales[1].shape[0] > 1,
+        PER_HEAD=_is_per_head(scales[1]),
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
-    if splits > 1:
+    if split.number > 1:
         combine[(tokens, heads)](
             part_out, part_lse, sinks, out, lse, out.stride(0), out.stride(1),
-            SPLITS_PAD=_power_of_two(splits), **common, num_warps=1,
+            SPLITS_PAD=_power_of_two(split.number), **common, num_warps=1,
         )  # fmt: skip
 
 
 def _is_decode(tokens: int, rows: int, max_seqlen_q: int) -> bool:
-    """One query a row: as the hint says or, without one, as the shapes do."""
-    return max_seqlen_q == 1 if max_seqlen_q else tokens == rows
+    """One query per row: as the hint says or, without one, as the shapes do."""
+    if max_seqlen_q > 0:
+        return max_seqlen_q == 1
+    return tokens == rows
+
+
+def _token_strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Of keys or values: from page to page (0 where they are contiguous), token and head."""
+    return x.stride()[:3] if x.ndim == 4 else (0, *x.stride()[:2])
+
+
+def _is_per_head(scale: torch.Tensor | None) -> bool:
+    return scale is not None and scale.shape[0] > 1
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -221,8 +246,9 @@ def _partials(
     if splits == 1:
         return None, None
     tokens, heads, _ = q.shape
-    part_out = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
-    return part_out, torch.empty_like(part_out[..., 0], memory_format=torch.contiguous_format)
+    part_out = q.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
+    part_lse = q.new_empty((tokens, heads, splits), dtype=torch.float32)
+    return part_out, part_lse
 
 
 def _power_of_two(n: int) -> int:

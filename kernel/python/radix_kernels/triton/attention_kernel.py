@@ -10,10 +10,10 @@ that begin at multiples of BLOCK_N, so that what it sums depends on positions al
                     needs no host copy of cu; a block past its sequence's end returns at once
     splits          split s owns keys [s * SPLIT, (s + 1) * SPLIT); its partial result is already
                     normalised, and `combine` joins the splits in index order
-    contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and one past the last's end
-    FP8             tensors come as their bytes and become the dtype of `out`, which holds every e4m3 number: products
-                    are exact on chips without that format too. The scales of q and k join the
-                    scores' factor, that of v the result's
+    contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and the last one's end
+    FP8             tensors come as their bytes and become the dtype of `out`, which holds every
+                    e4m3 number: products are exact on chips without that format too. The scales of
+                    q and k join the scores' factor, that of v the result's
 
 Nothing here is specific to a vendor. Products of float32 inputs are IEEE, not TF32.
 """

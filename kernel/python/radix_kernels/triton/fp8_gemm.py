@@ -8,8 +8,6 @@ from .float8_formats import multiplies
 from .fp8_gemm_kernel import scaled_product
 from .moe import HOPPER_SHARED, Tiles, fitted, shared_memory
 
-SCALE_BLOCK = 128
-
 
 def fp8_scaled_mm(
     mat_a: torch.Tensor,
@@ -20,7 +18,7 @@ def fp8_scaled_mm(
     out: torch.Tensor,
 ) -> None:
     """See `radix_kernels.fp8_scaled_mm`, which has checked the arguments."""
-    steps = _step(scales_a, mat_a.shape[0]), 0, _step(scales_b, mat_b.shape[1]), 0
+    steps = (_step(scales_a, mat_a.shape[0]), 0, _step(scales_b, mat_b.shape[1]), 0)
     run(mat_a, mat_b, scales_a, scales_b, bias, out, steps, blocks=False)
 
 
@@ -32,7 +30,7 @@ def fp8_blockwise_scaled_mm(
     out: torch.Tensor,
 ) -> None:
     """See `radix_kernels.fp8_blockwise_scaled_mm`, which has checked the arguments."""
-    steps = *scales_a.stride(), *reversed(scales_b.stride())
+    steps = (*scales_a.stride(), *reversed(scales_b.stride()))
     run(mat_a, mat_b, scales_a, scales_b, None, out, steps, blocks=True)
 
 
@@ -53,14 +51,14 @@ def choose_tiles(rows: int, widen: bool, shared: int = HOPPER_SHARED) -> Tiles:
     block_m = next((m for m in (16, 32, 64) if rows <= m), 128)
     many = block_m == 128
     tiles = Tiles(
-        block_m,
-        128 if many else 64,
-        64 if widen else 128,
+        block_m=block_m,
+        block_n=128 if many else 64,
+        block_k=64 if widen else 128,
         group=8,
         num_warps=8 if many else 4,
         num_stages=4,
     )
-    return fitted(tiles, 1, 1, 1, shared)
+    return fitted(tiles, matrices=1, itemsize=1, weight_size=1, shared=shared)
 
 
 def run(
@@ -86,18 +84,22 @@ def run(
         widen = not multiplies(a.device, a.dtype)
     fnuz = a.dtype == torch.float8_e4m3fnuz
     if widen:
-        a, b = a.view(torch.uint8), b.view(torch.uint8)
-    rows, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        a = a.view(torch.uint8)
+        b = b.view(torch.uint8)
+    rows, k = a.shape[-2:]
+    n = b.shape[-1]
     tiles = choose_tiles(rows, widen, shared_memory(a.device))
     batched = a.ndim == 3
-    batch, batches = (
-        (a.shape[0], tuple(t.stride(0) for t in (a, b, out))) if batched else (1, (0, 0, 0))
-    )
-    scaled_product[(batch * -(-rows // tiles.block_m) * -(-n // tiles.block_n),)](
-        a, b, a_scale, b_scale, bias, out, rows, *batches, a.stride(-2), b.stride(-1), out.stride(-2), *steps,
-        N=n, K=k, BATCHED=batched, BLOCKS=blocks, BIAS=bias is not None, WIDEN=widen, FNUZ=fnuz, BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group, num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+    batch = a.shape[0] if batched else 1
+    matrix_strides = (a.stride(0), b.stride(0), out.stride(0)) if batched else (0, 0, 0)
+    row_tiles = -(-rows // tiles.block_m)
+    column_tiles = -(-n // tiles.block_n)
+    scaled_product[(batch * row_tiles * column_tiles,)](
+        a, b, a_scale, b_scale, bias, out,
+        rows, *matrix_strides, a.stride(-2), b.stride(-1), out.stride(-2), *steps,
+        N=n, K=k, BATCHED=batched, BLOCKS=blocks, BIAS=bias is not None, WIDEN=widen, FNUZ=fnuz,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
 
 

@@ -39,17 +39,24 @@ def m_grouped_gemm_masked(
 def choose_tiles(
     rows: int, itemsize: int, shared: int = HOPPER_SHARED, widen: bool = False
 ) -> Tiles:
-    """Tiles for groups of about so many rows. FP8's sums are held twice, the block's of 128 along K
-    and the whole.
+    """Tiles for groups of about so many rows.
 
-    widen: of FP8 that the chip does not multiply.
+    FP8 holds its sums twice: that of a block of 128 along K, and the whole. widen: the operands are
+    FP8 that the chip does not multiply.
     """
     if itemsize == 4:
-        return Tiles(16 if rows <= 16 else 32, 32, 32, group=8, num_stages=2)
+        block_m = 16 if rows <= 16 else 32
+        return Tiles(block_m=block_m, block_n=32, block_k=32, group=8, num_stages=2)
     block_m = next((m for m in (16, 32, 64) if rows <= m), ALIGNMENT)
-    block_k, warps = 64 if widen else 128 // itemsize, 8 if block_m == ALIGNMENT else 4
-    tiles = Tiles(block_m, 128, block_k, group=8, num_warps=warps, num_stages=4)
-    return fitted(tiles, 1, itemsize, itemsize, shared)
+    tiles = Tiles(
+        block_m=block_m,
+        block_n=128,
+        block_k=64 if widen else 128 // itemsize,
+        group=8,
+        num_warps=8 if block_m == ALIGNMENT else 4,
+        num_stages=4,
+    )
+    return fitted(tiles, matrices=1, itemsize=itemsize, weight_size=itemsize, shared=shared)
 
 
 def _launch(
@@ -69,13 +76,18 @@ def _launch(
     widen = x_scale is not None and not multiplies(x.device, x.dtype)
     fnuz = x.dtype == torch.float8_e4m3fnuz
     if widen:
-        x, weight = x.view(torch.uint8), weight.view(torch.uint8)
+        x = x.view(torch.uint8)
+        weight = weight.view(torch.uint8)
     tiles = choose_tiles(expected, x.element_size(), shared_memory(x.device), widen)
-    grid = (-(-rows // tiles.block_m) * -(-n // tiles.block_n), experts if masked else 1)
-    grouped_product[grid](
+    row_tiles = -(-rows // tiles.block_m)
+    column_tiles = -(-n // tiles.block_n)
+    x_group_stride = x.stride(0) if masked else 0
+    out_group_stride = out.stride(0) if masked else 0
+    grouped_product[(row_tiles * column_tiles, experts if masked else 1)](
         x, weight, x_scale, weight_scale, groups, out, rows,
-        x.stride(-2), x.stride(0) if masked else 0, out.stride(-2), out.stride(0) if masked else 0,
-        EXPERTS=experts, K=k, N=n, MASKED=masked, SCALED=x_scale is not None, WIDEN=widen, FNUZ=fnuz,
+        x.stride(-2), x_group_stride, out.stride(-2), out_group_stride,
+        EXPERTS=experts, K=k, N=n, MASKED=masked, SCALED=x_scale is not None,
+        WIDEN=widen, FNUZ=fnuz,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, GROUP=tiles.group,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .. import _arrays
-from ..mla import LATENT, check_decode
+from .._arrays import torch_views
+from .._checks.mla import LATENT, check_decode
 from .attention import Tiles
 from .mla_kernel import attend_latent, join_splits
 
@@ -27,13 +27,10 @@ def choose_tiles(heads: int, amd: bool) -> Tiles:
     By the heads alone, so that a row's bits do not depend on how many of its tokens, or rows, a
     batch has.
     """
+    num_warps = 4 if amd else 8
     if heads <= 16:
-        return Tiles(16, 32, num_warps=4 if amd else 8, num_stages=2)
-    return (
-        Tiles(32, 16, num_warps=4, num_stages=2)
-        if amd
-        else Tiles(32, 32, num_warps=8, num_stages=2)
-    )
+        return Tiles(block_m=16, block_n=32, num_warps=num_warps, num_stages=2)
+    return Tiles(block_m=32, block_n=16 if amd else 32, num_warps=num_warps, num_stages=2)
 
 
 def choose_splits(capacity: int, blocks: int, any_split: bool) -> int:
@@ -44,7 +41,9 @@ def choose_splits(capacity: int, blocks: int, any_split: bool) -> int:
     16 of them a piece has 512 keys. Either way the choice is of shapes alone, so a captured graph
     serves other lengths.
     """
-    most = min(MAX_SPLITS, max(1, _PROGRAMS // max(blocks, 1))) if any_split else _INVARIANT_SPLITS
+    most = _INVARIANT_SPLITS
+    if any_split:
+        most = min(MAX_SPLITS, max(1, _PROGRAMS // max(blocks, 1)))
     return max(1, min(most, -(-capacity // _SPLIT_KEYS)))
 
 
@@ -69,48 +68,45 @@ def mla_decode(
     An FP8 cache whose tokens do not begin at multiples of 4 bytes is refused.
     """
     op = "mla_decode"
-    arrays = (q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse)
-    q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse = (
-        _arrays.as_torch(x) for x in arrays
-    )
+    q_nope, q_rope, kv_cache = torch_views(q_nope, q_rope, kv_cache)
+    page_table, kv_lens, cu_seqlens_q = torch_views(page_table, kv_lens, cu_seqlens_q)
+    out, lse = torch_views(out, lse)
     check_decode(op, q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out)
     if q_nope.numel() == 0:
         return
     tokens, heads, _ = q_nope.shape
-    rows, page_size = page_table.shape[0], kv_cache.shape[1]
+    rows, columns = page_table.shape
+    page_size = kv_cache.shape[1]
     fp8 = kv_cache.dtype == torch.uint8
-    q_piece, kv_piece = _piece(q_nope, q_rope, out), _piece(kv_cache)
+    q_piece = _piece(q_nope, q_rope, out)
+    kv_piece = _piece(kv_cache)
     if fp8 and kv_piece < 4:
         raise NotImplementedError(f"{op}: kv_cache has tokens that are not aligned to 4 bytes")
     tiles = choose_tiles(heads, torch.version.hip is not None)
-    blocks = tokens * heads // tiles.block_m + rows
-    splits = choose_splits(
-        page_table.shape[1] * page_size, max(rows, tokens * heads // tiles.block_m), any_split
-    )
+    whole_blocks = tokens * heads // tiles.block_m
+    splits = choose_splits(columns * page_size, max(rows, whole_blocks), any_split)
     part_out, part_lse = _partials(q_nope, splits)
     common = {"HEADS": heads, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
-    strides = [x.stride(i) // q_piece for x in (q_nope, q_rope) for i in (0, 1)]
-    strides += [kv_cache.stride(i) // kv_piece for i in (0, 1)]
-    out_strides = [out.stride(i) // q_piece for i in (0, 1)]
-    attend_latent[(blocks, splits)](
+    out_strides = _strides_in_pieces(out, q_piece)
+    attend_latent[(whole_blocks + rows, splits)](
         q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse, part_out, part_lse,
-        scale, rows, splits, *strides, *out_strides, page_table.stride(0),
+        scale, rows, splits,
+        *_strides_in_pieces(q_nope, q_piece), *_strides_in_pieces(q_rope, q_piece),
+        *_strides_in_pieces(kv_cache, kv_piece), *out_strides, page_table.stride(0),
         PAGE_SIZE=page_size, KV_PIECE=kv_piece, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
         SPLIT_KEYS=_SPLIT_KEYS if splits > 1 else 0, FP8=fp8, CAUSAL=causal, **common,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:
         join_splits[(tokens, heads)](
-            part_out,
-            part_lse,
-            out,
-            lse,
-            splits,
-            *out_strides,
-            MAX_SPLITS=MAX_SPLITS,
-            **common,
-            num_warps=4,
-        )
+            part_out, part_lse, out, lse, splits, *out_strides,
+            MAX_SPLITS=MAX_SPLITS, **common, num_warps=4,
+        )  # fmt: skip
+
+
+def _strides_in_pieces(x: torch.Tensor, piece: int) -> tuple[int, int]:
+    """The first two strides in pieces of so many elements."""
+    return x.stride(0) // piece, x.stride(1) // piece
 
 
 def _piece(*tensors: torch.Tensor) -> int:
@@ -122,10 +118,10 @@ def _piece(*tensors: torch.Tensor) -> int:
 
 
 def _begins_at(x: torch.Tensor, piece: int) -> bool:
-    steps = (x.stride(i) for i in range(x.ndim - 1) if x.shape[i] > 1)
-    return x.data_ptr() % (piece * x.element_size()) == 0 and all(
-        step % piece == 0 for step in steps
-    )
+    if x.data_ptr() % (piece * x.element_size()) != 0:
+        return False
+    steps = [x.stride(i) for i in range(x.ndim - 1) if x.shape[i] > 1]
+    return all(step % piece == 0 for step in steps)
 
 
 def _partials(q: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

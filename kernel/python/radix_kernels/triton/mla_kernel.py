@@ -5,11 +5,11 @@ query rows (row r of a sequence is token r // HEADS, head r % HEADS), as key and
 dimensions, as value. With few heads bound by bytes, with many by math.
 
     grid            (query blocks, splits)
-    query blocks    sequence b begins at block cu[b] * HEADS // BLOCK_M + b: an upper bound that needs no host copy of
-                    cu; a block past its sequence's end returns at once
-    splits          a row's keys are cut into pieces of one size, that follows from its own length and the number of
-                    splits; a piece's result is already normalised, and `join_splits` joins them in
-                    order
+    query blocks    sequence b begins at block cu[b] * HEADS // BLOCK_M + b: an upper bound that
+                    needs no host copy of cu; a block past its sequence's end returns at once
+    splits          a row's keys are cut into pieces of one size, which follows from the row's own
+                    length and the number of splits; a piece's result is already normalised, and
+                    `join_splits` joins them in order
 
 Strides come in pieces of Q_PIECE and KV_PIECE elements, the 16 bytes of a wide load where the
 tensors allow it: so the compiler knows how the addresses are aligned, and none of these numbers
@@ -80,8 +80,8 @@ def _load_tokens(
 
 
 _NUMBERS = [
-    "rows", "splits", "q_token", "q_head", "rope_token", "rope_head", "cache_page", "cache_slot", "out_token",
-    "out_head", "table_row",
+    "rows", "splits", "q_token", "q_head", "rope_token", "rope_head", "cache_page", "cache_slot",
+    "out_token", "out_head", "table_row",
 ]  # fmt: skip
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 
-from ..reference.moe import quantized_activations
+from ..reference.moe import moe_align_block_size, quantized_activations
 from .float8_formats import multiplies
 from .moe_kernel import combine, product
+
+Align = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 # Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
 FEW_PAIRS = 64
 # Bytes of shared memory that a program may have.
-HOPPER_SHARED, CDNA_SHARED = 232448, 65536
+HOPPER_SHARED = 232448
+CDNA_SHARED = 65536
 
 
 @dataclass(frozen=True)
@@ -49,24 +52,31 @@ def choose_tiles(
     else:
         # Twice the mean, since tokens do not spread evenly.
         rows = next((m for m in (16, 32, 64) if 2 * pairs <= m * experts), 128)
+    up = Tiles(block_m=rows, block_n=64, block_k=64)
     if itemsize == 4:
-        up = down = Tiles(rows, 32, 32, num_stages=2)
+        up = replace(up, block_n=32, block_k=32, num_stages=2)
+        down = up
     elif shared <= CDNA_SHARED:
-        up = down = Tiles(rows, 64, 64, group=4, num_stages=2)
+        up = replace(up, group=4, num_stages=2)
+        down = up
     elif pairs <= FEW_PAIRS:
-        up = down = Tiles(rows, 32, 128, num_stages=4)
+        up = replace(up, block_n=32, block_k=128, num_stages=4)
+        down = up
     elif rows <= 32:
-        up, down = Tiles(rows, 64, 128), Tiles(rows, 128, 128)
+        up = replace(up, block_k=128)
+        down = replace(up, block_n=128)
     elif rows == 64:
-        up, down = Tiles(64, 64, 64, num_stages=4), Tiles(64, 128, 64, num_stages=4)
+        up = replace(up, num_stages=4)
+        down = replace(up, block_n=128)
     elif weight_size == itemsize:
-        up = Tiles(128, 128, 64, group=16, num_warps=8, num_stages=4)
-        down = Tiles(128, 256, 64, group=16, num_warps=8, num_stages=4)
+        up = replace(up, block_n=128, group=16, num_warps=8, num_stages=4)
+        down = replace(up, block_n=256)
     else:  # widening and scaling FP8 takes registers
-        up = Tiles(128, 64, 128, group=16, num_warps=8)
-        down = Tiles(128, 64, 64, group=16, num_warps=8, num_stages=4)
-    return fitted(up, 2, itemsize, weight_size, shared), fitted(
-        down, 1, itemsize, weight_size, shared
+        up = replace(up, block_k=128, group=16, num_warps=8)
+        down = replace(up, block_k=64, num_stages=4)
+    return (
+        fitted(up, matrices=2, itemsize=itemsize, weight_size=weight_size, shared=shared),
+        fitted(down, matrices=1, itemsize=itemsize, weight_size=weight_size, shared=shared),
     )
 
 
@@ -87,16 +97,18 @@ def fused_experts(
     expert_map: torch.Tensor | None,
     out: torch.Tensor,
     use_fp8_w8a8: bool = False,
+    align: Align = moe_align_block_size,
 ) -> None:
     """See `radix_kernels.fused_experts`, which has checked the arguments.
 
-    Reads no tensor on the host, so a CUDA graph may capture it.
+    align: what sorts the pairs of a large batch by expert, the public op `moe_align_block_size` or
+    its reference. Reads no tensor on the host, so a CUDA graph may capture it.
     """
     pairs = topk_ids.numel()
     if pairs == 0 or hidden_states.shape[1] == 0:
         out.zero_()
         return
-    tiles = choose_tiles(
+    up, down = choose_tiles(
         pairs,
         w1.shape[0],
         hidden_states.element_size(),
@@ -104,18 +116,9 @@ def fused_experts(
         shared_memory(w1.device),
     )
     run(
-        hidden_states,
-        w1,
-        w2,
-        topk_weights,
-        topk_ids,
-        w1_scale,
-        w2_scale,
-        expert_map,
-        out,
-        *tiles,
-        use_fp8_w8a8,
-    )
+        hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out,
+        up, down, use_fp8_w8a8, align=align,
+    )  # fmt: skip
 
 
 def run(
@@ -131,48 +134,113 @@ def run(
     up: Tiles,
     down: Tiles,
     use_fp8_w8a8: bool = False,
+    align: Align = moe_align_block_size,
 ) -> None:
-    """`fused_experts` by given tiles; both products have the same rows. Quantised activations are
-    widened again."""
-    from ..moe import moe_align_block_size
-
+    """`fused_experts` by given tiles; both products have the same rows."""
     tokens, topk = topk_ids.shape
-    pairs, hidden, inter = tokens * topk, x.shape[1], w2.shape[2]
-    named = w1.shape[0] if expert_map is None else expert_map.shape[0]
-    widen = w1.element_size() == 1 and not multiplies(w1.device, w1.dtype)
-    fnuz, fp8 = w1.dtype == torch.float8_e4m3fnuz, w1.dtype
-    if widen:
-        w1, w2 = w1.view(torch.uint8), w2.view(torch.uint8)
-    few = pairs <= up.block_m and pairs <= FEW_PAIRS
-    order: tuple[Any, Any, Any] = (None, None, None)
-    blocks = pairs
-    if not few:
-        order = moe_align_block_size(topk_ids, named, up.block_m, expert_map=expert_map)
-        blocks = order[1].shape[0]
-    act = x.new_empty((pairs, inter))
-    part = x.new_empty((pairs, hidden))
-
-    def launch(
-        source: torch.Tensor, w: torch.Tensor, scale: Any, to: torch.Tensor, k: int, tiles: Tiles
-    ) -> None:
-        n, gated = to.shape[1], to is act
-        product[(blocks * -(-n // tiles.block_n),)](
-            source, w, scale, topk_ids, expert_map, *order, to, pairs, source.stride(0), to.stride(0),
-            K=k, N=n, NUM_EXPERTS=named, LOCALS=w1.shape[0], TOPK=topk if gated else 1, GATED=gated, FEW=few,
-            MAPPED=expert_map is not None, SCALE=0 if scale is None else 1 if scale.ndim == 1 else 2,
-            WIDEN=widen, FNUZ=fnuz, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-            GROUP=tiles.group, SWAP=tiles.swap, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
-
-    launch(_quantized(x, fp8) if use_fp8_w8a8 else x, w1, w1_scale, act, hidden, up)
-    if use_fp8_w8a8:
-        act = _quantized(act, fp8)
-    launch(act, w2, w2_scale, part, inter, down)
+    hidden = x.shape[1]
+    fp8 = w1.dtype
+    pairs = _sort_pairs(topk_ids, w1.shape[0], expert_map, up.block_m, align)
+    activated = x.new_empty((pairs.count, w2.shape[2]))
+    products = x.new_empty((pairs.count, hidden))
+    # Quantised activations are widened again: the products are of the numbers that they stand for.
+    source = _quantized(x, fp8) if use_fp8_w8a8 else x
+    _launch_product(source, w1, w1_scale, activated, pairs, up, topk=topk, gated=True)
+    source = _quantized(activated, fp8) if use_fp8_w8a8 else activated
+    _launch_product(source, w2, w2_scale, products, pairs, down, topk=1, gated=False)
     block = min(1024, 1 << (hidden - 1).bit_length())
     combine[(tokens, -(-hidden // block))](
-        part, topk_weights, topk_ids, expert_map, out, out.stride(0), HIDDEN=hidden, NUM_EXPERTS=named,
-        LOCALS=w1.shape[0], TOPK=topk, MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
+        products, topk_weights, topk_ids, expert_map, out, out.stride(0),
+        HIDDEN=hidden, NUM_EXPERTS=pairs.named_experts, LOCALS=w1.shape[0], TOPK=topk,
+        MAPPED=expert_map is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """The (token, place) pairs of a batch, sorted by expert in blocks unless they are few.
+
+    order: what `moe_align_block_size` returns, None three times where the pairs are not sorted.
+    """
+
+    topk_ids: torch.Tensor
+    expert_map: torch.Tensor | None
+    named_experts: int
+    blocks: int
+    order: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]
+
+    @property
+    def count(self) -> int:
+        return self.topk_ids.numel()
+
+    @property
+    def are_few(self) -> bool:
+        return self.order[0] is None
+
+
+def _sort_pairs(
+    topk_ids: torch.Tensor,
+    experts: int,
+    expert_map: torch.Tensor | None,
+    block_m: int,
+    align: Align,
+) -> _Pairs:
+    named = experts if expert_map is None else expert_map.shape[0]
+    count = topk_ids.numel()
+    if count <= block_m and count <= FEW_PAIRS:
+        return _Pairs(
+            topk_ids=topk_ids,
+            expert_map=expert_map,
+            named_experts=named,
+            blocks=count,
+            order=(None, None, None),
+        )
+    order = align(topk_ids, named, block_m, expert_map=expert_map)
+    return _Pairs(
+        topk_ids=topk_ids,
+        expert_map=expert_map,
+        named_experts=named,
+        blocks=order[1].shape[0],
+        order=order,
+    )
+
+
+def _launch_product(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    target: torch.Tensor,
+    pairs: _Pairs,
+    tiles: Tiles,
+    *,
+    topk: int,
+    gated: bool,
+) -> None:
+    """target [pairs, N] = the pairs' rows of source, each by its expert's matrix of weight [E, N or
+    2 N, K]. topk: how many pairs share a row of source. gated: silu(gate) * up of the two halves.
+    """
+    n = target.shape[1]
+    fp8 = weight.dtype
+    widen = weight.element_size() == 1 and not multiplies(weight.device, fp8)
+    if widen:
+        weight = weight.view(torch.uint8)
+    product[(pairs.blocks * -(-n // tiles.block_n),)](
+        source, weight, scale, pairs.topk_ids, pairs.expert_map, *pairs.order,
+        target, pairs.count, source.stride(0), target.stride(0),
+        K=source.shape[1], N=n, NUM_EXPERTS=pairs.named_experts, LOCALS=weight.shape[0],
+        TOPK=topk, GATED=gated, FEW=pairs.are_few, MAPPED=pairs.expert_map is not None,
+        SCALE=_scale_kind(scale), WIDEN=widen, FNUZ=fp8 == torch.float8_e4m3fnuz,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        GROUP=tiles.group, SWAP=tiles.swap,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+
+
+def _scale_kind(scale: torch.Tensor | None) -> int:
+    """0 none, 1 one per expert, 2 one per block of 128 x 128."""
+    if scale is None:
+        return 0
+    return 1 if scale.ndim == 1 else 2
 
 
 def _quantized(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
@@ -181,6 +249,7 @@ def _quantized(x: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
 
 @cache
 def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
     if device.type != "cuda":
         return HOPPER_SHARED  # Triton's interpreter
     if torch.version.hip:

@@ -11,11 +11,11 @@ product.
 A program of `product` owns BLOCK_M pairs of one expert and BLOCK_N columns of the result. Which
 pairs:
 
-    sorted   the blocks of moe_align_block_size. The grid is the most that the shapes may need; programs past
-             num_tokens_post_padded return. Neighbouring programs share an expert's weights in the
-             L2
-    few      no sort: all pairs of the batch fit into BLOCK_M. A program of pair p runs if p is the first of its expert
-             and takes every pair of that expert, so a weight is read once
+    sorted   the blocks of moe_align_block_size. The grid is the most that the shapes may need;
+             programs past num_tokens_post_padded return. Neighbouring programs share an expert's
+             weights in the L2
+    few      no sort: all pairs of the batch fit into BLOCK_M. A program of pair p runs if p is the
+             first of its expert and takes every pair of that expert, so a weight is read once
 
 SWAP exchanges the operands of the product (W @ x^T): weights then fill the matrix unit's long side.
 """

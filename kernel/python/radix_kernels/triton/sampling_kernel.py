@@ -185,8 +185,10 @@ def _draw(
 
 @triton.jit
 def draw_rows(
-    logits, stride, vocab, temperatures, top_ks, top_ps, min_ps, seeds, positions, stream, out, BLOCK: tl.constexpr
+    logits, stride, vocab, temperatures, top_ks, top_ps, min_ps, seeds, positions, stream, out,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """One program draws the id of one row."""
     b = tl.program_id(0)
     row = logits + b.to(tl.int64) * stride
     temperature = tl.load(temperatures + b)
@@ -220,7 +222,7 @@ def draw_rows(
                 row, vocab, temperature, scaled, top_p, border, last_id, True, BLOCK
             )
         first = _draw(
-            row, vocab, temperature, scaled, min_p, tl.load(seeds + b), tl.load(positions + b), stream,
-            border, last_id, BLOCK,
+            row, vocab, temperature, scaled, min_p,
+            tl.load(seeds + b), tl.load(positions + b), stream, border, last_id, BLOCK,
         )  # fmt: skip
     tl.store(out + b, tl.where(whole, first, -1))

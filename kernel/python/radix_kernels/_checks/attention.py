@@ -1,23 +1,24 @@
-"""Argument checks of attention, shared by the reference and the Triton path."""
+"""Argument checks of attention, for the reference and Triton."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
-from . import _checks
+from .. import _checks
 
 # A window of as many tokens is none: no row is as long, and the kernels' 32-bit positions do not
 # overflow.
 _ENDLESS = 2**30
-FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 
 
 def read_window(op: str, window_size: tuple[int, int]) -> tuple[int, int]:
     """(left, right) as integers, -1 for a left of 2**30 or more. TypeError, ValueError unless it is
     a valid pair."""
     try:
-        left, right = (operator.index(side) for side in window_size)
+        given_left, given_right = window_size
+        left = operator.index(given_left)
+        right = operator.index(given_right)
     except (TypeError, ValueError):
         raise TypeError(f"{op}: window_size is {window_size!r}, expected two integers") from None
     fits = left >= -1 and right in (-1, 0)
@@ -117,27 +118,22 @@ def _same_device(op: str, q: Any, *others: tuple[str, Any]) -> None:
 def check_scales(op: str, q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
     """ValueError unless FP8 and INT8 tensors, and no others, have their scales, FP8 ones all of one
     size."""
-    int8 = is_int8(k)
     scales = (
-        ("k_scale", k_scale, "KV", k),
-        ("v_scale", v_scale, "KV", k),
-        ("q_scale", q_scale, "q", q),
+        ("k_scale", k_scale, "KV", is_scaled(k)),
+        ("v_scale", v_scale, "KV", is_scaled(k)),
+        ("q_scale", q_scale, "q", is_fp8(q)),
     )
-    for name, scale, of, x in scales:
-        wanted = is_fp8(x) or (int8 and of == "KV")
-        _checks.require(
-            op, wanted or scale is None, f"{name} is given, but {of} is neither FP8 nor INT8"
-        )
-        _checks.require(
-            op, not wanted or scale is not None, f"{name} is missing, FP8 and INT8 {of} need it"
-        )
-        if scale is not None:
-            check_scale(op, name, scale, "k_cache", k)
-            _same_device(op, q, (name, scale))
-            if not int8:
-                _checks.contiguous_last(op, name, scale)
-                same = k_scale is None or scale.shape[0] == k_scale.shape[0]
-                _checks.require(op, same, f"{name} and k_scale differ in size")
+    for name, scale, of, wanted in scales:
+        if scale is None:
+            _checks.require(op, not wanted, f"{name} is missing, FP8 and INT8 {of} need it")
+            continue
+        _checks.require(op, wanted, f"{name} is given, but {of} is neither FP8 nor INT8")
+        check_scale(op, name, scale, "k_cache", k)
+        _same_device(op, q, (name, scale))
+        if not is_int8(k):
+            _checks.contiguous_last(op, name, scale)
+            same = k_scale is None or scale.shape[0] == k_scale.shape[0]
+            _checks.require(op, same, f"{name} and k_scale differ in size")
 
 
 def check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> None:
@@ -158,7 +154,7 @@ def check_scale(op: str, name: str, scale: Any, cache_name: str, cache: Any) -> 
 
 def is_fp8(x: Any) -> bool:
     """True for a tensor of e4m3 numbers, OCP's or AMD's (fnuz)."""
-    return str(x.dtype).removeprefix("torch.") in FP8
+    return str(x.dtype).removeprefix("torch.") in _checks.FP8
 
 
 def is_int8(x: Any) -> bool:
@@ -173,19 +169,21 @@ def is_scaled(x: Any) -> bool:
 
 def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]) -> None:
     """TypeError or ValueError unless queries, keys and values fit together."""
-    _checks.dtype(op, "q", q, (*_checks.FLOATS, *FP8))
+    _checks.dtype(op, "q", q, (*_checks.FLOATS, *_checks.FP8))
     _checks.rank(op, "q", q, 3)
     _checks.contiguous_last(op, "q", q)
     for name, x in zip(names, (k, v), strict=True):
         _checks.rank(op, name, x, ndim)
-        _checks.same_dtype(
-            op, name, x, *((names[0], k) if is_scaled(k) and not is_fp8(q) else ("q", q))
-        )
+        if is_scaled(k) and not is_fp8(q):
+            _checks.same_dtype(op, name, x, names[0], k)
+        else:
+            _checks.same_dtype(op, name, x, "q", q)
         _checks.contiguous_last(op, name, x)
         _checks.shape(
             op, name, x, (*k.shape[:-1], x.shape[-1]), f"as {names[0]} but for the last dimension"
         )
-    heads, kv_heads, dim, v_dim = q.shape[1], k.shape[-2], q.shape[2], v.shape[-1]
+    _, heads, dim = q.shape
+    kv_heads = k.shape[-2]
     _checks.require(
         op,
         kv_heads > 0 and heads % kv_heads == 0,
@@ -194,12 +192,26 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, ndim: int, names: tuple[str, str]
     _checks.require(
         op, k.shape[-1] == dim, f"{names[0]} has head dimension {k.shape[-1]}, expected {dim}"
     )
-    for name, d in (("q", dim), (names[1], v_dim)):
+    for name, size in (("q", dim), (names[1], v.shape[-1])):
         _checks.require(
             op,
-            d % 16 == 0 and 0 < d <= 256,
-            f"{name} has head dimension {d}, expected a multiple of 16 up to 256",
+            size % 16 == 0 and 0 < size <= 256,
+            f"{name} has head dimension {size}, expected a multiple of 16 up to 256",
         )
+
+
+def check_merge(
+    op: str, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any
+) -> None:
+    """TypeError or ValueError unless the tensors of `merge_state` fit together."""
+    _checks.rank(op, "out_a", out_a, 3)
+    for name, x in (("out_a", out_a), ("out_b", out_b), ("out", out)):
+        _checks.dtype(op, name, x, _checks.FLOATS)
+        _checks.shape(op, name, x, out_a.shape, "as out_a")
+        _checks.same_dtype(op, name, x, "out_a", out_a)
+    for name, x in (("lse_a", lse_a), ("lse_b", lse_b), ("lse", lse)):
+        _checks.dtype(op, name, x, ("float32",))
+        _checks.shape(op, name, x, out_a.shape[:2], "tokens and heads of out_a")
 
 
 def check_options(op: str, q: Any, v: Any, sinks: Any, out: Any) -> None:

@@ -1,6 +1,7 @@
-"""Argument checks of the reference path, in the words that the native library uses.
+"""Argument checks of the ways around the native library, in its words.
 
-Native ops check in the library; these give the fallback the same manners.
+The library checks what its kernels get. Triton's kernels and the reference check nothing: their
+arguments are checked here, by a module for each family over the functions of this file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 FLOATS = ("bfloat16", "float16", "float32")
+HALVES = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 INTS = ("int32", "int64")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _checks
+from .. import _checks
 
 MAX_EXPERTS = 1024
 MAX_TOPK = 32
@@ -13,12 +13,13 @@ SCALE_BLOCK = 128
 
 
 def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: int = 0) -> None:
-    """Of the reference's path: logits and the pair of results; `shared` columns are no choice among
-    the experts."""
+    """Logits and the pair of results of a router, for the reference; `shared` of the columns are no
+    choice among the experts."""
     _checks.dtype(op, name, x, _checks.FLOATS)
     _checks.rank(op, name, x, 2)
     _checks.contiguous_last(op, name, x)
-    experts, topk = x.shape[1], weights.shape[1]
+    experts = x.shape[1]
+    topk = weights.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(
             f"{op}: {name} has {experts} experts, supported are 1 to {MAX_EXPERTS}"
@@ -35,13 +36,13 @@ def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: in
 
 
 def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
-    """Of the reference's path."""
+    """The bias of a router's experts, for the reference."""
     _checks.dtype(op, name, bias, ("float32",))
     _checks.shape(op, name, bias, x.shape[1:], "experts")
 
 
 def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, shared: int) -> None:
-    """Of the reference's path."""
+    """The numbers of `moe_fused_gate`, for the reference."""
     _checks.require(
         op,
         0 <= shared < topk,
@@ -50,7 +51,8 @@ def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, share
     _checks.require(
         op,
         1 <= groups <= MAX_GROUPS and experts % groups == 0,
-        f"input has {experts} experts in num_expert_group = {groups} groups, expected 1 to {MAX_GROUPS} equal groups",
+        f"input has {experts} experts in num_expert_group = {groups} groups, "
+        f"expected 1 to {MAX_GROUPS} equal groups",
     )
     _checks.require(
         op, 1 <= kept <= groups, f"topk_group is {kept}, expected 1 to {groups} (num_expert_group)"
@@ -59,8 +61,25 @@ def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, share
     _checks.require(
         op,
         topk - shared <= left,
-        f"topk_weights has {topk} columns (topk), but the {kept} groups that stay have {left} experts",
+        f"topk_weights has {topk} columns (topk), "
+        f"but the {kept} groups that stay have {left} experts",
     )
+
+
+def check_alignment(op: str, topk_ids: Any, num_experts: int, expert_map: Any) -> None:
+    """What `moe_align_block_size` has not checked before it sized its results."""
+    _checks.require(op, topk_ids.is_contiguous(), "topk_ids is not contiguous")
+    if expert_map is not None:
+        _checks.dtype(op, "expert_map", expert_map, ("int32",))
+        _checks.shape(op, "expert_map", expert_map, (num_experts,), "num_experts")
+
+
+def check_sum(op: str, x: Any, out: Any) -> None:
+    """The tensors of `moe_sum`, for the reference."""
+    _checks.dtype(op, "input", x, _checks.FLOATS)
+    _checks.contiguous_last(op, "input", x)
+    _checks.shape(op, "out", out, (x.shape[0], x.shape[2]), "tokens and hidden size of input")
+    _checks.same_dtype(op, "out", out, "input", x)
 
 
 def check_experts(
@@ -75,14 +94,16 @@ def check_experts(
     expert_map: Any,
     out: Any,
 ) -> None:
-    """Of every path: fused_experts has no native entry that would check."""
+    """The tensors of `fused_experts`, whatever runs it: its outputs and workspace are allocated by
+    their shapes."""
     _checks.dtype(op, "hidden_states", x, _checks.FLOATS)
     _checks.rank(op, "hidden_states", x, 2)
     _checks.contiguous_last(op, "hidden_states", x)
     _checks.rank(op, "w1", w1, 3)
     _checks.rank(op, "w2", w2, 3)
     tokens, hidden = x.shape
-    experts, inter = w1.shape[0], w2.shape[2]
+    experts = w1.shape[0]
+    inter = w2.shape[2]
     _checks.shape(
         op,
         "w1",
@@ -109,8 +130,26 @@ def check_experts(
     _checks.contiguous_last(op, "out", out)
 
 
+def check_packed_experts(
+    op: str, x: Any, weights: Any, ids: Any, expert_map: Any, out: Any
+) -> None:
+    """The tensors of `fused_experts_packed`, whatever runs it."""
+    _checks.rank(op, "hidden_states", x, 2)
+    _checks.dtype(op, "topk_weights", weights, ("float32",))
+    _checks.rank(op, "topk_weights", weights, 2)
+    _checks.dtype(op, "topk_ids", ids, ("int32",))
+    expected = (x.shape[0], weights.shape[1])
+    _checks.shape(op, "topk_weights", weights, expected, "tokens of hidden_states")
+    _checks.shape(op, "topk_ids", ids, weights.shape, "as topk_weights")
+    if out is not None:
+        _checks.shape(op, "out", out, x.shape, "as hidden_states")
+        _checks.same_dtype(op, "out", out, "hidden_states", x)
+    if expert_map is not None:
+        _checks.dtype(op, "expert_map", expert_map, ("int32",))
+
+
 def check_quantized(op: str, w1: Any, w2: Any, scale: Any) -> None:
-    """Of every path, after check_experts: what use_fp8_w8a8 asks for."""
+    """What use_fp8_w8a8 asks for, after check_experts, whatever runs it."""
     _checks.require(
         op,
         scale is not None and scale.ndim == 3,
@@ -134,7 +173,9 @@ def _check_weights(op: str, x: Any, w1: Any, w2: Any, s1: Any, s2: Any) -> None:
     _checks.require(op, s1.ndim == s2.ndim, "w1_scale and w2_scale are of two kinds")
     for name, scale, w in (("w1_scale", s1, w1), ("w2_scale", s2, w2)):
         _checks.dtype(op, name, scale, ("float32",))
-        blocks = (-(-n // SCALE_BLOCK) for n in w.shape[1:])
-        want = (w.shape[0],) if scale.ndim == 1 else (w.shape[0], *blocks)
-        _checks.shape(op, name, scale, want, "one an expert, or one a block of 128 x 128")
+        experts, rows, columns = w.shape
+        expected: tuple[int, ...] = (experts,)
+        if scale.ndim != 1:
+            expected = (experts, -(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
+        _checks.shape(op, name, scale, expected, "one an expert, or one a block of 128 x 128")
         _checks.require(op, scale.is_contiguous(), f"{name} is not contiguous")

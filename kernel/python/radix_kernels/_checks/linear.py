@@ -1,0 +1,66 @@
+"""Argument checks of dense layers and embedding: for torch and the reference, and what a packed
+weight asks of x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _checks
+from .._arrays import Array, dtype_name
+
+
+def read_out_dtype(op: str, x: Array, out_dtype: Any, out: Array | None) -> str:
+    """The name of the result's dtype, x's or float32. TypeError for another, or where out has not
+    the one asked for."""
+    own = dtype_name(x)
+    given = own if out is None else dtype_name(out)
+    name = given if out_dtype is None else str(out_dtype).rpartition(".")[2]
+    if name not in (own, "float32"):
+        argument = "out_dtype" if out_dtype else "out"
+        raise TypeError(f"{op}: {argument} is {name}, expected {own} (as x) or float32")
+    if out is not None and given != name:
+        raise TypeError(f"{op}: out has dtype {given}, expected {name}")
+    return name
+
+
+def check_packed(op: str, x: Array, k: int, dtype: str) -> None:
+    """ValueError unless x has k inputs, TypeError unless it has the packed weight's dtype."""
+    if int(x.shape[-1]) != k:
+        raise ValueError(
+            f"{op}: x has last dimension {x.shape[-1]}, expected {k} (inputs of weight)"
+        )
+    if dtype_name(x) != dtype:
+        raise TypeError(f"{op}: x has dtype {x.dtype}, expected {dtype} (as weight)")
+
+
+def check_linear(op: str, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> None:
+    """TypeError or ValueError unless the tensors of `linear` fit together."""
+    _checks.dtype(op, "x", x, _checks.FLOATS)
+    _checks.rank(op, "weight", weight, 2)
+    _checks.same_dtype(op, "weight", weight, "x", x)
+    n, k = weight.shape
+    _checks.require(
+        op,
+        x.shape[-1] == k,
+        f"x has last dimension {x.shape[-1]}, expected {k} (inputs of weight)",
+    )
+    _checks.contiguous_last(op, "x", x)
+    shape = (*x.shape[:-1], n)
+    if out is not None:
+        _checks.shape(op, "out", out, shape, "rows of x, outputs of weight")
+    if bias is not None:
+        _checks.shape(op, "bias", bias, (n,), "outputs of weight")
+        if dtype_name(bias) != "float32":
+            _checks.same_dtype(op, "bias", bias, "x", x)
+    if residual is not None:
+        _checks.shape(op, "residual", residual, shape, "as out")
+        _checks.same_dtype(op, "residual", residual, "x", x)
+
+
+def check_embedding(op: str, ids: Any, weight: Any, out: Any) -> None:
+    """TypeError or ValueError unless the tensors of `embedding` fit together."""
+    _checks.dtype(op, "ids", ids, _checks.INTS)
+    _checks.rank(op, "ids", ids, 1)
+    _checks.rank(op, "weight", weight, 2)
+    _checks.shape(op, "out", out, (ids.shape[0], weight.shape[1]), "ids and columns of weight")
+    _checks.same_dtype(op, "out", out, "weight", weight)

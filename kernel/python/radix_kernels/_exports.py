@@ -1,0 +1,35 @@
+"""What the package exports, by name: the ops of the table and what goes with them.
+
+`__init__` builds the package from this and tools/op_tables.py its stub, `__init__.pyi`.
+"""
+
+from __future__ import annotations
+
+from ._ops import OPS
+
+# Besides the ops: types, packing, settings.
+_OTHERS = {
+    "DecoderLayer": "decoder",
+    "DenseDecoder": "decoder",
+    "LogitEdits": "logit_edits",
+    "PackedExperts": "packed_experts",
+    "PackedWeight": "packed_weight",
+    "capabilities": "capabilities",
+    "get_fallback": "_dispatch",
+    "get_num_threads": "threads",
+    "pack_experts": "packed_experts",
+    "pack_weight": "packed_weight",
+    "rope_cos_sin_cache": "rope",
+    "set_fallback": "_dispatch",
+    "set_num_threads": "threads",
+    "unpack_awq": "formats",
+    "unpack_gguf": "formats",
+    "unpack_gptq": "formats",
+    "unpack_weight": "packed_weight",
+}
+
+# Public name -> the module that defines it.
+NAMES = {op.name: op.module for op in OPS} | _OTHERS
+
+# The same, of modules that are loaded on first use.
+LAZY = {"GpuCommunicator": "comm", "ShmCommunicator": "comm"}
