@@ -107,7 +107,7 @@ class Row:
 
 def step(sampler, rows, logits):
     numbers = np.array([r.number for r in rows], np.int32)
-    positions = np.array([r.position for r in rows], np.int32)
+    positions = torch.tensor([r.position for r in rows], dtype=torch.int64)
     return sampler.sample(torch.from_numpy(logits.copy()), numbers, positions)
 
 
@@ -184,10 +184,10 @@ def test_greedy_takes_the_lowest_of_equals():
     sampler.admit(RowSampling(1, 1, SamplingParams(temperature=1, top_k=1)))
     logits = np.zeros((2, VOCAB), np.float32)
     logits[:, [7, 50, 120]] = 2.0
-    ids = sampler.sample(torch.from_numpy(logits[:1]), np.array([0], np.int32), np.array([3]))
+    ids = sampler.sample(torch.from_numpy(logits[:1]), np.array([0], np.int32), torch.tensor([3]))
     assert ids.ids.tolist() == [7]
     both = sampler.sample(
-        torch.from_numpy(logits), np.array([0, 1], np.int32), np.array([3, 3], np.int32)
+        torch.from_numpy(logits), np.array([0, 1], np.int32), torch.tensor([3, 3])
     )
     assert both.ids.tolist() == [7, 7]
 

@@ -44,7 +44,7 @@ def build_rank(
         ops.set_num_threads(threads)
         torch.set_num_threads(threads)
     communicator.open(device)
-    return ModelRunner(args, config, device, communicator)
+    return ModelRunner(args, config, device=device, communicator=communicator)
 
 
 class LocalExecutor:
@@ -71,7 +71,7 @@ class LocalExecutor:
         self.max_rows = self.runner.max_rows
         self.max_context = self.runner.max_context
         self.vocab_size = config.vocab_size
-        self.max_samples = 1  # nothing drafts tokens yet
+        self.max_samples = self.runner.max_samples
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         """Executor.launch."""
