@@ -28,6 +28,7 @@ from ..models.loader import load_model
 from ..quantization.registry import linear_methods
 from ..step_plan import LogprobSpan, StepPlan, StepResult
 from .kv_budget import kv_pages
+from .profiler import Profiler
 from .row_state import RowState
 from .sampler import Sampled, Sampler
 from .warm_up import warm_up_plans
@@ -66,6 +67,7 @@ class ModelRunner:
         self.device = device
         self.max_samples = max_samples
         self._comm = communicator
+        self.profiler = Profiler(communicator.rank, device)
         self.max_context = args.context_length or config.max_context
         if self.max_context > config.max_context:
             limit = f"the model's {config.max_context} positions"
@@ -88,7 +90,10 @@ class ModelRunner:
         ) as error:  # torch has a class of its own for a GPU's memory, none for the host's
             if not (wanted := re.search(r"tried to allocate [\d.]+ \w+", str(error), re.I)):
                 raise
-            flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
+            flags = (
+                "--mem-fraction-static, --chunked-prefill-size, --max-running-requests "
+                "and --tp-size"
+            )
             raise ConfigError(
                 f"not enough memory on {device.torch_device}: {wanted[0]}; see {flags}"
             ) from None
@@ -180,7 +185,8 @@ class ModelRunner:
                 self._sampler.admit(state)
         self.batch.load(plan, self._state.next_token, self._state.committed_len)
         self.backend.plan(self.batch)
-        hidden = self.model(self.batch)
+        with self.profiler.span(f"forward {self.batch.num_tokens} tokens"):
+            hidden = self.model(self.batch)
         scores = [self._score(plan, span, hidden) for span in plan.logprob_spans]
         return Forwarded(
             hidden=hidden.index_select(0, self.batch.logit_rows),
@@ -204,12 +210,15 @@ class ModelRunner:
         self, plan: StepPlan, forwarded: Forwarded, masks: np.ndarray | None = None
     ) -> StepResult:
         """Queues the rest of the step, on all ranks: samples, and moves the rows past what they
-        accept. Results are rank 0's, on a GPU filled when the stream has passed.
-
-        `masks` uint32 [S, ceil(V / 32)], rank 0's alone: bit `id % 32` of word `id // 32` allows an
-        id. Raises ValueError for masks of another shape, before anything is queued."""
-        bitmask = None if masks is None else self._upload_masks(plan, masks)
-        return self._finish(plan, forwarded, self._sample(plan, forwarded.hidden, bitmask))
+        accept. Results are rank 0's, on a GPU filled when the stream has passed. `masks`, rank 0's
+        alone, have passed `check_masks`."""
+        bitmask = None
+        if masks is not None:
+            words = np.ascontiguousarray(masks).view(np.int32)
+            bitmask = upload(words, self.device.torch_device)
+        with self.profiler.span("draw"):
+            sampled = self._sample(plan, forwarded.hidden, bitmask)
+            return self._finish(plan, forwarded, sampled)
 
     @torch.inference_mode()
     def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
@@ -219,12 +228,12 @@ class ModelRunner:
         ids = torch.full((count,), -1, dtype=torch.int32, device=self.device.torch_device)
         return self._finish(plan, forwarded, Sampled(ids))
 
-    def _upload_masks(self, plan: StepPlan, masks: np.ndarray) -> torch.Tensor:
+    def check_masks(self, plan: StepPlan, masks: np.ndarray) -> None:
+        """Raises ValueError unless `masks` are uint32 [S, ceil(V / 32)]."""
         wanted = (int(plan.num_samples.sum()), -(-self.config.vocab_size // 32))
         if masks.dtype != np.uint32 or masks.shape != wanted:
             found = f"{masks.dtype} {list(masks.shape)}"
-            raise ValueError(f"the masks are {found}, the step needs uint32 {list(wanted)}")
-        return upload(np.ascontiguousarray(masks).view(np.int32), self.device.torch_device)
+            raise ValueError(f"they are {found}, the step needs uint32 {list(wanted)}")
 
     def _sample(
         self, plan: StepPlan, hidden: torch.Tensor, bitmask: torch.Tensor | None

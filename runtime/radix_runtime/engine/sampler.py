@@ -149,8 +149,8 @@ class Sampler:
     ) -> Sampled:
         """One token for each row of `logits` float32 [S, V].
 
-        `rows` int32 [S], on the host, is the request-table row of each sample. `positions` int64 [S]
-        is where each token will stand in its sequence. `bitmask` int32 [S, ceil(V / 32)]: bit
+        `rows` int32 [S], on the host, is the request-table row of each sample. `positions` int64
+        [S] is where each token will stand in its sequence. `bitmask` int32 [S, ceil(V / 32)]: bit
         `id % 32` of word `id // 32` allows an id. Raises ValueError if a row with penalties has
         more than one sample: its counts must know every token before."""
         batch = self._gather(rows)

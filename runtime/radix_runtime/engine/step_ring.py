@@ -100,7 +100,8 @@ class StepRing(_Ring):
         nothing then."""
         for view in (self._acks, self._words, self._data):
             view.release()
-        self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector
+        # It holds a descriptor of its own, which should not wait for the garbage collector.
+        self._memory.close()
         for fd in self.handle.fds:
             os.close(fd)
 

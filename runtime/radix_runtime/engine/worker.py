@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -17,7 +18,8 @@ from ..distributed import connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..step_plan import deserialize_plan
+from ..step_plan import StepPlan, deserialize_plan
+from .commands import execute
 from .executor import build_rank
 from .step_ring import StepRingReader
 from .worker_group import WorkerSpec
@@ -38,10 +40,15 @@ def main() -> int:
     try:
         config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
         ring = StepRingReader(spec.ring, spec.rank - 1)
+        replies = Connection(spec.reply_fd, readable=False)
         runner = build_rank(args, config, device, communicator)
         while (frame := ring.receive()) is not None:
-            runner.run(deserialize_plan(frame))
-            communicator.check()
+            work = deserialize_plan(frame)
+            if isinstance(work, StepPlan):
+                runner.run(work)
+                communicator.check()
+            else:
+                replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
     except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
         echo = "aborted by rank" in str(error)  # who aborted the group has said why
         is_config = isinstance(error, ConfigError)
