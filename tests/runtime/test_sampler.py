@@ -207,3 +207,82 @@ def test_counts_exist_only_for_rows_with_penalties():
     logits = rng.standard_normal((20, VOCAB)).astype(np.float32)
     want = [r.want(x) for r, x in zip(rows, logits, strict=True)]
     assert step(sampler, rows, logits).ids.tolist() == want
+
+
+def test_a_bitmask_allows_ids_behind_the_other_edits():
+    rng = np.random.default_rng(9)
+    sampler = Sampler(8, VOCAB, CPU)
+    rows = [Row(i, CASES[i], rng) for i in (0, 1, 5, 6, 7, 4)]
+    for row in rows:
+        sampler.admit(row.admission(return_logprob=row.number == 4, top_logprobs=2))
+    logits = (rng.standard_normal((len(rows), VOCAB)) * 3).astype(np.float32)
+    allowed = rng.random((len(rows), VOCAB)) < 0.1
+    allowed[:, 0] = True
+    bits = np.zeros((len(rows), -(-VOCAB // 32) * 32), np.uint8)
+    bits[:, :VOCAB] = allowed
+    words = np.packbits(bits, axis=1, bitorder="little").view("<i4")
+    numbers = np.array([r.number for r in rows], np.int32)
+    positions = torch.tensor([r.position for r in rows])
+    given = torch.from_numpy(logits.copy())
+    got = sampler.sample(given, numbers, positions, bitmask=torch.from_numpy(words))
+    want = []
+    for row, x, ids in zip(rows, logits, allowed, strict=True):
+        early = row.position < row.min_end
+        edited = edit(x, row.params, row.prompt, row.output, row.stop_ids, early)
+        edited[~ids] = -np.inf
+        want.append(draw(edited, row.params, row.seed, row.position))
+    assert got.ids.tolist() == want
+    raw = torch.log_softmax(torch.from_numpy(logits[5]).double(), -1)
+    assert abs(got.logprobs[5] - raw[want[5]]) < 1e-5, "of the logits as the model gave them"
+    assert got.logprobs[:5].isnan().all()
+
+
+def test_several_samples_of_a_row_are_those_of_single_ones():
+    rng = np.random.default_rng(10)
+    sampler = Sampler(16, VOCAB, CPU)
+    rows = [Row(n, CASES[c], rng) for n, c in ((3, 1), (0, 3), (7, 4))]
+    rows[1].params = SamplingParams(temperature=1.3, top_p=0.6, logit_bias={5: 3.0})
+    for row in rows:
+        sampler.admit(row.admission(return_logprob=row.number == 7))
+    counts = [3, 1, 4]
+    samples = [(row, j) for row, n in zip(rows, counts, strict=True) for j in range(n)]
+    logits = (rng.standard_normal((len(samples), VOCAB)) * 3).astype(np.float32)
+    numbers = np.array([row.number for row, _ in samples], np.int32)
+    positions = torch.tensor([row.position + j for row, j in samples])
+    got = sampler.sample(torch.from_numpy(logits.copy()), numbers, positions)
+    for i, (row, _) in enumerate(samples):
+        one = sampler.sample(torch.from_numpy(logits[[i]]), numbers[[i]], positions[[i]])
+        assert one.ids.tolist() == [got.ids[i]]
+        if row.number == 7:
+            assert one.logprobs.tolist() == [got.logprobs[i]]
+
+
+def test_penalties_take_one_sample_of_a_row_a_step():
+    rng = np.random.default_rng(11)
+    sampler = Sampler(4, VOCAB, CPU)
+    for i, c in ((0, 5), (1, 1)):
+        sampler.admit(Row(i, CASES[c], rng).admission())
+    logits = torch.zeros((3, VOCAB))
+    rows = np.array([0, 1, 1], np.int32)
+    assert len(sampler.sample(logits, rows, torch.tensor([9, 5, 6])).ids) == 3
+    with pytest.raises(ValueError, match="a row with penalties takes one sample a step"):
+        sampler.sample(logits, np.array([0, 0, 1], np.int32), torch.tensor([9, 10, 6]))
+
+
+def test_greedy_is_what_needs_no_logits_but_the_largest():
+    sampler = Sampler(8, VOCAB, CPU)
+    greedy = SamplingParams(temperature=0)
+    others = [
+        {"params": SamplingParams(temperature=0.5)},
+        {"params": SamplingParams(temperature=0, logit_bias={3: 1.0})},
+        {"params": SamplingParams(temperature=0, frequency_penalty=0.1)},
+        {"params": greedy, "return_logprob": True},
+        {"params": greedy, "min_end": 9, "stop_ids": [4]},
+    ]
+    sampler.admit(RowSampling(row=0, seed=1, params=greedy, min_end=9))  # with nothing to mask
+    assert sampler.is_greedy(np.array([0, 7], np.int32))
+    for row, state in enumerate(others, 1):
+        sampler.admit(RowSampling(row=row, seed=1, **state))
+        assert not sampler.is_greedy(np.array([0, row], np.int32))
+    sampler.admit(RowSampling(row=1, seed=1, params=greedy))
+    assert sampler.is_greedy(np.array([0, 1], np.int32))

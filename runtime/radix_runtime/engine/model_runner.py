@@ -222,9 +222,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
-        """Instead of `draw`: every sample is -1, as for logits that are not finite. The ranks stay
-        in step and a later step finds valid state."""
+        """Instead of `draw`, on rank 0: every sample is -1, as for logits that are not finite. A
+        later step finds valid state."""
         count = len(forwarded.hidden)
+        if count:
+            self._compute_logits(forwarded.hidden)  # the other ranks draw: it is a collective
         ids = torch.full((count,), -1, dtype=torch.int32, device=self.device.torch_device)
         return self._finish(plan, forwarded, Sampled(ids))
 
@@ -247,12 +249,15 @@ class ModelRunner:
             if ids is not None:
                 return Sampled(ids)
         if count:
-            out = None if self._logits is None else self._logits[:count]
-            logits = self.model.compute_logits(hidden, out)
+            logits = self._compute_logits(hidden)
             if logits is not None and sampler is not None:
                 before = self.batch.positions.index_select(0, self.batch.logit_rows)
                 return sampler.sample(logits, rows, before.long() + 1, bitmask)
         return Sampled(torch.empty(count, dtype=torch.int32, device=hidden.device))
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        out = None if self._logits is None else self._logits[: len(hidden)]
+        return self.model.compute_logits(hidden, out)
 
     def _finish(self, plan: StepPlan, forwarded: Forwarded, sampled: Sampled) -> StepResult:
         """Tells the other ranks the ids and moves the rows on."""
