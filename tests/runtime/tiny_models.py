@@ -136,7 +136,12 @@ class Driver:
         args = args or ServerArgs(model_path=str(folder))
         method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(
-            comm, attention, method, dtype, CPU.torch_device, self.config.max_context
+            communicator=comm,
+            backend=attention,
+            linear_method=method,
+            dtype=dtype,
+            device=CPU.torch_device,
+            max_positions=self.config.max_context,
         )
         self.model = load_model(self.config, args, ctx)
         self.batch = ForwardBatch(

@@ -1,7 +1,7 @@
-"""A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
+"""A tensor-parallel worker (rank > 0): takes plans and commands from the ring and runs its shard.
 
-Rank 0 starts it with a WorkerSpec on standard input, open as long as rank 0 lives. It decides and
-samples nothing."""
+Rank 0 starts it with a WorkerSpec on standard input, which stays open as long as rank 0 lives. A
+worker schedules and samples nothing."""
 
 import ctypes
 import logging
@@ -30,6 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
+    """Runs until rank 0 closes the ring; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
     args = spec.args
@@ -60,8 +61,8 @@ def main() -> int:
     return EXIT_CLEAN
 
 
-# No worker outlives rank 0, however that one ends.
 def _die_with_parent(spec: WorkerSpec) -> None:
+    """No worker outlives rank 0, however that one ends."""
     if spec.main_thread:
         # The signal comes with the end of the *thread* that started us: only for the main one.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
