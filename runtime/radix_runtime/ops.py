@@ -43,9 +43,9 @@ from radix_kernels import (
     DecoderLayer,
     DenseDecoder,
     GpuCommunicator,
+    LogitEdits,
     PackedWeight,
     ShmCommunicator,
-    apply_penalties_inplace,
     capabilities,
     count_tokens_inplace,
     embedding,
@@ -64,6 +64,7 @@ from radix_kernels import (
     silu_and_mul,
     token_logprobs,
     top_k_top_p_sampling,
+    top_k_top_p_sampling_with_logprobs,
 )
 
 

@@ -153,6 +153,7 @@ class Driver:
             max_context=self.config.max_context,
         )
         self.next_token = torch.zeros((max_rows + 1, 1), dtype=torch.int32)
+        self.committed_len = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
@@ -173,6 +174,7 @@ class Driver:
                 seq.pages.append(page)
             if index < num_decode:
                 self.next_token[seq.row, 0] = seq.ids[seq.computed]
+                self.committed_len[seq.row] = seq.computed
             else:
                 prompt += seq.ids[seq.computed : end]
             seq.computed = end
@@ -194,7 +196,7 @@ class Driver:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor | None:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
-        self.batch.load(plan, self.next_token)
+        self.batch.load(plan, self.next_token, self.committed_len)
         hidden = self.model.forward(self.batch)
         return self.model.compute_logits(hidden[: plan.num_tokens])
 

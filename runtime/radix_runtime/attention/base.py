@@ -66,6 +66,8 @@ class AttentionBackend(ABC):
         super().__init_subclass__(**options)
         reset_shortcuts(cls, AttentionBackend, "forward", ["supports_fused_decoder"])
 
+    expands_decode = True  # takes q tokens of a decode entry as q entries of one token
+
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self.config = config
         self.device = device

@@ -22,7 +22,7 @@ class TorchNativeAttention(AttentionBackend):
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
         pool = batch.kv_pool
-        lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens_host.tolist(), strict=True)
+        lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens.tolist(), strict=True)
         start = 0
         for entry, (query_len, kv_len) in enumerate(lengths):
             k, v = _gather(pool, layer.layer_id, batch.page_table[entry], kv_len)

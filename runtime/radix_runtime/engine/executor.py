@@ -5,15 +5,18 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import numpy as np
 import torch
 
 from .. import ops
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import Communicator, connect, core_share
-from ..errors import ConfigError, EngineDeadError
+from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
-from ..step_plan import Executor, StepPlan, StepResult, serialize_plan
+from ..step_plan import EngineCommand, Executor, StepPlan, StepResult, serialize_plan
+from .commands import CommandReply, execute, texts
+from .deferred_stream import DeferredStream
 from .model_runner import ModelRunner
 from .worker_group import WorkerGroup
 
@@ -44,7 +47,7 @@ def build_rank(
         ops.set_num_threads(threads)
         torch.set_num_threads(threads)
     communicator.open(device)
-    return ModelRunner(args, config, device, communicator)
+    return ModelRunner(args, config, device=device, communicator=communicator)
 
 
 class LocalExecutor:
@@ -57,7 +60,7 @@ class LocalExecutor:
     ) -> None:
         device = Device.resolve(args.device)
         self._communicator = communicator or Communicator()
-        self._stream = device.stream(self._check)
+        self._stream = DeferredStream(device.stream(self._check))
         try:
             self.runner = self._stream.submit(
                 build_rank, args, config, device, self._communicator
@@ -71,25 +74,64 @@ class LocalExecutor:
         self.max_rows = self.runner.max_rows
         self.max_context = self.runner.max_context
         self.vocab_size = config.vocab_size
-        self.max_samples = 1  # nothing drafts tokens yet
+        self.max_samples = self.runner.max_samples
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Executor.launch."""
         if self.failure is not None:
             raise EngineDeadError(self.failure)
-        return self._stream.submit(self._run, plan)
+        return self._stream.submit(self._run, plan, masks, waits=masks is not None)
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, masks: Future[np.ndarray] | None) -> StepResult:
         if self.failure is not None:  # the state that this step builds on is not what it expects
             raise EngineDeadError(self.failure)
         try:
-            return self.runner.run(plan)
+            if masks is None:
+                return self.runner.run(plan)
+            return self._run_masked(plan, masks)
+        except MaskError:
+            raise
         except BaseException as error:
             dead = self._died_of(error)
             self._communicator.abort()
             if isinstance(error, Exception):
                 raise dead from error
             raise
+
+    def _run_masked(self, plan: StepPlan, masks: Future[np.ndarray]) -> StepResult:
+        forwarded = self.runner.forward(plan)
+        try:
+            words = masks.result()
+            self.runner.check_masks(plan, words)
+        except Exception as error:
+            # The other ranks wait for ids, and the step behind this one for a next token.
+            self.runner.skip_draw(plan, forwarded)
+            raise MaskError(plan.step_id, str(error) or type(error).__name__) from error
+        return self.runner.draw(plan, forwarded, words)
+
+    def call(self, command: EngineCommand) -> Future[list[str]]:
+        """Executor.call."""
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        try:
+            return self._stream.submit(self._execute, command)
+        except EngineCommandError as error:  # a GPU's stream runs it on this thread
+            failed: Future[list[str]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _execute(self, command: EngineCommand) -> list[str]:
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        own = execute(self.runner, command, rank=0)
+        try:
+            return texts([own, *self._other_replies()])
+        except EngineDeadError as error:
+            raise self._died_of(error) from error
+
+    def _other_replies(self) -> list[CommandReply]:
+        """What the ranks of other processes answer to the command that runs."""
+        return []
 
     def _check(self) -> None:
         try:
@@ -140,14 +182,25 @@ class TPExecutor(LocalExecutor):
         self._communicator.abort()
         self._group.ring.close()
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Executor.launch."""
+        self._publish(plan)
+        return super().launch(plan, masks)
+
+    def call(self, command: EngineCommand) -> Future[list[str]]:
+        """Executor.call."""
+        self._publish(command)
+        return super().call(command)
+
+    def _publish(self, work: StepPlan | EngineCommand) -> None:
         if self.failure is None:
             try:
-                self._group.ring.publish(serialize_plan(plan))
+                self._group.ring.publish(serialize_plan(work))
             except EngineDeadError as error:
                 raise self._died_of(error) from error
-        return super().launch(plan)
+
+    def _other_replies(self) -> list[CommandReply]:
+        return self._group.receive_replies()
 
     def _await_news(self, error: BaseException) -> None:
         # A closed ring or a broken exchange is mostly the consequence of a death: give the report

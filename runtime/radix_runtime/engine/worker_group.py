@@ -6,16 +6,20 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import msgspec
 
 from ..config import ServerArgs
+from ..errors import EngineDeadError
 from ..processes import start_process
+from .commands import CommandReply
 from .step_ring import RingHandle, StepRing
 
 logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0  # that a worker has to end by itself
+_REPLY_SECONDS = 600.0  # that it has for a command
 
 
 class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,6 +29,7 @@ class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
     rank: int
     memory_fd: int
     ring: RingHandle
+    reply_fd: int  # write end of the pipe for CommandReplies
     parent_pid: int  # rank 0's process
     # The main thread started the worker, which may then ask the kernel to end it with that thread.
     main_thread: bool
@@ -40,6 +45,7 @@ class WorkerGroup:
     def __init__(self, args: ServerArgs) -> None:
         self.ring = StepRing(args.tp_size - 1)
         self._memory_fd = os.memfd_create("radix-comm")
+        self._replies: list[Connection] = []
         self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -51,17 +57,21 @@ class WorkerGroup:
         return f"/proc/self/fd/{self._memory_fd}"
 
     def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
+        read_fd, reply_fd = os.pipe()
+        self._replies.append(Connection(read_fd, writable=False))
         spec = WorkerSpec(
             args=args,
             rank=rank,
             memory_fd=self._memory_fd,
             ring=self.ring.handle,
+            reply_fd=reply_fd,
             parent_pid=os.getpid(),
             main_thread=threading.current_thread() is threading.main_thread(),
         )
-        descriptors = [self._memory_fd, *self.ring.handle.fds]
+        descriptors = [self._memory_fd, reply_fd, *self.ring.handle.fds]
         # What it prints is no output of this program.
         process = start_process("radix_runtime.engine.worker", stdout=2, pass_fds=descriptors)
+        os.close(reply_fd)  # its end in the worker is the last: a death ends what waits for a reply
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
@@ -93,6 +103,22 @@ class WorkerGroup:
             on_death(reason)
             self._death_told.set()
 
+    def receive_replies(self) -> list[CommandReply]:
+        """Each worker's answer to the command that was published last, in the order of ranks.
+
+        Raises EngineDeadError: a worker has died, or does not answer."""
+        replies = []
+        for rank, connection in enumerate(self._replies, 1):
+            try:
+                if not connection.poll(_REPLY_SECONDS):
+                    text = f"worker rank {rank} did not answer in {_REPLY_SECONDS:g} s"
+                    raise EngineDeadError(text)
+                frame = connection.recv_bytes()
+            except (EOFError, ConnectionError):
+                raise EngineDeadError(f"worker rank {rank} has gone") from None
+            replies.append(msgspec.msgpack.decode(frame, type=CommandReply))
+        return replies
+
     def await_death(self, seconds: float) -> None:
         """Gives a death that is under way the time to be reported."""
         self._death_told.wait(seconds)
@@ -113,5 +139,7 @@ class WorkerGroup:
                     process.kill()
         for watcher in self._watchers:
             watcher.join()
+        for connection in self._replies:
+            connection.close()
         self.ring.release()
         os.close(self._memory_fd)
