@@ -84,11 +84,11 @@ def implementation(op: str, name: str) -> Native:
 
     ValueError for another name, RuntimeError where Triton is not installed.
     """
-    if name != "triton" or op not in _TRITON_OPS:
+    if name != "triton" or not KERNELS[op].triton:
         raise ValueError(f"{op}: implementation is {name!r}, expected 'auto' or 'triton'")
     if not triton_installed():
         raise RuntimeError(f"{op}: Triton is not installed")
-    kernel: Native = getattr(importlib.import_module("radix_kernels.triton"), op)
+    kernel: Native = getattr(triton, op)
     return kernel
 
 

@@ -22,7 +22,7 @@ from ..distributed import Communicator
 from ..errors import ConfigError
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
-from ..messages import pack_ids, unpack_ids
+from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
