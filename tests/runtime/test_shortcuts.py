@@ -46,7 +46,7 @@ def run(driver: Driver) -> torch.Tensor:
     sequence = Sequence(0, random_ids(driver.config, sum(STEPS), seed=1))
     outputs = []
     for count in STEPS:
-        driver.batch.load(driver.plan([(sequence, count)]), driver.next_token)
+        driver.batch.load(driver.plan([(sequence, count)]), driver.next_token, driver.committed_len)
         with torch.inference_mode():
             outputs.append(driver.model(driver.batch).clone())
     return torch.cat(outputs)
