@@ -20,6 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = (
     "config",
     "errors",
+    "families",
     "hub",
     "log",
     "messages",
@@ -29,6 +30,7 @@ BASE = (
     "sampling_params",
     "shortcuts",
     "signals",
+    "specs",
     "step_plan",
     "text",
 )
