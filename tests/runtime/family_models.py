@@ -74,6 +74,9 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         {**_EXPERTS, "num_experts": 6, "head_dim": 32, "mlp_only_layers": [0],
          "decoder_sparse_step": 2},
     ),
+    "qwen3_moe_odd_width": FamilyModel(
+        "Qwen3Moe", {**_EXPERTS, "num_experts": 5, "head_dim": 32, "moe_intermediate_size": 33}
+    ),
     "mixtral": FamilyModel("Mixtral", {"num_local_experts": 5, "sliding_window": 9}),
     "qwen2_moe": FamilyModel(
         "Qwen2Moe",
@@ -136,6 +139,11 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
          "intermediate_size": 32, "rope_parameters": {**_YARN, "truncate": False}},
     ),
+    "gpt_oss_odd_width": FamilyModel(
+        "GptOss",
+        {"head_dim": 32, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 9,
+         "intermediate_size": 33, "rope_parameters": {**_YARN, "truncate": False}},
+    ),
     "gemma3_vl": FamilyModel(
         "Gemma3", {"head_dim": 32, "sliding_window": 9, "sliding_window_pattern": 2},
         vision=_VISION, outer={"mm_tokens_per_image": 4},
@@ -168,6 +176,7 @@ def random_model(name: str, seed: int = 0) -> torch.nn.Module:
         config = config_class(text_config=sizes, vision_config=dict(model.vision), **model.outer)
         suffix = "ForConditionalGeneration"
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the other takes no odd widths
     torch.manual_seed(seed)
     built: torch.nn.Module = getattr(transformers, f"{model.name}{suffix}")(config)
     is_gemma = model.name.startswith("Gemma")
