@@ -60,7 +60,7 @@ def _pointwise(warp: int) -> tuple[set[str], set[str]]:
 
 def _quantize(warp: int) -> set[str]:
     """FP8 in the format of the platform's GPUs."""
-    fp8 = "E4m3" if warp == 32 else "E4m3Fnuz"
+    fp8 = "e4m3" if warp == 32 else "e4m3fnuz"
     names = {"zero_kernel"}
     for dtype, pack in _PACK.items():
         groups = [size // pack for size in (64, 128)]

@@ -105,7 +105,7 @@ __device__ void write_row(const Norm<T>& norm, int64_t row, const Pack<T, 16 / s
       store_pack<kSize>(norm.out + row * hidden + first, pack);
       continue;
     }
-    const float scale = fmaxf((norm.grouped ? here : largest) * factor, kLeast) / kE4m3Max;
+    const float scale = fmaxf((norm.grouped ? here : largest) * factor, kLeast) / e4m3::kLargest;
     Pack<e4m3, kSize> pack;
 #pragma unroll
     for (int j = 0; j < kSize; j++) from_float(values[j] * factor / scale, pack.at[j]);

@@ -1,36 +1,109 @@
-// float to e4m3 (OCP, "fn": no infinities, 448 is the largest).
+// FP8 elements on the device: e4m3 as OCP defines it ("fn": no infinities) and as AMD's gfx942 has it ("fnuz": no
+// negative zero either). Every rounding to FP8 is here: to nearest even, saturating, NaN stays NaN.
 #pragma once
 
-#include "gpu/device/compat.h"
+#include "common/tensor.h"
+#include "gpu/device/element.h"
 
-namespace radix::gpu {
-
-constexpr float kE4m3Max = 448.f;
+namespace radix {
 
 struct e4m3 {
+  static constexpr int kBias = 7;
+  static constexpr float kLargest = 448.f;
+  static constexpr uint8_t kNan = 0x7f;
+  static constexpr bool kNegativeZero = true;
   uint8_t bits;
 };
+struct e4m3fnuz {
+  static constexpr int kBias = 8;
+  static constexpr float kLargest = 240.f;
+  static constexpr uint8_t kNan = 0x80;
+  static constexpr bool kNegativeZero = false;
+  uint8_t bits;
+};
+static_assert(sizeof(e4m3) == 1 && sizeof(e4m3fnuz) == 1);
 
-// Round to nearest even, saturating; NaN stays NaN.
-__device__ inline void from_float(float x, e4m3& out) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(x));
-  out.bits = static_cast<uint8_t>(pair);
-#else
-  const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u, u = __float_as_uint(x) & 0x7fffffffu;
-  uint32_t magnitude;
-  if (u > 0x7f800000u) {
-    magnitude = 0x7fu;
-  } else if (u >= 0x43e00000u) {  // 448
-    magnitude = 0x7eu;
-  } else if (u < 0x3c800000u) {  // 2^-6: the step is 2^-9, as that of floats in [2^14, 2^15)
-    magnitude = __float_as_uint(__uint_as_float(u) + 16384.f) & 0xfu;
+namespace gpu {
+
+// The byte of x, in integer arithmetic: for GPUs without the instruction.
+template <class F>
+__device__ inline uint8_t to_fp8(float x) {
+  const float a = fminf(fabsf(x), F::kLargest);
+  constexpr float kSmallestNormal = F::kBias == 7 ? 0x1p-6f : 0x1p-7f;
+  uint32_t code;
+  if (a < kSmallestNormal) {
+    code = static_cast<uint32_t>(rintf(a * (8.f / kSmallestNormal)));  // 8 is the smallest normal number's code
   } else {
-    magnitude = (u + 0x7ffffu + (u >> 20 & 1u) - (120u << 23)) >> 20;
+    const uint32_t u = __float_as_uint(a);
+    code = (u + 0x7ffffu + (u >> 20 & 1u) >> 20) - ((127 - F::kBias) << 3);
   }
-  out.bits = static_cast<uint8_t>(sign | magnitude);
-#endif
+  if (x != x) return F::kNan;
+  const bool negative = __float_as_uint(x) >> 31;
+  return static_cast<uint8_t>(code | (negative && (F::kNegativeZero || code != 0) ? 0x80u : 0u));
 }
 
-}  // namespace radix::gpu
+// Two at a time, `low` to the lower byte: one instruction from sm_89 on.
+__device__ inline uint16_t to_e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint16_t>(to_fp8<e4m3>(low) | to_fp8<e4m3>(high) << 8);
+#endif
+}
+__device__ inline void from_float(float x, e4m3& out) {
+  out.bits = static_cast<uint8_t>(to_e4m3_pair(x, 0.f));
+}
+
+template <class F, int N>
+__device__ inline Pack<uint8_t, N> to_fp8(const float (&v)[N]) {
+  Pack<uint8_t, N> out;
+  if constexpr (__is_same(F, e4m3) && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint16_t pair = to_e4m3_pair(v[i], v[i + 1]);
+      out.at[i] = static_cast<uint8_t>(pair);
+      out.at[i + 1] = static_cast<uint8_t>(pair >> 8);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++) out.at[i] = to_fp8<F>(v[i]);
+  }
+  return out;
+}
+
+// v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
+// once. A quotient that is about to overflow, and so beyond every format, stays as it is: its correction would be NaN.
+template <int N>
+__device__ inline void divide(float (&v)[N], float scale) {
+  const float inverse = 1.f / scale;
+  if (inverse > 0x1p-100f && inverse < 0x1p100f) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      const float quotient = v[j] * inverse, corrected = fmaf(fmaf(-quotient, scale, v[j]), inverse, quotient);
+      v[j] = fabsf(quotient) < 1e30f ? corrected : quotient;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = v[j] / scale;
+  }
+}
+
+// The format of this backend's GPUs.
+#if defined(__HIP__)
+using NativeE4m3 = e4m3fnuz;
+constexpr DType kNativeE4m3 = DType::f8e4m3fnuz;
+#else
+using NativeE4m3 = e4m3;
+constexpr DType kNativeE4m3 = DType::f8e4m3;
+#endif
+
+inline void require_native_fp8(const char* op, const char* name, const rk_tensor& x) {
+  if (dtype_of(x) != kNativeE4m3)
+    fail(RK_UNSUPPORTED, "%s: %s has another dtype than this library's GPUs, %s", op, name,
+         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+}
+
+}  // namespace gpu
+}  // namespace radix

@@ -2,7 +2,7 @@
 // by bytes.
 #include "api/kv_cache.h"
 #include "common/tensor.h"
-#include "gpu/device/float8.h"
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 
 namespace radix {
@@ -67,9 +67,9 @@ struct Quantized {
       divide(v, scale[head * scale_step]);
       auto* out = reinterpret_cast<uint8_t*>(to) + piece * N;
       if constexpr (N > 1) {
-        store_pack<N>(out, to_float8<NativeE4m3>(v));
+        store_pack<N>(out, to_fp8<NativeE4m3>(v));
       } else {
-        *out = to_float8<NativeE4m3>(v[0]);
+        *out = to_fp8<NativeE4m3>(v[0]);
       }
     });
   }
@@ -133,7 +133,7 @@ void store_kv_cache(const rk_store_kv_cache_args& args, rk_stream stream) {
   const int64_t item = element_size(*args.k);
   const bool wide = in_pieces_of(args, 16 / item);
   if (args.k_scale) {
-    require_native_float8("store_kv_cache", "k_cache", *args.k_cache);
+    require_native_fp8("store_kv_cache", "k_cache", *args.k_cache);
     return dispatch_float(dtype_of(*args.k), [&](auto t) {
       using T = typename decltype(t)::type;
       wide ? quantize<T, kPackSize<T>>(args, stream) : quantize<T, 1>(args, stream);

@@ -1,7 +1,7 @@
 // Storing latent tokens and joining full keys for MLA on the GPU. Bound by bytes.
 #include "api/mla_kv.h"
 #include "common/tensor.h"
-#include "gpu/device/float8.h"
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 
 namespace radix {
@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
     if (!stored) continue;
-    const float scale = fmaxf(largest, 1e-10f) / E4m3::kLargest;
+    const float scale = fmaxf(largest, 1e-10f) / e4m3::kLargest;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = v[i] / scale;
     char* to = j.to + slot / page_size * j.to_outer + slot % page_size * j.to_inner;
-    store_pack<8>(reinterpret_cast<uint8_t*>(to) + piece * 8, to_float8<E4m3>(v));
+    store_pack<8>(reinterpret_cast<uint8_t*>(to) + piece * 8, to_fp8<e4m3>(v));
     if (piece % kLanes == 0) reinterpret_cast<float*>(to + kScaleAt)[piece / kLanes] = scale;
     if (piece < kRope / 8)
       reinterpret_cast<Wide*>(to + kRopeAt)[piece] =

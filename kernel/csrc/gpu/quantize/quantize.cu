@@ -1,7 +1,7 @@
 // Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element. A block keeps its row in
 // registers; longer rows are read a second time, from L1 or L2.
 #include "api/quantize.h"
-#include "gpu/device/float8.h"
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 #include "gpu/device/reduce.h"
 #include "gpu/device/rows.h"
@@ -39,7 +39,7 @@ __device__ inline float largest_of_group(const float (&v)[N], int lanes) {
 template <class F, int N>
 __device__ inline void store_quantized(uint8_t* out, float (&v)[N], float scale) {
   divide(v, scale);
-  store_pack<N>(out, to_float8<F>(v));
+  store_pack<N>(out, to_fp8<F>(v));
 }
 
 // What is quantized: N values of a row from a column on.
@@ -294,7 +294,7 @@ using F = NativeE4m3;
 // Calls fn(Type<T>) with the type of the values.
 template <class Fn>
 void dispatch(const char* op, const rk_tensor& input, const rk_tensor& out, const Fn& fn) {
-  require_native_float8(op, "out", out);
+  require_native_fp8(op, "out", out);
   dispatch_float(dtype_of(input), fn);
 }
 

@@ -5,14 +5,10 @@
 #pragma once
 
 #include "common/dtype.h"
+#include "gpu/device/fp8.h"
 #include "radix_kernels/attention.h"
 
 namespace radix::attention {
-
-// FP8 storage.
-struct e4m3 {
-  uint8_t bits;
-};
 
 // What is known on the host without reading the device; enough to choose a kernel and to size its workspace.
 struct Shape {

@@ -22,14 +22,7 @@ __device__ inline float tanh_fast(float x) {
 
 // Four e4m3.
 __device__ inline uint32_t pack(float a, float b, float c, float d) {
-  uint32_t packed;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return packed;
+  return gpu::to_e4m3_pair(a, b) | uint32_t{gpu::to_e4m3_pair(c, d)} << 16;
 }
 
 template <class T>

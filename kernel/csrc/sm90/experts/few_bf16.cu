@@ -6,7 +6,7 @@ void few_bf16(const Problem& problem) {
   few<bf16, bf16>(problem);
 }
 void few_bf16_fp8(const Problem& problem) {
-  few<bf16, E4m3>(problem);
+  few<bf16, e4m3>(problem);
 }
 
 }  // namespace radix::experts

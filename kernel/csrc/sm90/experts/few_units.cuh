@@ -3,7 +3,7 @@
 
 #include "sm90/common/copy_async.cuh"
 #include "sm90/experts/chosen.cuh"
-#include "sm90/experts/e4m3.cuh"
+#include "sm90/experts/fp8_weights.cuh"
 
 namespace radix::experts {
 

@@ -1,7 +1,7 @@
 // Tiles of the kernel for sorted pairs: their sizes, their order, and what a launch passes.
 #pragma once
 
-#include "sm90/experts/e4m3.cuh"
+#include "sm90/experts/fp8_weights.cuh"
 
 namespace radix::experts {
 

@@ -6,7 +6,7 @@
 #include "gpu/device/launch.h"
 #include "gpu/moe/align.h"
 #include "sm90/common/pdl.cuh"
-#include "sm90/experts/e4m3.cuh"
+#include "sm90/experts/fp8_weights.cuh"
 
 namespace radix::experts {
 namespace {

@@ -5,7 +5,7 @@
 // `act` keeps its stride: a row's codes take the first half of what its 16-bit values took.
 #include "gpu/device/element.h"
 #include "sm90/common/pdl.cuh"
-#include "sm90/experts/e4m3.cuh"
+#include "sm90/experts/fp8_weights.cuh"
 #include "sm90/experts/order.cuh"
 #include "sm90/experts/wide.cuh"
 

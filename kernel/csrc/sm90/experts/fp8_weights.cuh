@@ -2,15 +2,10 @@
 #pragma once
 
 #include "gpu/device/element.h"
-#include "gpu/device/float8.h"
+#include "gpu/device/fp8.h"
 #include "sm90/experts/launch.cuh"
 
 namespace radix::experts {
-
-// A weight's element where the weights are float8_e4m3fn.
-struct E4m3 {
-  uint8_t bits;
-};
 
 // Scales of FP8 weights; for others unused.
 struct Scales {
@@ -51,17 +46,20 @@ struct QuantScale {
   float value, inverse;
 
   __device__ explicit QuantScale(float largest)
-      : value(fmaxf(largest, 1e-10f) / gpu::E4m3::kLargest), inverse(gpu::E4m3::kLargest / fmaxf(largest, 1e-10f)) {}
+      : value(fmaxf(largest, 1e-10f) / e4m3::kLargest), inverse(e4m3::kLargest / fmaxf(largest, 1e-10f)) {}
 
   // Eight of them.
   __device__ uint2 quantized(const float* v) const {
     uint32_t words[2];
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
-      uint16_t low, high;
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[i + 3] * inverse), "f"(v[i + 2] * inverse));
-      words[i / 4] = low | uint32_t{high} << 16;
+      uint16_t pairs[2];
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float high = v[i + 2 * j + 1] * inverse, low = v[i + 2 * j] * inverse;
+        pairs[j] = gpu::to_e4m3_pair(low, high);
+      }
+      words[i / 4] = pairs[0] | uint32_t{pairs[1]} << 16;
     }
     return make_uint2(words[0], words[1]);
   }
