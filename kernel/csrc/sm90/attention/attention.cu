@@ -1,5 +1,5 @@
 // The front of Hopper's attention: a checked call becomes Params, and the kernel that serves it is chosen.
-#include "sm90/attention/attention.cuh"
+#include "sm90/common/attention_params.cuh"
 
 #include <algorithm>
 

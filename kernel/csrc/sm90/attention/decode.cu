@@ -1,5 +1,5 @@
-// Paged decode, the host side: what it serves, its space, its launches. See decode.cuh.
-#include "sm90/attention/decode.cuh"
+// Paged decode, the host side: what it serves, its space, its launches. See split_plan.cuh.
+#include "sm90/common/split_plan.cuh"
 
 #include <algorithm>
 

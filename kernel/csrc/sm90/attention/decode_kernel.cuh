@@ -11,11 +11,11 @@
 
 #include <type_traits>
 
-#include "sm90/attention/decode.cuh"
-#include "sm90/attention/decode_combine.cuh"
 #include "sm90/attention/decode_loader.cuh"
-#include "sm90/attention/decode_mma.cuh"
-#include "sm90/attention/decode_softmax.cuh"
+#include "sm90/common/mma_m16n8k16.cuh"
+#include "sm90/common/mma_softmax.cuh"
+#include "sm90/common/split_combine.cuh"
+#include "sm90/common/split_plan.cuh"
 
 namespace radix::attention::decode {
 

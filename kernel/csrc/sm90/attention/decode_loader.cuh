@@ -1,8 +1,8 @@
 // The copies of decode: what a warp asks for, how far ahead, and where it lies in shared memory.
 #pragma once
 
-#include "sm90/attention/decode.cuh"
-#include "sm90/attention/decode_mma.cuh"
+#include "sm90/common/mma_m16n8k16.cuh"
+#include "sm90/common/split_plan.cuh"
 
 namespace radix::attention::decode {
 

@@ -5,7 +5,7 @@
 // stays on its SM and works through tiles, the longest first (prefill_schedule.cuh).
 #pragma once
 
-#include "sm90/attention/attention.cuh"
+#include "sm90/common/attention_params.cuh"
 
 namespace radix::attention::prefill {
 

@@ -14,8 +14,8 @@
 #pragma once
 
 #include "sm90/attention/prefill_producer.cuh"
-#include "sm90/attention/prefill_softmax.cuh"
-#include "sm90/common/registers.cuh"
+#include "sm90/common/setmaxnreg.cuh"
+#include "sm90/common/softmax.cuh"
 
 namespace radix::attention::prefill {
 
@@ -430,10 +430,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   C::kCluster > 1 ? cluster_sync() : __syncthreads();
   pdl_wait();
   if (threadIdx.x < 128) {
-    give_registers<C::kProducerRegisters>();
+    setmaxnreg_dec<C::kProducerRegisters>();
     Producer<C>(args, shared, &q_map, &k_map, &v_map).run();
   } else {
-    take_registers<C::kConsumerRegisters>();
+    setmaxnreg_inc<C::kConsumerRegisters>();
     Consumer<C>(args, shared).run();
   }
   if (C::kCluster > 1) cluster_sync();  // the others may still write here

@@ -2,7 +2,7 @@
 #include "api/experts.h"
 
 #include "gpu/device/launch.h"
-#include "sm90/experts/wide.cuh"
+#include "sm90/experts/grouped_persistent.cuh"
 
 namespace radix {
 namespace experts {
@@ -10,7 +10,7 @@ namespace experts {
 namespace {
 
 // Pairs of an expert, in the mean, from which on the wide kernel's tiles of 128 are the faster ones.
-constexpr int kWidePairs = 192;
+constexpr int kPersistentPairs = 192;
 
 // Bytes before each part of the workspace, and of all.
 struct Layout {
@@ -70,9 +70,10 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
     q.block_scales = args.w1_scale->ndim == 3;
     q.fp8_activations = args.use_fp8_w8a8 != 0;
   }
-  if (q.few()) {
-    const auto few = fp8 ? (bf ? few_bf16_fp8 : few_f16_fp8) : (bf ? few_bf16 : few_f16);
-    return few(q);
+  if (q.fits_mma_m16()) {
+    const auto launch = fp8 ? (bf ? grouped_mma_m16_bf16_fp8 : grouped_mma_m16_f16_fp8)
+                            : (bf ? grouped_mma_m16_bf16 : grouped_mma_m16_f16);
+    return launch(q);
   }
   const Layout at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
   Scratch scratch = {q.workspace, q.workspace + at.rows, reinterpret_cast<int32_t*>(q.workspace + at.sorted),
@@ -81,16 +82,17 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
     scratch.act_scales = reinterpret_cast<float*>(scratch.act + int64_t{q.pairs()} * q.inter);
     scratch.row_scales = reinterpret_cast<float*>(scratch.rows + int64_t{q.pairs()} * q.hidden);
     scratch.scale_step = (q.pairs() + 3) / 4 * 4;
-    if (bf && q.pairs() > kWidePairs * q.routing.named) {
+    if (bf && q.pairs() > kPersistentPairs * q.routing.named) {
       scratch.places = reinterpret_cast<int32_t*>(q.workspace + at.places);
       scratch.tiles = q.workspace + at.tiles;
       scratch.act_scales = reinterpret_cast<float*>(q.workspace + at.act_scales);
-      return wide_experts(q, scratch);
+      return grouped_persistent_experts(q, scratch);
     }
-    return (bf ? many_bf16_w8a8 : many_f16_w8a8)(q, scratch);
+    return (bf ? grouped_swap_ab_bf16_w8a8 : grouped_swap_ab_f16_w8a8)(q, scratch);
   }
-  const auto many = fp8 ? (bf ? many_bf16_fp8 : many_f16_fp8) : (bf ? many_bf16 : many_f16);
-  many(q, scratch);
+  const auto launch = fp8 ? (bf ? grouped_swap_ab_bf16_fp8 : grouped_swap_ab_f16_fp8)
+                          : (bf ? grouped_swap_ab_bf16 : grouped_swap_ab_f16);
+  launch(q, scratch);
 }
 
 }  // namespace backend

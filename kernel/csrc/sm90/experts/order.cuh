@@ -1,7 +1,7 @@
 // What surrounds the products of sorted pairs: the gathering of the tokens' rows by expert, the weighted sum.
 #pragma once
 
-#include "sm90/experts/launch.cuh"
+#include "sm90/experts/problem.cuh"
 
 namespace radix::experts {
 

@@ -2,7 +2,7 @@
 #include "api/gemm.h"
 
 #include "gpu/device/launch.h"
-#include "sm90/gemm/launch.cuh"
+#include "sm90/gemm/problem.cuh"
 
 namespace radix {
 namespace gemm {
@@ -55,16 +55,16 @@ const float* scales_of(const rk_tensor& t, int64_t* step) {
 
 // Up to 16 tokens of a small weight with enough rows: the skinny kernel, whose blocks start sooner. From n and k, so
 // that bits do not change with m.
-constexpr int64_t kSkinnyBytes = 16 << 20;
-constexpr int kSkinnyRows = 2048;
+constexpr int64_t kMmaM16Bytes = 16 << 20;
+constexpr int kMmaM16Rows = 2048;
 
 void run(const Problem& q) {
   const bool fp8 = q.type == DType::f8e4m3, bf = q.type == DType::bf16;
-  const bool small = int64_t{q.n} * q.k * q.element_size() <= kSkinnyBytes && q.n >= kSkinnyRows;
-  if (!fp8 && small && q.m <= kSkinnyTokens) return bf ? skinny_bf16(q) : skinny_f16(q);
-  if (q.m <= kNarrowTokens) return fp8 ? narrow_fp8(q) : bf ? narrow_bf16(q) : narrow_f16(q);
-  if (!fp8) return bf ? wide_bf16(q) : wide_f16(q);
-  q.out_type == DType::bf16 ? wide_fp8_bf16(q) : wide_fp8_f16(q);
+  const bool small = int64_t{q.n} * q.k * q.element_size() <= kMmaM16Bytes && q.n >= kMmaM16Rows;
+  if (!fp8 && small && q.m <= kMmaM16Tokens) return bf ? mma_m16_bf16(q) : mma_m16_f16(q);
+  if (q.m <= kSwapAbTokens) return fp8 ? wgmma_swap_ab_fp8(q) : bf ? wgmma_swap_ab_bf16(q) : wgmma_swap_ab_f16(q);
+  if (!fp8) return bf ? wgmma_persistent_bf16(q) : wgmma_persistent_f16(q);
+  q.out_type == DType::bf16 ? wgmma_persistent_fp8_bf16(q) : wgmma_persistent_fp8_f16(q);
 }
 
 }  // namespace

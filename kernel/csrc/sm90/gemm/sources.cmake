@@ -1,3 +1,2 @@
-radix_sm90_family(gemm gemm.cu skinny_bf16.cu skinny_f16.cu narrow_bf16.cu narrow_f16.cu narrow_fp8.cu
-                    wide_bf16.cu wide_f16.cu
-                    wide_fp8_bf16.cu wide_fp8_f16.cu)
+file(GLOB _files RELATIVE ${CMAKE_CURRENT_LIST_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
+radix_sm90_family(gemm ${_files})

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "sm90/attention/decode_state.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/pdl.cuh"
+#include "sm90/common/split_state.cuh"
 #include "sm90/mla/run.cuh"
 
 namespace radix::mla {
@@ -39,14 +39,14 @@ __device__ inline float2& part_sums(char* part, int row) {
 }
 // The part that block `block` of the grid leaves of a query block that it began, or else entered.
 template <int kRows>
-__device__ inline char* part_of(const WideArgs& a, int block, bool began) {
+__device__ inline char* part_of(const WgmmaArgs& a, int block, bool began) {
   return a.nodes + kBegunBytes + (int64_t{block} * 2 + began) * kPartBytes<kRows>;
 }
-__device__ inline Begun& begun_of(const WideArgs& a, int run) {
+__device__ inline Begun& begun_of(const WgmmaArgs& a, int run) {
   return reinterpret_cast<Begun*>(a.nodes)[run];
 }
 
-__device__ inline Begun begin(const WideArgs& a, const Segment& s, const Place& place, int block_rows) {
+__device__ inline Begun begin(const WgmmaArgs& a, const Segment& s, const Place& place, int block_rows) {
   const int rows = min(block_rows, s.queries * a.group - s.packed);
   return {s.q_begin, s.packed, rows, place.run_of(s.from + s.count - 1) - place.run + 1};
 }
@@ -58,7 +58,7 @@ __device__ inline float natural_log(float m, float l) {
 
 // Parts `skip`, skip + step, ... of row r of the query block that `run` began, summed in order; 4 dimensions a thread.
 template <int kRows>
-__device__ inline attention::decode::Piece sum_parts(const WideArgs& a, const Begun& b, int run, int r, int skip,
+__device__ inline attention::decode::Piece sum_parts(const WgmmaArgs& a, const Begun& b, int run, int r, int skip,
                                                      int step) {
   using attention::decode::Piece;
   constexpr int kAhead = 8;
@@ -87,7 +87,7 @@ __device__ inline attention::decode::Piece sum_parts(const WideArgs& a, const Be
 // blocks take turns at units: a row for each group of 128 threads, or, where there are many parts, one row for all
 // groups. All kThreads threads; `raw`: the block's shared memory; `meeting`: a barrier of all threads behind it.
 template <class T, int kRows, int kThreads>
-__device__ void combine(const WideArgs& a, const Place& place, char* raw, uint64_t* meeting) {
+__device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint64_t* meeting) {
   using attention::decode::Piece;
   constexpr int kGroups = kThreads / 128, kManyParts = 8;
   struct Shared {
@@ -156,7 +156,7 @@ __device__ void combine(const WideArgs& a, const Place& place, char* raw, uint64
 }
 
 // Blocks of a launch: one an SM, so that all of them run at once.
-inline unsigned blocks_of(const WideArgs& a) {
+inline unsigned blocks_of(const WgmmaArgs& a) {
   return std::min(kMaxRuns, gpu::multiprocessors(a.p.device)) / (a.cluster * a.halves) * (a.cluster * a.halves);
 }
 

@@ -39,36 +39,36 @@ int tile_rows(const Shape& s) {
 }
 
 // At most as many query rows in a row as the kernel for few serves at once.
-bool few_rows(const Shape& s) {
+bool at_most_16_rows(const Shape& s) {
   return s.heads * s.max_seqlen_q <= 16;
 }
 
-enum class Kernel { kSlim, kWide, kNarrow };
+enum class Kernel { kSwapQkH16, kWgmmaH64, kSplitFixed };
 
 // What serves a call: the size of the workspace and the launch follow from it.
 Kernel kernel_for(const Shape& s, bool any_split, bool fp8) {
-  if (!any_split) return Kernel::kNarrow;
-  if (!few_rows(s)) return Kernel::kWide;
-  return fp8 ? Kernel::kNarrow : Kernel::kSlim;  // few rows of the FP8 form are quicker where all warps copy
+  if (!any_split) return Kernel::kSplitFixed;
+  if (!at_most_16_rows(s)) return Kernel::kWgmmaH64;
+  return fp8 ? Kernel::kSplitFixed : Kernel::kSwapQkH16;  // few rows of the FP8 form are quicker where all warps copy
 }
 
 int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
   switch (kernel_for(s, any_split, fp8)) {
-    case Kernel::kSlim: return slim_workspace_size();
-    case Kernel::kWide: return wide_workspace_size();
-    case Kernel::kNarrow: break;
+    case Kernel::kSwapQkH16: return swap_qk_h16_workspace_size();
+    case Kernel::kWgmmaH64: return wgmma_h64_workspace_size();
+    case Kernel::kSplitFixed: break;
   }
-  return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * narrow_node_bytes(tile_rows(s));
+  return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * split_fixed_node_bytes(tile_rows(s));
 }
 
 void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
-  WideArgs a;
+  WgmmaArgs a;
   static_cast<Args&>(a) = args;
   const attention::Params& p = a.p;
   const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
   if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
-  const bool slim = kernel == Kernel::kSlim;
+  const bool slim = kernel == Kernel::kSwapQkH16;
   if (slim) {
     // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.
     if (p.batch < gpu::multiprocessors(p.device)) a.halves = 2;
@@ -77,8 +77,8 @@ void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
     a.cluster = a.sharing = 2;
   }
   a.box_tokens = std::min(a.box_tokens, 64 / a.sharing);
-  if (slim) return bf ? launch_slim_bf16(a, stream) : launch_slim_f16(a, stream);
-  fp8 ? launch_wide_fp8(a, stream) : bf ? launch_wide_bf16(a, stream) : launch_wide_f16(a, stream);
+  if (slim) return bf ? launch_swap_qk_h16_bf16(a, stream) : launch_swap_qk_h16_f16(a, stream);
+  fp8 ? launch_wgmma_h64_fp8(a, stream) : bf ? launch_wgmma_h64_bf16(a, stream) : launch_wgmma_h64_f16(a, stream);
 }
 
 }  // namespace
@@ -127,13 +127,13 @@ void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
   if ((p.page_size & (p.page_size - 1)) == 0) args.page_shift = __builtin_ctz(p.page_size);
   if (a.workspace) args.nodes = data_ptr<char>(*a.workspace);
   const Kernel kernel = kernel_for(p, a.any_split != 0, p.kv_dtype == DType::u8);
-  if (kernel == Kernel::kWide && !(p.scale > 0))
+  if (kernel == Kernel::kWgmmaH64 && !(p.scale > 0))
     fail(RK_UNSUPPORTED, "mla_decode: more than 16 query rows want softmax_scale above 0, got %g", p.scale);
-  if (kernel != Kernel::kNarrow) return run_any_split(args, kernel, stream);
+  if (kernel != Kernel::kSplitFixed) return run_any_split(args, kernel, stream);
   for (int64_t row = 0; row < p.batch; row += kMaxRows) {
     args.first_row = static_cast<int>(row);
     args.rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.batch - row));
-    launch_narrow(args, tile_rows(p), stream);
+    launch_split_fixed(args, tile_rows(p), stream);
   }
 }
 

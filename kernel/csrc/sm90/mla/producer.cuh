@@ -7,8 +7,8 @@
 // cluster each block fetches half of a tile's tokens for both); others token by token (cp.async).
 #pragma once
 
-#include "sm90/attention/decode_mma.cuh"
 #include "sm90/common/cluster.cuh"
+#include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/mla/run.cuh"
 
@@ -37,7 +37,7 @@ __device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlock
 template <class Block>
 class Producer {
  public:
-  __device__ Producer(const WideArgs& a, const sm90::TensorMap& map, Block& shared)
+  __device__ Producer(const WgmmaArgs& a, const sm90::TensorMap& map, Block& shared)
       : a_(a),
         map_(map),
         shared_(shared),
@@ -150,14 +150,14 @@ class Producer {
     }
   }
 
-  const WideArgs& a_;
+  const WgmmaArgs& a_;
   const sm90::TensorMap& map_;
   Block& shared_;
   int warp_, lane_, rank_;
   uint32_t use_ = 0;  // bit `at`: parity of a buffer's present use
 };
 
-inline sm90::TensorMap cache_map(const WideArgs& a) {
+inline sm90::TensorMap cache_map(const WgmmaArgs& a) {
   const attention::Params& p = a.p;
   const sm90::TileShape shape = {
       3,

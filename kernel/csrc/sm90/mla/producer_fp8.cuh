@@ -11,7 +11,7 @@
 // loads on their way.
 #pragma once
 
-#include "sm90/attention/decode_state.cuh"
+#include "sm90/common/split_state.cuh"
 #include "sm90/mla/producer.cuh"
 
 namespace radix::mla {
@@ -21,7 +21,7 @@ namespace radix::mla {
 template <int kEach, class Block>
 class WideningProducer {
  public:
-  __device__ WideningProducer(const WideArgs& a, Block& shared)
+  __device__ WideningProducer(const WgmmaArgs& a, Block& shared)
       : a_(a),
         shared_(shared),
         row_((threadIdx.x / 32 % 4 + (kEach == 1 ? sm90::cluster_rank() * 4 : 0)) * (8 * kEach) + threadIdx.x % 32 / 4),
@@ -180,7 +180,7 @@ class WideningProducer {
     return attention::decode::pack2<bf16>(x * scale, y * scale);
   }
 
-  const WideArgs& a_;
+  const WgmmaArgs& a_;
   Block& shared_;
   Segment s_{};            // where look() is
   int t_ = 0;              // and the segment's next tile

@@ -1,7 +1,7 @@
-// What the computing warpgroups of the kernels on wgmma (slim.cuh, wide.cuh) have in common.
+// What the computing warpgroups of the kernels on wgmma (decode_swap_qk_h16.cuh, decode_wgmma_h64.cuh) have in common.
 #pragma once
 
-#include "sm90/common/wgmma_turned.cuh"
+#include "sm90/common/wgmma_transposed.cuh"
 #include "sm90/mla/combine.cuh"
 #include "sm90/mla/producer.cuh"
 
@@ -13,7 +13,7 @@ constexpr sm90::Operand kOperand = __is_same(T, bf16) ? sm90::Operand::bf16 : sm
 // The segment's query rows from `packed` on, `rows` of kRows, to q: kBlocks blocks of 64 dimensions. By kWarps warps,
 // which meet behind it; the products that read the queries before are done.
 template <class T, int kRows, int kWarps>
-__device__ inline void load_queries(const WideArgs& a, const Segment& s, int packed, int rows, int warp, int lane,
+__device__ inline void load_queries(const WgmmaArgs& a, const Segment& s, int packed, int rows, int warp, int lane,
                                     char* q) {
   constexpr int kEach = kRows / kWarps;
   static_assert(kEach <= 32);

@@ -25,7 +25,7 @@ struct Row {
   int tiles;  // of one query block: one at least, for the row has an output
   int count;  // of all
 
-  __device__ Row(const WideArgs& a, int row, int block_rows) {
+  __device__ Row(const WgmmaArgs& a, int row, int block_rows) {
     q_begin = a.p.cu_q[row], queries = a.p.cu_q[row + 1] - q_begin, kv_len = max(a.p.kv_lens[row], 0);
     tiles = max(1, (kv_len + kTile - 1) / kTile);
     count = queries > 0 ? tiles * ((queries * a.group + block_rows - 1) / block_rows) : 0;
@@ -52,7 +52,7 @@ struct Place {
 
 // Runs in use of `most`: none shorter than kMinTiles. If all rows are alike, as many as cut them into equal parts or
 // none, unless that leaves more than 1 of 16 idle.
-__device__ inline int runs_for(const WideArgs& a, int total, int tiles, bool alike, int most) {
+__device__ inline int runs_for(const WgmmaArgs& a, int total, int tiles, bool alike, int most) {
   const int runs = max(1, min(most, total / kMinTiles));
   if (!alike || tiles == 0) return runs;
   const int blocks = total / tiles, each = (blocks + runs - 1) / runs;
@@ -62,7 +62,7 @@ __device__ inline int runs_for(const WideArgs& a, int total, int tiles, bool ali
 
 // Where this block's run begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of shared memory.
 template <int kThreads>
-__device__ Place find_start(const WideArgs& a, int block_rows, int* scratch) {
+__device__ Place find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
   const int thread = threadIdx.x, lane = thread % 32, batch = static_cast<int>(a.p.batch);
   const int per_thread = (batch + kThreads - 1) / kThreads;
   const int first = min(thread * per_thread, batch), last = min(first + per_thread, batch);
@@ -124,7 +124,7 @@ struct Segment {
 class Walk {
  public:
   // A run that is not in use has none.
-  __device__ Walk(const WideArgs& a, int block_rows, const Place& at)
+  __device__ Walk(const WgmmaArgs& a, int block_rows, const Place& at)
       : a_(a),
         block_rows_(block_rows),
         halves_(at.halves),
@@ -153,7 +153,7 @@ class Walk {
   }
 
  private:
-  const WideArgs& a_;
+  const WgmmaArgs& a_;
   int block_rows_, halves_, half_, x_, x_end_, row_, before_;
 };
 

@@ -1,0 +1,20 @@
+// Registers move between the warpgroups of a block (PTX setmaxnreg): a producer gives, consumers take.
+//
+// All warps of a warpgroup make the same calls, in the one branch that is its role, and meet at a barrier between two
+// of them. The kernel needs __launch_bounds__(threads, 1); what the warpgroups hold afterwards must not exceed what
+// they had at entry. A take waits until so many registers are free, for whoever asks first: who gave some and wants
+// them back waits until those they were for have them.
+#pragma once
+
+namespace radix::sm90 {
+
+template <int kRegisters>
+__device__ inline void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace radix::sm90

@@ -1,0 +1,12 @@
+#include "sm90/experts/grouped_mma_m16.cuh"
+
+namespace radix::experts {
+
+void grouped_mma_m16_f16(const Problem& problem) {
+  grouped_mma_m16<f16, f16>(problem);
+}
+void grouped_mma_m16_f16_fp8(const Problem& problem) {
+  grouped_mma_m16<f16, e4m3>(problem);
+}
+
+}  // namespace radix::experts

@@ -1,0 +1,119 @@
+// Tiles of the wide kernel: their kinds, their sizes, their order, and what a launch passes.
+#pragma once
+
+#include <algorithm>
+
+#include "sm90/gemm/epilogue.cuh"
+
+namespace radix::gemm {
+
+// How long the tensor cores add, which keep about 14 bits of a sum, before it goes on in float32 registers.
+enum class Sums {
+  fast,   // over all of k
+  exact,  // over 128 of k
+  blocks  // over 128 of k, whose sum is then scaled
+};
+
+// What the two blocks of a cluster have in common.
+enum class Share {
+  tokens,  // neighbours along n: each loads half of the tokens, for both
+  weight,  // neighbours along m: each loads half of the weight's rows, for both
+  k        // the tile: each multiplies half of k, and they exchange half of their sums
+};
+
+// Whose weight a tile's tokens meet.
+enum class Weights {
+  dense,         // all the same
+  grouped,       // that of their group; tokens behind a tile's end are another's, and are not written
+  grouped_gated  // the same, and the weight's map interleaves 8 gate rows and 8 up rows
+};
+
+constexpr int kPersistentTokens = 128;  // of a tile
+constexpr int kPersistentThreads = 384;
+constexpr int kPersistentCluster = 2;
+constexpr int kStoreBoxColumns = 32;     // columns of the result that one TMA store moves
+constexpr int kTileBand = 16;            // tiles along m that share the weight in L2, and whose x stays there
+constexpr int kMaxSharedBytes = 232448;  // what a block may have
+
+// Tiles of a cluster side by side.
+__host__ __device__ constexpr int tiles_along_m(Share share) {
+  return share == Share::weight ? kPersistentCluster : 1;
+}
+__host__ __device__ constexpr int tiles_along_n(Share share) {
+  return share == Share::tokens ? kPersistentCluster : 1;
+}
+
+struct PersistentParams {
+  int m, n, m_tiles, n_tiles, chunks;  // n: weight rows; m_tiles, n_tiles: multiples of the cluster along it
+  int tiles;                           // of the clusters, of all matrices of the batch
+  bool static_weight;                  // may be read before the kernel ahead has ended
+  bool gated;                          // the weight's map interleaves 8 gate rows and 8 up rows (not block-scaled)
+  int up_offset, row_step;             // as SwapAbParams
+  const float* block_x;                // scales [m, chunks], or null
+  const float* block_w;                // [weight rows / 128, chunks]
+  int64_t block_x_step, block_x_unit, block_w_step, block_w_matrix;
+  Epilogue epilogue;
+};
+
+// A tile of kHalves times kPersistentTokens tokens (each warpgroup has 64 of either half) x kColumns weight rows.
+// kStaged: all of its results have room, so that none waits until others have left; that costs a stage.
+template <int kColumns_, int kHalves_ = 1, bool kStaged = false>
+struct PersistentTile {
+  static constexpr int kColumns = kColumns_, kHalves = kHalves_, kTokens = kHalves * kPersistentTokens;
+  static constexpr int kTokenBytes = kTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
+  static constexpr int kStages = std::min(8, (200 << 10) / kStageBytes) - kStaged;
+  // Results leave so many columns at a time, where stages leave room through two buffers in turn.
+  static constexpr int kRound = kColumns % 64 == 0 ? 64 : kColumns % 96 == 0 ? 96 : 32;
+  static constexpr int kRounds = kColumns / kRound;
+  static constexpr int kOutBytes = 64 * kRound * 2;  // of a warpgroup: 64 rows
+  // Per stage with scales of blocks: the tokens' and those of up to four blocks of rows (of gated groups); else scale
+  // and bias of columns.
+  static constexpr int kScales = kTokens + 4, kScaleBytes = std::max(kStages * kScales * 4, kColumns * 8);
+  static constexpr int kBarrierBytes = (2 * kStages + 2) * 8;
+  static constexpr int kFixedBytes = kStages * kStageBytes + kScaleBytes + kBarrierBytes;
+  static constexpr int kBuffers = kStaged ? kHalves * kRounds : kFixedBytes + 4 * kOutBytes <= kMaxSharedBytes ? 2 : 1;
+  static constexpr int kSharedBytes = kFixedBytes + 2 * kBuffers * kOutBytes;
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+// Where a block's parts of shared memory are.
+template <class Tile>
+struct PersistentShared {
+  char* stages;   // [kStages][kTokens tokens, kColumns weight rows][128 bytes]
+  char* results;  // [2 warpgroups][kBuffers][kOutBytes]
+  char* scales;   // [kStages][kScales] of blocks, or [kColumns] scale and bias
+  uint64_t *full, *empty, *columns_full, *columns_empty;
+
+  __device__ explicit PersistentShared(char* begin) : stages(begin) {
+    results = stages + Tile::kStages * Tile::kStageBytes;
+    scales = results + 2 * Tile::kBuffers * Tile::kOutBytes;
+    full = reinterpret_cast<uint64_t*>(scales + Tile::kScaleBytes);
+    empty = full + Tile::kStages;
+    columns_full = empty + Tile::kStages;
+    columns_empty = columns_full + 1;
+  }
+  __device__ char* tokens(int stage) const { return stages + stage * Tile::kStageBytes; }
+  __device__ char* weight(int stage) const { return tokens(stage) + Tile::kTokenBytes; }
+  __device__ float* block_scales(int stage) const { return reinterpret_cast<float*>(scales) + stage * Tile::kScales; }
+  __device__ float2* columns() const { return reinterpret_cast<float2*>(scales); }
+};
+
+struct TileCoord {
+  int row, end;  // the tile's first token, and where those that exist end
+  int n_tile;
+  int batch, matrix;  // of x and the result; of the weight
+};
+// Bands of kTileBand tiles along m; within a band m first.
+template <Share kShare, class Tile>
+__device__ inline TileCoord tile_coord(const PersistentParams& p, int tile, int rank) {
+  constexpr int kAlongN = tiles_along_n(kShare), kAlongM = tiles_along_m(kShare);
+  const int wide = p.n_tiles / kAlongN, high = p.m_tiles / kAlongM, band = kTileBand / Tile::kHalves / kAlongM;
+  const int matrix = wide * high, batch = tile / matrix;
+  tile -= batch * matrix;
+  const int first = tile / (band * wide) * band, rows = min(band, high - first);
+  tile -= first * wide;
+  return {((first + tile % rows) * kAlongM + rank / kAlongN % kAlongM) * Tile::kTokens, p.m,
+          tile / rows * kAlongN + rank % kAlongN, batch, batch};
+}
+
+}  // namespace radix::gemm

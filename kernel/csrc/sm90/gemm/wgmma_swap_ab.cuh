@@ -1,0 +1,76 @@
+// Choice of a narrow kernel's tiles: blocks that share a tile, its rows, and the instantiation that holds them.
+#pragma once
+
+#include <algorithm>
+
+#include "sm90/gemm/problem.cuh"
+#include "sm90/gemm/tensor_maps.cuh"
+#include "sm90/gemm/wgmma_swap_ab_kernel.cuh"
+
+namespace radix::gemm {
+
+struct SwapAbShape {
+  int share;     // blocks of a cluster, over k
+  int clusters;  // of the first round: one block a multiprocessor
+  int rows;      // of the weight in a tile
+};
+
+// Tiles alike, of at most `most` rows, in the fewest rounds of one block a multiprocessor.
+inline SwapAbShape swap_ab_tiles(const Problem& q, int multiprocessors, int share, int most) {
+  // Clusters of more than 2 leave some multiprocessors of a GPC alone.
+  const int clusters = share <= 2 ? multiprocessors / share : multiprocessors / 16 * 16 / share;
+  const int unit = q.gated() ? 16 : 8;
+  const int rounds = (q.n + most * clusters - 1) / (most * clusters);
+  const int rows = (q.n + clusters * rounds - 1) / (clusters * rounds);
+  return {share, clusters, std::max((rows + unit - 1) / unit * unit, 16)};
+}
+
+// Blocks that share k, for a weight too small to give every multiprocessor rows of its own. From n, k and the tokens'
+// range (1 .. 16, 17 .. 64) alone: a token's bits depend on it.
+inline int swap_ab_splits(const Problem& q, int multiprocessors) {
+  const int chunks = (q.k * q.element_size() + 127) / 128;
+  if (q.n >= 160 * multiprocessors || chunks < 8) return 1;
+  if (q.n >= 16 * multiprocessors || chunks < 32) return 2;
+  return q.m <= kMmaM16Tokens ? 8 : 4;
+}
+
+template <sm90::Operand kType, class Out, class Tile>
+void launch_swap_ab(const Problem& q, const SwapAbShape& s) {
+  SwapAbParams p = params_of<SwapAbParams>(q);
+  if (p.gated) p.n = q.n / 2;
+  p.rows = s.rows;
+  p.tiles = (q.n + s.rows - 1) / s.rows;
+  sm90::LaunchShape shape;
+  shape.grid = dim3(s.share, s.share > 1 ? p.tiles : std::min(s.clusters, p.tiles), q.batch);
+  shape.threads = Tile::kThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  shape.cluster = s.share;
+  sm90::launch_dependent(q.op, q.device, q.stream, wgmma_swap_ab_kernel<kType, Out, Tile>, shape, weight_map(q, s.rows),
+                         token_map(q, Tile::kTokens), p);
+}
+
+// From so many bytes on a weight is read by blocks that take a whole multiprocessor, with twice the bytes on their way:
+// what the next kernel could fetch beside them is little against that.
+constexpr int64_t kSwapAbLargeBytes = 96 << 20;
+
+// Weights whose k is shared: blocks with up to 64 rows, of half a multiprocessor, two beside each other where a round
+// is not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
+// multiprocessor, so that x is read seldom.
+template <sm90::Operand kType, class Out, int kTokens, bool kBlockScaled>
+void wgmma_swap_ab(const Problem& q) {
+  const int sms = multiprocessors(q.device), share = swap_ab_splits(q, sms);
+  const bool large = int64_t{q.n} * q.k * q.element_size() >= kSwapAbLargeBytes;
+  const SwapAbShape small = swap_ab_tiles(q, sms, share, 64);
+  if (share > 1 || q.n <= 64 * sms) {
+    large ? launch_swap_ab<kType, Out, SwapAbTile<1, 1, kTokens, kBlockScaled, false>>(q, small)
+          : launch_swap_ab<kType, Out, SwapAbTile<1, 1, kTokens, kBlockScaled, true>>(q, small);
+  } else if constexpr (kTokens <= 32) {
+    const SwapAbShape shape = swap_ab_tiles(q, sms, 1, 128);
+    large ? launch_swap_ab<kType, Out, SwapAbTile<2, 1, kTokens, kBlockScaled, false>>(q, shape)
+          : launch_swap_ab<kType, Out, SwapAbTile<2, 1, kTokens, kBlockScaled, true>>(q, shape);
+  } else {
+    launch_swap_ab<kType, Out, SwapAbTile<2, 2, kTokens, kBlockScaled, false>>(q, swap_ab_tiles(q, sms, 1, 256));
+  }
+}
+
+}  // namespace radix::gemm

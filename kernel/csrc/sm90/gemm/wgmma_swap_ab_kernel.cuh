@@ -1,0 +1,410 @@
+// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens, on wgmma. Bound by bytes: the weight is read once.
+//
+// The weight is wgmma's 64-row operand and the tokens its columns, so that few tokens waste no rows.
+//
+// clang-format off
+//   cluster of S blocks   one tile of `rows` weight rows at a time, each block a share of k; persistent where S is 1
+//   producer, a warp      TMA of [rows, 128 bytes] of the weight and [kTokens, 128 bytes] of x into a ring of stages,
+//                         which runs on over the ends of tiles; scales of blocks by cp.async
+//   consumers             kGroups warpgroups, kBlocks times 64 rows each: wgmma from the stage, sums in registers
+//   end of a tile         64 rows of each warpgroup at a time through shared memory, so that 8 neighbouring results of
+//                         a token leave as 16 bytes; with S > 1 the blocks of the cluster first add up, in the order of
+//                         their ranks
+// clang-format on
+//
+// `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it hold leftovers
+// that only reach sums nobody reads. Where a block takes at most half of a multiprocessor, the next kernel's blocks
+// wait beside it with their rings full of weights (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k
+// (the tensor cores keep about 14 bits), times the scales of the block where there are any.
+//
+// SiLU-and-mul: the tensor map interleaves 8 gate rows and 8 up rows, so that a strip of 16 rows is 8 pairs.
+#pragma once
+
+#include "sm90/common/cluster.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/tma.cuh"
+#include "sm90/common/wgmma.cuh"
+#include "sm90/gemm/epilogue.cuh"
+
+namespace radix::gemm {
+
+struct SwapAbParams {
+  int m, n, rows, tiles, chunks;  // n: output columns; chunks: of 128 bytes of k
+  bool gated, static_weight;
+  int up_offset, row_step;  // weight row of column c: c * row_step; of its up row: + up_offset
+  const float* block_x;     // scales [m, chunks], or null
+  const float* block_w;     // [weight rows / 128, chunks]
+  int64_t block_x_step, block_x_unit, block_w_step;
+  Epilogue epilogue;
+
+  // Weight row of output column c, and of its up row.
+  __device__ int weight_row(int column, int up) const { return gated ? column * row_step + up * up_offset : column; }
+  __device__ int first_column(int tile) const { return tile * (gated ? rows / 2 : rows); }
+};
+
+// kHalf: two blocks fit a multiprocessor.
+template <int kBlocks_, int kGroups_, int kTokens_, bool kBlockScaled_, bool kHalf_>
+struct SwapAbTile {
+  static constexpr int kBlocks = kBlocks_, kGroups = kGroups_, kTokens = kTokens_;
+  static constexpr bool kBlockScaled = kBlockScaled_, kHalf = kHalf_;
+  static constexpr int kRows = 64 * kBlocks * kGroups;
+  // Enough sums for an end of its own where blocks do not share k (finish_whole).
+  static constexpr bool kWhole = kRows > 64 && kTokens > 16;
+  static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kTokens * 128;
+  static constexpr int kScales =
+      kBlockScaled ? kTokens + 4 : 0;  // of a stage: tokens, then blocks of the weight's rows
+  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
+  static constexpr int kColumns = 64 * kGroups, kColumnStep = kColumns + 4;  // of a token in `parts`; 4: banks
+  static constexpr int kPartFloats = kTokens * kColumnStep;
+  static constexpr int kFit = ((kHalf ? 111 : 224) * 1024 - kPartFloats * 4) / (kStageBytes + kScales * 4);
+  static constexpr int kStages = kFit < 20 ? kFit : 20;
+  static constexpr int kThreads = 128 * kGroups + 32;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + kScales * 4) + kPartFloats * 4 + 1024;  // 1024: to align
+  static_assert(kStages >= 2 && kStages * kStageBytes >= kBlocks * kPartFloats * 4);
+  static_assert(kSharedBytes + 2 * kStages * 8 <= (kHalf ? 113 : 227) * 1024);  // the barriers are static
+};
+
+template <class Tile>
+struct SwapAbShared {
+  char* stages;            // [kStages][weight, x]
+  float* scales;           // [kStages][kScales]
+  float* parts;            // [kTokens][kColumnStep]
+  uint64_t *full, *empty;  // [kStages]
+  __device__ char* weight(int stage) const { return stages + stage * Tile::kStageBytes; }
+  __device__ char* x(int stage) const { return weight(stage) + Tile::kWeightBytes; }
+  __device__ float* scale(int stage) const { return scales + stage * Tile::kScales; }
+};
+
+// The chunks of k that this block multiplies.
+struct Chunks {
+  int first, last;
+};
+
+template <int kElementBytes, class Tile>
+class SwapAbProducer {
+ public:
+  __device__ SwapAbProducer(const SwapAbParams& p, const SwapAbShared<Tile>& shared, const sm90::TensorMap* weight_map,
+                            const sm90::TensorMap* x_map)
+      : p_(p), s_(shared), weight_map_(weight_map), x_map_(x_map), lane_(threadIdx.x % 32) {}
+
+  __device__ void run(Chunks chunks, int first_tile, int step) {
+    using namespace sm90;
+    // The first stages of the first tile: the weight before the kernel ahead has ended, then what that one wrote.
+    const int early = min(Tile::kStages, chunks.last - chunks.first);
+    if (!p_.static_weight) pdl_wait();
+    for (int i = 0; i < early; i++) load_weight(i, first_tile, chunks.first + i);
+    if (p_.static_weight) pdl_wait();
+    for (int tile = first_tile; tile < p_.tiles; tile += step) fetch_ends(tile);
+    Ring<Tile::kStages> ring;
+    for (int i = 0; i < early; i++, ring.next()) load_x(i, first_tile, chunks.first + i);
+    for (int tile = first_tile; tile < p_.tiles; tile += step)
+      for (int chunk = chunks.first + (tile == first_tile ? early : 0); chunk < chunks.last; chunk++, ring.next()) {
+        barrier_wait(&s_.empty[ring.index], ring.parity ^ 1);
+        load_weight(ring.index, tile, chunk);
+        load_x(ring.index, tile, chunk);
+      }
+  }
+
+ private:
+  static constexpr int kChunk = 128 / kElementBytes;
+
+  // Scales and bias of a tile's rows to L2, long before its end asks for them.
+  __device__ void fetch_ends(int tile) const {
+    const Epilogue& e = p_.epilogue;
+    const int first = p_.first_column(tile), columns = p_.gated ? p_.rows / 2 : p_.rows;
+    for (int i = lane_ * 32; i < columns; i += 32 * 32)
+      for (int up = 0; up <= (p_.gated ? 1 : 0); up++) {
+        const int row = p_.weight_row(min(first + i, p_.n - 1), up);
+        if (e.scale_w) sm90::prefetch_l2(e.scale_w + row * e.scale_w_step);
+        if (e.bias) sm90::prefetch_l2(e.bias + row * (e.bias_float ? 4 : 2));
+      }
+  }
+
+  __device__ void load_weight(int stage, int tile, int chunk) const {
+    if (lane_ != 0) return;
+    uint64_t* barrier = &s_.full[stage];
+    sm90::barrier_arrive_expect(barrier, p_.rows * 128 + Tile::kTokenBytes);
+    const int y = p_.gated ? 0 : tile * p_.rows, z = p_.gated ? 0 : blockIdx.z,
+              w = p_.gated ? tile * (p_.rows / 16) : 0;
+    sm90::tma_load_4d(s_.weight(stage), weight_map_, barrier, chunk * kChunk, y, z, w, sm90::L2Keep::first_out);
+  }
+
+  __device__ void load_x(int stage, int tile, int chunk) const {
+    if (lane_ == 0) sm90::tma_load_3d(s_.x(stage), x_map_, &s_.full[stage], chunk * kChunk, 0, blockIdx.z);
+    if constexpr (Tile::kBlockScaled) {
+      float* to = s_.scale(stage);
+      for (int token = lane_; token < p_.m; token += 32)
+        sm90::copy_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
+      // Up to 3 blocks of rows; gated, 2 of gates and 2 of ups.
+      if (lane_ < 4) {
+        const int column = p_.first_column(tile), up = p_.gated ? lane_ / 2 : 0;
+        const int block = p_.weight_row(column, up) / 128 + (p_.gated ? lane_ % 2 : lane_);
+        const int last = p_.weight_row(p_.n - 1, up) / 128;
+        sm90::copy_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
+      }
+      sm90::copy_async_arrive(&s_.full[stage]);
+    }
+  }
+
+  const SwapAbParams& p_;
+  const SwapAbShared<Tile>& s_;
+  const sm90::TensorMap *weight_map_, *x_map_;
+  const int lane_;
+};
+
+template <sm90::Operand kType, class Out, class Tile>
+class SwapAbConsumer {
+ public:
+  static constexpr int kBlocks = Tile::kBlocks, kGroups = Tile::kGroups, kTokens = Tile::kTokens;
+  static constexpr int kSums = kTokens / 2;  // of a lane and 64 rows
+  static constexpr bool kFp8 = kType == sm90::Operand::e4m3;
+
+  __device__ SwapAbConsumer(const SwapAbParams& p, const SwapAbShared<Tile>& shared)
+      : p_(p),
+        s_(shared),
+        group_(threadIdx.x / 128),
+        warp_(threadIdx.x % 128 / 32),
+        g_(threadIdx.x % 32 / 4),
+        t_(threadIdx.x % 4) {}
+
+  __device__ void begin(int tile) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; b++) {
+#pragma unroll
+      for (int i = 0; i < kSums; i++) sum_[b][i] = 0;
+      if constexpr (Tile::kBlockScaled) {
+        // Where the scales of rows g and g + 8 are among the stage's.
+        const int strip = (group_ * kBlocks + b) * 4 + warp_, first = p_.first_column(tile);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int column = first + (p_.gated ? strip * 8 : strip * 16 + half * 8) + g_;
+          const int up = p_.gated ? half : 0;
+          const int block = p_.weight_row(column, up) / 128 - p_.weight_row(first, up) / 128;
+          row_slot_[b][half] = kTokens + 2 * up + min(block, p_.gated ? 1 : 3);
+        }
+      }
+    }
+  }
+
+  __device__ void multiply(int stage) {
+    using namespace sm90;
+    const uint64_t tokens = swizzled_operand(s_.x(stage));
+    const auto products = [&](float(&target)[kSums], int b, bool add) {
+      const uint64_t rows = swizzled_operand(s_.weight(stage) + (group_ * kBlocks + b) * 64 * 128);
+#pragma unroll
+      for (int i = 0; i < 4; i++) Wgmma<kType, kTokens>::run(target, next_k(rows, i), next_k(tokens, i), add || i > 0);
+      wgmma_commit();
+    };
+    wgmma_fence();
+    if constexpr (!kFp8) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; b++) products(sum_[b], b, true);
+      wgmma_wait<0>();
+#pragma unroll
+      for (int b = 0; b < kBlocks; b++) wgmma_hold(sum_[b]);
+    } else {
+#pragma unroll
+      for (int b = 0; b < kBlocks; b++) {
+        float part[kSums];
+        products(part, b, false);
+        wgmma_wait<0>();
+        wgmma_hold(part);
+        if constexpr (Tile::kBlockScaled) {
+          const float* scale = s_.scale(stage);
+          const float rows[2] = {scale[row_slot_[b][0]], scale[row_slot_[b][1]]};
+#pragma unroll
+          for (int i = 0; i < kTokens / 8; i++) {
+            const float2 token = *reinterpret_cast<const float2*>(scale + i * 8 + 2 * t_);
+            sum_[b][4 * i] += part[4 * i] * (token.x * rows[0]);
+            sum_[b][4 * i + 1] += part[4 * i + 1] * (token.y * rows[0]);
+            sum_[b][4 * i + 2] += part[4 * i + 2] * (token.x * rows[1]);
+            sum_[b][4 * i + 3] += part[4 * i + 3] * (token.y * rows[1]);
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kSums; i++) sum_[b][i] += part[i];
+        }
+        wgmma_fence();
+      }
+    }
+  }
+
+  // Block b of every warpgroup to parts [token][64 * group + row].
+  __device__ void write(int b, float* parts) const {
+#pragma unroll
+    for (int i = 0; i < kBlocks; i++)
+      if (i == b) write_block(sum_[i], parts);
+  }
+  __device__ void write_all(float* parts) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; b++) write_block(sum_[b], parts + b * Tile::kPartFloats);
+  }
+
+  // The results of block b from the parts of `share` blocks: 8 rows (gated: 8 pairs) of a token at a time, of which
+  // this block takes every share-th.
+  __device__ void finish(int tile, int b, const float* parts, int rank, int share) const {
+    if constexpr (Tile::kWhole) {
+      if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
+        return p_.gated ? finish_whole<true>(tile, b, parts) : finish_whole<false>(tile, b, parts);
+    }
+    constexpr int kThreads = 128 * kGroups;
+    const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = p_.m * pieces;
+    for (int i = threadIdx.x * share + rank; i < total; i += kThreads * share) {
+      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the parts' columns
+      const int row = (at / 64 * kBlocks + b) * 64 + at % 64;               // of the tile
+      const int column = p_.first_column(tile) + (p_.gated ? row / 2 : row);
+      const int count = row < p_.rows ? min(8, p_.n - column) : 0;
+      if (count <= 0) continue;
+      const float* from = parts + token * Tile::kColumnStep + at;
+      float v[8];
+      add_parts(v, from, share);
+      finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
+      if (p_.gated) {
+        float up[8];
+        add_parts(up, from + 8, share);
+        finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
+      }
+      store_eight<Out>(p_.epilogue, v, int64_t{blockIdx.z} * p_.m + token, column, count);
+    }
+  }
+
+ private:
+  __device__ void write_block(const float (&sum)[kSums], float* parts) const {
+    float* to = parts + 2 * t_ * Tile::kColumnStep + group_ * 64 + warp_ * 16 + g_;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = sum[4 * i + j];
+  }
+
+  // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
+  // its tokens, whose scales and sums are on their way together.
+  template <bool kGated>
+  __device__ void finish_whole(int tile, int b, const float* parts) const {
+    constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kStep = 128 * kGroups / kPieces;
+    constexpr int kRounds = (kTokens + kStep - 1) / kStep;
+    const Epilogue& e = p_.epilogue;
+    const int at = threadIdx.x % kPieces * kWidth, row = (at / 64 * kBlocks + b) * 64 + at % 64;
+    const int column = p_.first_column(tile) + (kGated ? row / 2 : row), first = threadIdx.x / kPieces;
+    if (row >= p_.rows || column >= p_.n) return;
+    const EightRows<Out> rows(e, p_.weight_row(column, 0), kGated ? p_.row_step : 1);
+    const EightRows<Out> ups(e, p_.weight_row(column, kGated), p_.row_step);
+    float v[kRounds][8], scale[kRounds];
+#pragma unroll
+    for (int i = 0; i < kRounds; i++)
+      scale[i] = e.scale_x && first + i * kStep < p_.m ? token_scale(e, first + i * kStep) : 0.f;
+#pragma unroll
+    for (int i = 0; i < kRounds; i++) {
+      const float* from =
+          parts + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
+      add_parts(v[i], from, 1);
+      rows.finish(v[i], scale[i]);
+      if constexpr (kGated) {
+        float up[8];
+        add_parts(up, from + 8, 1);
+        ups.finish(up, scale[i]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] = silu(v[i][j]) * up[j];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; i++) {
+      const int token = first + i * kStep;
+      if (token < p_.m) store_whole<Out>(e, v[i], int64_t{blockIdx.z} * p_.m + token, column);
+    }
+  }
+
+  __device__ static void add_parts(float (&v)[8], const float* from, int share) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = 0;
+    for (int other = 0; other < share; other++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float4 part = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
+                                       : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
+        v[4 * h] += part.x, v[4 * h + 1] += part.y, v[4 * h + 2] += part.z, v[4 * h + 3] += part.w;
+      }
+    }
+  }
+
+  const SwapAbParams& p_;
+  const SwapAbShared<Tile>& s_;
+  const int group_, warp_, g_, t_;
+  float sum_[kBlocks][kSums];
+  int row_slot_[kBlocks][2];
+};
+
+template <sm90::Operand kType, class Out, class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
+    wgmma_swap_ab_kernel(const __grid_constant__ sm90::TensorMap weight_map,
+                         const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ SwapAbParams p) {
+  using namespace sm90;
+  constexpr int kStages = Tile::kStages, kConsumers = 128 * Tile::kGroups;
+  extern __shared__ char unaligned[];
+  __shared__ uint64_t full[kStages], empty[kStages];
+  SwapAbShared<Tile> shared;
+  shared.stages = unaligned + (-shared_address(unaligned) & 1023);
+  shared.parts = reinterpret_cast<float*>(shared.stages + kStages * Tile::kStageBytes);
+  shared.scales = shared.parts + Tile::kPartFloats;
+  shared.full = full;
+  shared.empty = empty;
+
+  pdl_trigger();
+  if (threadIdx.x == kConsumers) {
+    prefetch_tensor_map(&weight_map);
+    prefetch_tensor_map(&x_map);
+    for (int i = 0; i < kStages; i++) {
+      barrier_init(&full[i], Tile::kBlockScaled ? 33 : 1);  // the producer's thread; its lanes' scales
+      barrier_init(&empty[i], kWarpArrivals * kConsumers / 32);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+
+  const int share = gridDim.x, rank = blockIdx.x, step = gridDim.y;  // x: the blocks of a cluster
+  const Chunks chunks = {p.chunks * rank / share, p.chunks * (rank + 1) / share};
+  if (threadIdx.x >= kConsumers) {
+    SwapAbProducer<kType == Operand::e4m3 ? 1 : 2, Tile>(p, shared, &weight_map, &x_map).run(chunks, blockIdx.y, step);
+    if (share > 1) {
+      __syncwarp();
+      cluster_sync();
+      cluster_sync_relaxed();
+    }
+    return;
+  }
+
+  SwapAbConsumer<kType, Out, Tile> self(p, shared);
+  Ring<kStages> ring;
+  const bool once = share > 1 || (Tile::kWhole && p.tiles <= step);
+  for (int tile = blockIdx.y; tile < p.tiles; tile += step) {
+    self.begin(tile);
+    for (int chunk = chunks.first; chunk < chunks.last; chunk++, ring.next()) {
+      barrier_wait(&full[ring.index], ring.parity);
+      self.multiply(ring.index);
+      barrier_arrive_warp(&empty[ring.index]);
+    }
+    pdl_wait();
+    float* parts = shared.parts;
+    if (once) {
+      // The only tile: its copies have arrived and been used, so that the stages are free to hold all sums.
+      named_barrier(1, kConsumers);
+      parts = reinterpret_cast<float*>(shared.stages);
+      self.write_all(parts);
+      share > 1 ? cluster_sync() : named_barrier(1, kConsumers);
+    }
+#pragma unroll 1
+    for (int b = 0; b < Tile::kBlocks; b++) {
+      if (!once) {
+        self.write(b, parts);
+        named_barrier(1, kConsumers);
+      }
+      self.finish(tile, b, parts + (once ? b * Tile::kPartFloats : 0), rank, share);
+      if (!once) named_barrier(1, kConsumers);
+    }
+    if (share > 1) cluster_sync_relaxed();  // a block's shared memory stays until the others have read it
+  }
+}
+
+}  // namespace radix::gemm
