@@ -94,7 +94,7 @@ def test_registers_come_back_after_a_barrier(library):
     """MLA's producer (with an FP8 cache the scorer too) gives registers to two warpgroups and takes
     them back once they have them, not before; and PTX wants a warpgroup to meet between two
     exchanges."""
-    found = gpu_objects.cuda_operations(library, "mla_wide_kernel")
+    found = gpu_objects.cuda_operations(library, "mla_decode_wgmma_h64_kernel")
     assert len(found) == 3
     for name, operations in found.items():
         fp8 = "ELb1E" in name
@@ -133,16 +133,34 @@ class _MlaSizes(ctypes.Structure):
 
 
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
-    """Rows of up to 163,840 tokens. Only `narrow` has a tree for each row, and so needs more for
-    longer ones."""
-    slim, wide, narrow_16, narrow_32 = 8_687_616, 34_741_248, 194_641_920, 389_283_840
+    """Rows of up to 163,840 tokens. Only `decode_split_fixed` has a tree for each row, and so needs
+    more for longer ones."""
+    swap_qk_h16 = 8_687_616
+    wgmma_h64 = 34_741_248
+    split_fixed_16 = 194_641_920  # 16 query rows of a tile
+    split_fixed_32 = 389_283_840
     query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
     for heads, max_seqlen_q, any_split, item_size, expected in (
-        (128, 1, 1, 2, wide), (128, 1, 1, 1, wide), (16, 2, 1, 2, wide), (16, 1, 1, 2, slim), (16, 1, 1, 1, narrow_16),
-        (128, 1, 0, 2, narrow_32), (16, 1, 0, 1, narrow_16), (128, 1, 1, 0, wide), (16, 1, 1, 0, narrow_16),
-    ):  # fmt: skip
+        (128, 1, 1, 2, wgmma_h64),
+        (128, 1, 1, 1, wgmma_h64),
+        (16, 2, 1, 2, wgmma_h64),
+        (16, 1, 1, 2, swap_qk_h16),
+        (16, 1, 1, 1, split_fixed_16),
+        (128, 1, 0, 2, split_fixed_32),
+        (16, 1, 0, 1, split_fixed_16),
+        (128, 1, 1, 0, wgmma_h64),
+        (16, 1, 1, 0, split_fixed_16),
+    ):
         sizes = _MlaSizes(
-            ctypes.sizeof(_MlaSizes), 64, 32, heads, 64, 2560, max_seqlen_q, any_split, item_size
+            struct_size=ctypes.sizeof(_MlaSizes),
+            tokens=64,
+            batch=32,
+            heads=heads,
+            page_size=64,
+            max_pages=2560,
+            max_seqlen_q=max_seqlen_q,
+            any_split=any_split,
+            kv_item_size=item_size,
         )
         found = ctypes.c_int64(-1)
         assert query(ctypes.byref(sizes), ctypes.byref(found)) == 0

@@ -27,7 +27,8 @@ import torch, radix_kernels as rk
 rng = torch.Generator().manual_seed(1)
 q, k, v = (torch.randn(300, 2, 64, generator=rng).bfloat16() for _ in range(3))
 ends = torch.tensor([0, 300], dtype=torch.int32)
-print(rk._loader.bind.isa(), hash(tuple(rk.flash_attn_varlen(q, k, v, ends, ends).flatten().tolist())))
+out = rk.flash_attn_varlen(q, k, v, ends, ends)
+print(rk._loader.bind.isa(), hash(tuple(out.flatten().tolist())))
 """
 
 

@@ -51,7 +51,10 @@ def test_experts_of_few_pairs(scales, rng):
     case = experts_cases.make(3, 8, 2, 256, 128, BF16, rng, scales=scales)
     args = [x.cuda() for x in (case.x, case.w1, case.w2, case.weights, case.ids)]
     options = {name: scale.cuda() for name, scale in case.options.items()}
-    assert launched(lambda: fused_experts(*args, **options)) == ["few_up_kernel", "few_down_kernel"]
+    assert launched(lambda: fused_experts(*args, **options)) == [
+        "grouped_mma_m16_up_kernel",
+        "grouped_mma_m16_down_kernel",
+    ]
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -67,11 +70,11 @@ def test_grouped_products(fp8, rng):
     )
     x, weight = x.cuda(), weight.cuda()
     groups = torch.arange(2, dtype=torch.int32).repeat_interleave(256).cuda()
-    wide = ["contiguous_kernel", "wide_grouped_kernel"]
+    persistent = ["contiguous_kernel", "grouped_persistent_kernel"]
     found = launched(lambda: m_grouped_gemm_contiguous(x, weight, groups, **scales))
-    assert found == (wide if fp8 else ["prepare_kernel", "many_kernel"])
+    assert found == (persistent if fp8 else ["prepare_kernel", "grouped_swap_ab_kernel"])
     if not fp8:
         counts = torch.tensor([256, 100], dtype=torch.int32).cuda()
         assert launched(
             lambda: m_grouped_gemm_masked(x.unflatten(0, (2, 256)), weight, counts)
-        ) == ["many_kernel"]
+        ) == ["grouped_swap_ab_kernel"]

@@ -1,5 +1,5 @@
 // Paged decode, the host side: what it serves, its space, its launches. See split_plan.cuh.
-#include "sm90/common/split_plan.cuh"
+#include "sm90/attention/decode.cuh"
 
 #include <algorithm>
 
@@ -64,11 +64,11 @@ void run_decode(const Params& params, rk_stream stream) {
     a.first_row = static_cast<int>(row);
     a.rows = static_cast<int>(std::min<int64_t>(kMaxRows, params.batch - row));
     if (params.kv_dtype == DType::f8e4m3) {
-      launch_fp8(a, stream);
+      launch<e4m3>(a, stream);
     } else if (params.dtype == DType::bf16) {
-      launch_bf16(a, stream);
+      launch<bf16>(a, stream);
     } else {
-      launch_f16(a, stream);
+      launch<f16>(a, stream);
     }
   }
 }

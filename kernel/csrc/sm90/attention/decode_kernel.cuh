@@ -11,11 +11,11 @@
 
 #include <type_traits>
 
+#include "sm90/attention/decode.cuh"
 #include "sm90/attention/decode_loader.cuh"
 #include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/mma_softmax.cuh"
 #include "sm90/common/split_combine.cuh"
-#include "sm90/common/split_plan.cuh"
 
 namespace radix::attention::decode {
 
@@ -373,6 +373,15 @@ void launch_type(const Args& a, rk_stream stream) {
     two ? launch_config<Config<Q, KV, 128, 2>>(a, stream) : launch_config<Config<Q, KV, 128, 1>>(a, stream);
   } else {
     launch_config<Config<Q, KV, 256, 1>>(a, stream);
+  }
+}
+
+template <class KV>
+void launch(const Args& a, rk_stream stream) {
+  if constexpr (__is_same(KV, e4m3)) {
+    a.p.dtype == DType::bf16 ? launch_type<bf16, e4m3>(a, stream) : launch_type<f16, e4m3>(a, stream);
+  } else {
+    launch_type<KV, KV>(a, stream);
   }
 }
 

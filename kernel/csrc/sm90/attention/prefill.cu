@@ -41,8 +41,8 @@ void run_prefill(const Params& p, rk_stream stream) {
   } else {
     a.scale_log2 = p.scale * kLog2E;
   }
-  if (fp8) return prefill::launch_fp8(a, stream);
-  p.dtype == DType::bf16 ? prefill::launch_bf16(a, stream) : prefill::launch_f16(a, stream);
+  if (fp8) return prefill::launch<e4m3>(a, stream);
+  p.dtype == DType::bf16 ? prefill::launch<bf16>(a, stream) : prefill::launch<f16>(a, stream);
 }
 
 }  // namespace radix::attention

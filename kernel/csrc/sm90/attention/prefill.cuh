@@ -33,9 +33,8 @@ struct Tile {
   int n_begin, n_end;
 };
 
-// Each .cu file holds the kernels of one element type.
-void launch_bf16(const Args& args, rk_stream stream);
-void launch_f16(const Args& args, rk_stream stream);
-void launch_fp8(const Args& args, rk_stream stream);
+// T: of q, k and v, bf16, f16 or e4m3 (prefill_launch.cuh; sources.cmake instantiates it).
+template <class T>
+void launch(const Args& args, rk_stream stream);
 
 }  // namespace radix::attention::prefill

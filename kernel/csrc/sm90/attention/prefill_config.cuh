@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kDim = kDim_, kVDim = kVDim_, kBlockN = kBlockN_, kConsumers = kConsumers_;
   static constexpr int kCluster = kCluster_, kStages = kStages_, kTurnedStages = 2, kHeld = kHeld_;
   static constexpr bool kGather = kGather_, kFp8 = std::is_same_v<T, e4m3>;
-  static constexpr Operand kType = kFp8 ? Operand::e4m3 : std::is_same_v<T, bf16> ? Operand::bf16 : Operand::f16;
+  static constexpr Operand kType = kOperand<T>;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRowElements = 128 / sizeof(T);  // of 128 bytes
   static constexpr int kKeyColumns = kDim / kRowElements, kValueColumns = kVDim / kRowElements;

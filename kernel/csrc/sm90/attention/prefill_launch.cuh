@@ -93,12 +93,16 @@ void launch_alone_or_paired(const Args& a, rk_stream stream) {
 
 template <class T>
 void launch(const Args& a, rk_stream stream) {
-  const int dim = a.p.head_dim, v_dim = a.p.v_dim, larger = std::max(dim, v_dim);
-  if (larger <= 64) return launch_alone<T, 64, 64, 128, 3, 0, 2>(a, stream);
-  if (larger <= 128) return launch_alone_or_paired<T, 128, 128, 128, 128, 3>(a, stream);
-  if (dim <= 192 && v_dim <= 128) return launch_alone_or_paired<T, 192, 128, 128, 128, 2>(a, stream);
-  if (larger <= 192) return launch_alone<T, 192, 192, 96, 2, 0, 2>(a, stream);
-  return launch_alone<T, 256, 256, 80, 2, 0, 2>(a, stream);
+  if constexpr (__is_same(T, e4m3)) {
+    launch_alone_or_paired<T, kMaxFp8Dim, kMaxFp8Dim, 160, 128, 3>(a, stream);
+  } else {
+    const int dim = a.p.head_dim, v_dim = a.p.v_dim, larger = std::max(dim, v_dim);
+    if (larger <= 64) return launch_alone<T, 64, 64, 128, 3, 0, 2>(a, stream);
+    if (larger <= 128) return launch_alone_or_paired<T, 128, 128, 128, 128, 3>(a, stream);
+    if (dim <= 192 && v_dim <= 128) return launch_alone_or_paired<T, 192, 128, 128, 128, 2>(a, stream);
+    if (larger <= 192) return launch_alone<T, 192, 192, 96, 2, 0, 2>(a, stream);
+    launch_alone<T, 256, 256, 80, 2, 0, 2>(a, stream);
+  }
 }
 
 }  // namespace radix::attention::prefill

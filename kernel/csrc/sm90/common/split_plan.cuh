@@ -142,9 +142,4 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, total / a.groups, total % a.groups};
 }
 
-// Each .cu file of this folder holds the kernels of one element type.
-void launch_bf16(const Args& args, rk_stream stream);
-void launch_f16(const Args& args, rk_stream stream);
-void launch_fp8(const Args& args, rk_stream stream);
-
 }  // namespace radix::attention::decode

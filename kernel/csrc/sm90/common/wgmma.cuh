@@ -5,6 +5,7 @@
 // Operands lie K-major in the 128-byte swizzle that TMA writes: rows of 128 bytes, atoms of 8 rows, 1024-byte aligned.
 #pragma once
 
+#include "gpu/device/fp8.h"
 #include "sm90/common/mbarrier.cuh"
 
 namespace radix::sm90 {
@@ -48,6 +49,10 @@ __device__ inline void wgmma_hold(float (&d)[n]) {
 
 // Element types of a and b, as the instruction spells them.
 enum class Operand { bf16, f16, e4m3 };
+template <class T>
+inline constexpr Operand kOperand = __is_same(T, e4m3)   ? Operand::e4m3
+                                    : __is_same(T, bf16) ? Operand::bf16
+                                                         : Operand::f16;
 
 #define RK_OUT4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 // Placeholders and constraints of 4 ... 128 accumulators.

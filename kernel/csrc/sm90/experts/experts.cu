@@ -1,6 +1,7 @@
 // The family's entries: from checked tensors to one Problem, and the path by its number of pairs.
 #include "api/experts.h"
 
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 #include "sm90/experts/grouped_persistent.cuh"
 
@@ -71,8 +72,8 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
     q.fp8_activations = args.use_fp8_w8a8 != 0;
   }
   if (q.fits_mma_m16()) {
-    const auto launch = fp8 ? (bf ? grouped_mma_m16_bf16_fp8 : grouped_mma_m16_f16_fp8)
-                            : (bf ? grouped_mma_m16_bf16 : grouped_mma_m16_f16);
+    const auto launch = fp8 ? (bf ? grouped_mma_m16<bf16, e4m3> : grouped_mma_m16<f16, e4m3>)
+                            : (bf ? grouped_mma_m16<bf16, bf16> : grouped_mma_m16<f16, f16>);
     return launch(q);
   }
   const Layout at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
@@ -88,10 +89,10 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
       scratch.act_scales = reinterpret_cast<float*>(q.workspace + at.act_scales);
       return grouped_persistent_experts(q, scratch);
     }
-    return (bf ? grouped_swap_ab_bf16_w8a8 : grouped_swap_ab_f16_w8a8)(q, scratch);
+    return (bf ? grouped_swap_ab<bf16, Format::fp8> : grouped_swap_ab<f16, Format::fp8>)(q, scratch);
   }
-  const auto launch = fp8 ? (bf ? grouped_swap_ab_bf16_fp8 : grouped_swap_ab_f16_fp8)
-                          : (bf ? grouped_swap_ab_bf16 : grouped_swap_ab_f16);
+  const auto launch = fp8 ? (bf ? grouped_swap_ab<bf16, Format::widened> : grouped_swap_ab<f16, Format::widened>)
+                          : (bf ? grouped_swap_ab<bf16, Format::half> : grouped_swap_ab<f16, Format::half>);
   launch(q, scratch);
 }
 

@@ -38,7 +38,7 @@ template <class T, class Tile>
 class GroupedSwapAbConsumer {
  public:
   using Ring = sm90::Ring<Tile::kStages>;
-  static constexpr sm90::Operand kType = __is_same(T, bf16) ? sm90::Operand::bf16 : sm90::Operand::f16;
+  static constexpr sm90::Operand kType = sm90::kOperand<T>;
 
   // stages: then the scales of their pairs, then where results are staged.
   __device__ GroupedSwapAbConsumer(const GroupedSwapAbParams& p, char* stages, uint64_t* full, uint64_t* empty)

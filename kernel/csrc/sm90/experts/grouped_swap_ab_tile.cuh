@@ -7,13 +7,6 @@ namespace radix::experts {
 
 constexpr int kGroupedSwapAbThreads = 384, kTileRows = 128;
 
-// What the weights are and what they meet.
-enum class Format {
-  half,     // 16 bits, both
-  widened,  // FP8 weights, which become 16 bits in registers
-  fp8       // FP8, both; blocks of 128 x 128 of the weights and 128 columns of a row of x have scales
-};
-
 struct GroupedSwapAbParams {
   // [named]: the places of an expert's pairs. Or, with `room`: so many places each, of which `ends` counts those used.
   const int32_t *begins, *ends;

@@ -59,15 +59,34 @@ struct Scratch {
 
 using gpu::multiprocessors;
 
-void grouped_mma_m16_bf16(const Problem& problem);
-void grouped_mma_m16_f16(const Problem& problem);
-void grouped_mma_m16_bf16_fp8(const Problem& problem);
-void grouped_mma_m16_f16_fp8(const Problem& problem);
-void grouped_swap_ab_bf16(const Problem& problem, const Scratch& scratch);
-void grouped_swap_ab_f16(const Problem& problem, const Scratch& scratch);
-void grouped_swap_ab_bf16_fp8(const Problem& problem, const Scratch& scratch);
-void grouped_swap_ab_f16_fp8(const Problem& problem, const Scratch& scratch);
-void grouped_swap_ab_bf16_w8a8(const Problem& problem, const Scratch& scratch);
-void grouped_swap_ab_f16_w8a8(const Problem& problem, const Scratch& scratch);
+// What the weights are and what they meet.
+enum class Format {
+  half,     // 16 bits, both
+  widened,  // FP8 weights, which become 16 bits in registers
+  fp8       // FP8, both; blocks of 128 x 128 of the weights and 128 columns of a row of x have scales
+};
+
+// One grouped product: rows of x by the weight of their group.
+struct Grouped {
+  Problem q;  // device, stream, type and op
+  const char *x, *weight;
+  int64_t x_step, out_step;        // bytes; elements
+  int64_t rows;                    // of x, of all groups together
+  int room;                        // rows of each group where that is how x is laid out; else 0
+  int groups, n, k, expected;      // expected: rows of a group
+  const int32_t *begins, *ends;    // of each group; with room: null, and how many there are
+  const float *x_scale, *w_scale;  // [ceil(k / 128), scale_step]; [groups, ceil(n / 128), ceil(k / 128)]
+  int scale_step;
+  char* out;
+};
+
+// The kernels' launchers; sources.cmake names what each is instantiated for. T: of x and the result; W: of the weights.
+template <class T, class W>
+void grouped_mma_m16(const Problem& problem);
+template <class T, Format kFormat>
+void grouped_swap_ab(const Problem& problem, const Scratch& scratch);
+
+template <class T, Format kFormat>
+void grouped_gemm(const Grouped& g);
 
 }  // namespace radix::experts

@@ -1,6 +1,7 @@
 // The gemm family's entries: from checked tensors to one Problem, and the kernel by its number of tokens.
 #include "api/gemm.h"
 
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 #include "sm90/gemm/problem.cuh"
 
@@ -61,10 +62,10 @@ constexpr int kMmaM16Rows = 2048;
 void run(const Problem& q) {
   const bool fp8 = q.type == DType::f8e4m3, bf = q.type == DType::bf16;
   const bool small = int64_t{q.n} * q.k * q.element_size() <= kMmaM16Bytes && q.n >= kMmaM16Rows;
-  if (!fp8 && small && q.m <= kMmaM16Tokens) return bf ? mma_m16_bf16(q) : mma_m16_f16(q);
-  if (q.m <= kSwapAbTokens) return fp8 ? wgmma_swap_ab_fp8(q) : bf ? wgmma_swap_ab_bf16(q) : wgmma_swap_ab_f16(q);
-  if (!fp8) return bf ? wgmma_persistent_bf16(q) : wgmma_persistent_f16(q);
-  q.out_type == DType::bf16 ? wgmma_persistent_fp8_bf16(q) : wgmma_persistent_fp8_f16(q);
+  if (!fp8 && small && q.m <= kMmaM16Tokens) return bf ? mma_m16<bf16>(q) : mma_m16<f16>(q);
+  if (q.m <= kSwapAbTokens) return fp8 ? wgmma_swap_ab<e4m3>(q) : bf ? wgmma_swap_ab<bf16>(q) : wgmma_swap_ab<f16>(q);
+  if (!fp8) return bf ? wgmma_persistent<bf16, bf16>(q) : wgmma_persistent<f16, f16>(q);
+  q.out_type == DType::bf16 ? wgmma_persistent<e4m3, bf16>(q) : wgmma_persistent<e4m3, f16>(q);
 }
 
 }  // namespace

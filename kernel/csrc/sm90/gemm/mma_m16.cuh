@@ -38,10 +38,10 @@ void launch_mma_m16(const Problem& q) {
                          mma_m16_kernel<Mma, Tile::kGroups, kHalves, Tile::kDepth, Tile::kBlocks>, shape, p);
 }
 
-template <class Mma>
+template <class T>
 void mma_m16(const Problem& q) {
   using Tile = MmaM16Tile<2, 1, 3>;
-  q.m <= 8 ? launch_mma_m16<Mma, Tile, 1>(q) : launch_mma_m16<Mma, Tile, 2>(q);
+  q.m <= 8 ? launch_mma_m16<HalfMma<T>, Tile, 1>(q) : launch_mma_m16<HalfMma<T>, Tile, 2>(q);
 }
 
 }  // namespace radix::gemm

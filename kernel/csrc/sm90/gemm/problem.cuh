@@ -1,4 +1,4 @@
-// One product as the kernels' launchers take it, and the launchers; each is instantiated in files of its own.
+// One product as the kernels' launchers take it, and the launchers.
 #pragma once
 
 #include "gpu/device/launch.h"
@@ -50,15 +50,12 @@ constexpr int kMmaM16Tokens = 16, kSwapAbTokens = 64;
 
 using gpu::multiprocessors;
 
-void mma_m16_bf16(const Problem& problem);
-void mma_m16_f16(const Problem& problem);
-void wgmma_swap_ab_bf16(const Problem& problem);
-void wgmma_swap_ab_f16(const Problem& problem);
-void wgmma_swap_ab_fp8(const Problem& problem);
-void wgmma_persistent_bf16(const Problem& problem);
-void wgmma_persistent_f16(const Problem& problem);
-// By the type of the result.
-void wgmma_persistent_fp8_bf16(const Problem& problem);
-void wgmma_persistent_fp8_f16(const Problem& problem);
+// The kernels' launchers; sources.cmake names the types that each is instantiated for.
+template <class T>
+void mma_m16(const Problem& problem);
+template <class T>
+void wgmma_swap_ab(const Problem& problem);
+template <class In, class Out>
+void wgmma_persistent(const Problem& problem);
 
 }  // namespace radix::gemm

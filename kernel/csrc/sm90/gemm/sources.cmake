@@ -1,2 +1,5 @@
-file(GLOB _files RELATIVE ${CMAKE_CURRENT_LIST_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
-radix_sm90_family(gemm ${_files})
+radix_sm90_family(gemm gemm.cu)
+radix_instantiate(gemm mma_m16 "void mma_m16<@>(const Problem&)" VARIANTS bf16 f16)
+radix_instantiate(gemm wgmma_swap_ab "void wgmma_swap_ab<@>(const Problem&)" VARIANTS bf16 f16 e4m3)
+radix_instantiate(gemm wgmma_persistent "void wgmma_persistent<@>(const Problem&)"
+                  VARIANTS "bf16, bf16" "f16, f16" "e4m3, bf16" "e4m3, f16")

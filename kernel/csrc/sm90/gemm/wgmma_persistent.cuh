@@ -70,7 +70,7 @@ const PersistentChoice& fastest(const Problem& q, int m) {
 
 // Weights of few rows, up to kPersistentTokens tokens: k shared where that is faster.
 template <sm90::Operand kType, class Out, Sums kSums, class... Tiles>
-void wgmma_persistent(const Problem& q) {
+void split_k_or_fastest(const Problem& q) {
   if (q.m <= kPersistentTokens && q.k >= 1024 && !q.gated()) {
     const PersistentChoice& shared = fastest<kType, Out, kSums, Share::k, PersistentTile<64>>(q, kPersistentTokens);
     const PersistentChoice& whole = fastest<kType, Out, kSums, Share::tokens, Tiles...>(q, kPersistentTokens);
@@ -82,14 +82,14 @@ void wgmma_persistent(const Problem& q) {
 // The tile does not change bits; whether k is shared does, and how long the tensor cores add: these follow from n, k
 // and whether there are more than kPersistentTokens tokens, of 16-bit operands also more than kSplitKTokens.
 template <class Out>
-void wgmma_persistent_fp8(const Problem& q) {
+void persistent_fp8(const Problem& q) {
   constexpr auto kType = sm90::Operand::e4m3;
   if (q.block_w)
-    return wgmma_persistent<kType, Out, Sums::blocks, PersistentTile<192>, PersistentTile<128, 2, true>,
-                            PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+    return split_k_or_fastest<kType, Out, Sums::blocks, PersistentTile<192>, PersistentTile<128, 2, true>,
+                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
   if (!q.fast || q.m <= kPersistentTokens)
-    return wgmma_persistent<kType, Out, Sums::exact, PersistentTile<192>, PersistentTile<128, 2, true>,
-                            PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+    return split_k_or_fastest<kType, Out, Sums::exact, PersistentTile<192>, PersistentTile<128, 2, true>,
+                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
   fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256, 1, true>, PersistentTile<224>, PersistentTile<192>,
           PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q, q.m)
       .launch(q);
@@ -100,9 +100,9 @@ void wgmma_persistent_fp8(const Problem& q) {
 constexpr int kSplitKTokens = 2 * kPersistentTokens;
 
 template <sm90::Operand kType, class Out>
-void wgmma_persistent_16bit(const Problem& q) {
+void persistent_16bit(const Problem& q) {
   if (q.m <= kPersistentTokens)
-    return wgmma_persistent<kType, Out, Sums::fast, PersistentTile<128>, PersistentTile<64>>(q);
+    return split_k_or_fastest<kType, Out, Sums::fast, PersistentTile<128>, PersistentTile<64>>(q);
   constexpr auto whole = fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256>, PersistentTile<192>,
                                  PersistentTile<128>, PersistentTile<64>>;
   if (q.m <= kSplitKTokens && q.k >= 1024 && !q.gated()) {
@@ -111,6 +111,15 @@ void wgmma_persistent_16bit(const Problem& q) {
     if (shared.cycles(q, kSplitKTokens) < whole(q, kSplitKTokens).cycles(q, kSplitKTokens)) return shared.launch(q);
   }
   whole(q, q.m).launch(q);
+}
+
+template <class In, class Out>
+void wgmma_persistent(const Problem& q) {
+  if constexpr (__is_same(In, e4m3)) {
+    persistent_fp8<Out>(q);
+  } else {
+    persistent_16bit<sm90::kOperand<In>, Out>(q);
+  }
 }
 
 }  // namespace radix::gemm

@@ -57,7 +57,7 @@ constexpr int64_t kSwapAbLargeBytes = 96 << 20;
 // is not enough. Larger ones: persistent blocks with up to 128 rows; above 32 tokens with 256 and the whole
 // multiprocessor, so that x is read seldom.
 template <sm90::Operand kType, class Out, int kTokens, bool kBlockScaled>
-void wgmma_swap_ab(const Problem& q) {
+void swap_ab(const Problem& q) {
   const int sms = multiprocessors(q.device), share = swap_ab_splits(q, sms);
   const bool large = int64_t{q.n} * q.k * q.element_size() >= kSwapAbLargeBytes;
   const SwapAbShape small = swap_ab_tiles(q, sms, share, 64);
@@ -70,6 +70,29 @@ void wgmma_swap_ab(const Problem& q) {
           : launch_swap_ab<kType, Out, SwapAbTile<2, 1, kTokens, kBlockScaled, true>>(q, shape);
   } else {
     launch_swap_ab<kType, Out, SwapAbTile<2, 2, kTokens, kBlockScaled, false>>(q, swap_ab_tiles(q, sms, 1, 256));
+  }
+}
+
+template <class Out, bool kBlockScaled>
+void swap_ab_fp8(const Problem& q) {
+  q.m <= 32 ? swap_ab<sm90::Operand::e4m3, Out, 32, kBlockScaled>(q)
+            : swap_ab<sm90::Operand::e4m3, Out, 64, kBlockScaled>(q);
+}
+
+// By the type of the operands.
+template <class T>
+void wgmma_swap_ab(const Problem& q) {
+  if constexpr (__is_same(T, e4m3)) {
+    if (q.out_type == DType::bf16) {
+      q.block_w ? swap_ab_fp8<bf16, true>(q) : swap_ab_fp8<bf16, false>(q);
+    } else {
+      q.block_w ? swap_ab_fp8<f16, true>(q) : swap_ab_fp8<f16, false>(q);
+    }
+  } else {
+    constexpr auto kType = sm90::kOperand<T>;
+    if (q.m <= 16) return swap_ab<kType, T, 16, false>(q);
+    if (q.m <= 32) return swap_ab<kType, T, 32, false>(q);
+    swap_ab<kType, T, 64, false>(q);
   }
 }
 

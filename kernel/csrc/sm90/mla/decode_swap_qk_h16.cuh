@@ -14,7 +14,7 @@ namespace radix::mla::swap_qk_h16 {
 using attention::decode::exp2_approx;
 using sm90::named_barrier;
 
-constexpr int kRows = 16, kThreads = 384, kConsumers = 256;
+constexpr int kThreads = 384, kConsumers = 256;
 constexpr int kQueryBlockBytes = kRows * 128;
 
 struct Shared {

@@ -21,7 +21,7 @@ namespace radix::mla::wgmma_h64 {
 using attention::prefill::Softmax;
 using sm90::named_barrier;
 
-constexpr int kRows = 64, kThreads = 512;
+constexpr int kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
 constexpr float kSlack = 8;
 
@@ -427,11 +427,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
 }
 
-template <class T, bool kFp8 = false>
+template <class T, class Cache>
 void launch(const WgmmaArgs& a, rk_stream stream) {
   const char* op = "mla_decode";
   const sm90::TensorMap map = a.box_tokens > 0 ? cache_map(a) : sm90::TensorMap{};
-  sm90::launch_dependent(op, a.p.device, stream, mla_decode_wgmma_h64_kernel<T, kFp8>,
+  sm90::launch_dependent(op, a.p.device, stream, mla_decode_wgmma_h64_kernel<T, __is_same(Cache, e4m3)>,
                          {dim3(blocks_of(a)), kThreads, static_cast<int>(sizeof(Shared)), a.cluster, true}, a, map);
 }
 

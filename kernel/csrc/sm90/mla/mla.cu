@@ -6,6 +6,7 @@
 #include "api/mla.h"
 #include "common/tensor.h"
 #include "gpu/device/launch.h"
+#include "sm90/mla/combine.cuh"
 
 namespace radix {
 namespace {
@@ -54,8 +55,8 @@ Kernel kernel_for(const Shape& s, bool any_split, bool fp8) {
 
 int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
   switch (kernel_for(s, any_split, fp8)) {
-    case Kernel::kSwapQkH16: return swap_qk_h16_workspace_size();
-    case Kernel::kWgmmaH64: return wgmma_h64_workspace_size();
+    case Kernel::kSwapQkH16: return kWorkspaceBytes<swap_qk_h16::kRows>;
+    case Kernel::kWgmmaH64: return kWorkspaceBytes<wgmma_h64::kRows>;
     case Kernel::kSplitFixed: break;
   }
   return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * split_fixed_node_bytes(tile_rows(s));
@@ -68,8 +69,8 @@ void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
   const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
   if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
-  const bool slim = kernel == Kernel::kSwapQkH16;
-  if (slim) {
+  const bool swapped = kernel == Kernel::kSwapQkH16;
+  if (swapped) {
     // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.
     if (p.batch < gpu::multiprocessors(p.device)) a.halves = 2;
   } else if (p.heads * p.max_seqlen_q > 64 && (a.box_tokens > 0 || fp8)) {
@@ -77,8 +78,9 @@ void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
     a.cluster = a.sharing = 2;
   }
   a.box_tokens = std::min(a.box_tokens, 64 / a.sharing);
-  if (slim) return bf ? launch_swap_qk_h16_bf16(a, stream) : launch_swap_qk_h16_f16(a, stream);
-  fp8 ? launch_wgmma_h64_fp8(a, stream) : bf ? launch_wgmma_h64_bf16(a, stream) : launch_wgmma_h64_f16(a, stream);
+  if (swapped) return bf ? swap_qk_h16::launch<bf16>(a, stream) : swap_qk_h16::launch<f16>(a, stream);
+  if (fp8) return wgmma_h64::launch<bf16, e4m3>(a, stream);
+  bf ? wgmma_h64::launch<bf16, bf16>(a, stream) : wgmma_h64::launch<f16, f16>(a, stream);
 }
 
 }  // namespace

@@ -31,15 +31,20 @@ struct WgmmaArgs : Args {
 int64_t split_fixed_node_bytes(int tile_rows);
 void launch_split_fixed(const Args& args, int tile_rows, rk_stream stream);
 
+// T: of the queries; Cache: T, or e4m3 for the FP8 form. sources.cmake names what is instantiated.
+//
 // Up to 16 query rows as the columns of wgmma's products: bound by bytes.
-int64_t swap_qk_h16_workspace_size();
-void launch_swap_qk_h16_bf16(const WgmmaArgs& args, rk_stream stream);
-void launch_swap_qk_h16_f16(const WgmmaArgs& args, rk_stream stream);
+namespace swap_qk_h16 {
+constexpr int kRows = 16;
+template <class T>
+void launch(const WgmmaArgs& args, rk_stream stream);
+}  // namespace swap_qk_h16
 
 // 64 query rows of a block on wgmma: bound by the tensor cores.
-int64_t wgmma_h64_workspace_size();
-void launch_wgmma_h64_bf16(const WgmmaArgs& args, rk_stream stream);
-void launch_wgmma_h64_f16(const WgmmaArgs& args, rk_stream stream);
-void launch_wgmma_h64_fp8(const WgmmaArgs& args, rk_stream stream);  // bf16 queries
+namespace wgmma_h64 {
+constexpr int kRows = 64;
+template <class T, class Cache>
+void launch(const WgmmaArgs& args, rk_stream stream);
+}  // namespace wgmma_h64
 
 }  // namespace radix::mla

@@ -7,8 +7,7 @@
 
 namespace radix::mla {
 
-template <class T>
-constexpr sm90::Operand kOperand = __is_same(T, bf16) ? sm90::Operand::bf16 : sm90::Operand::f16;
+using sm90::kOperand;
 
 // The segment's query rows from `packed` on, `rows` of kRows, to q: kBlocks blocks of 64 dimensions. By kWarps warps,
 // which meet behind it; the products that read the queries before are done.

@@ -1,0 +1,12 @@
+// The launcher of paged decode.
+#pragma once
+
+#include "sm90/common/split_plan.cuh"
+
+namespace radix::attention::decode {
+
+// KV: of the cache, bf16, f16 or e4m3 (decode_kernel.cuh; sources.cmake instantiates it).
+template <class KV>
+void launch(const Args& args, rk_stream stream);
+
+}  // namespace radix::attention::decode
