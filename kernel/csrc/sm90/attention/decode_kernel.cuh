@@ -13,6 +13,9 @@
 
 #include "sm90/attention/decode.cuh"
 #include "sm90/attention/decode_loader.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/mma_softmax.cuh"
 #include "sm90/common/split_combine.cuh"
@@ -102,7 +105,7 @@ class Queries {
       for (int s = 0; s < C::kSteps; s++) {
         const uint4 operand = make_uint4(raw[0][s].x, raw[1][s].x, raw[0][s].y, raw[1][s].y);
         if constexpr (C::kSharedQueries) {
-          if (threadIdx.x < 32) store_shared(shared_ + (t * C::kSteps + s) * 512, operand);
+          if (threadIdx.x < 32) store_shared_uint4(shared_ + (t * C::kSteps + s) * 512, operand);
         } else {
           at_[t][s] = operand;
         }
@@ -114,7 +117,7 @@ class Queries {
   // The operand of product s.
   __device__ uint4 operand(int t, int s) const {
     if constexpr (C::kSharedQueries) {
-      return load_shared(shared_ + (t * C::kSteps + s) * 512);
+      return load_shared_uint4(shared_ + (t * C::kSteps + s) * 512);
     } else {
       return at_[t][s];
     }
@@ -157,13 +160,14 @@ __device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t u
 #pragma unroll
     for (int i = 0; i < C::kGroups; i++) {
       uint32_t k[4];  // of 4 pieces
-      load_matrices(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
+      ldmatrix_x4(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         if constexpr (C::kFp8) {
 #pragma unroll
           for (int w = 0; w < 4; w++)
-            mma<typename C::Mma>(s[t][i], q.operand(t, b * 4 + w), widen<false>(k[w]), widen<true>(k[w]));
+            mma<typename C::Mma>(s[t][i], q.operand(t, b * 4 + w), widen_e4m3_pair<false>(k[w]),
+                                 widen_e4m3_pair<true>(k[w]));
         } else {
           mma<typename C::Mma>(s[t][i], q.operand(t, b * 2), k[0], k[1]);
           mma<typename C::Mma>(s[t][i], q.operand(t, b * 2 + 1), k[2], k[3]);
@@ -182,14 +186,14 @@ __device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const float(&x)[4] = s[t][2 * h + i];
-        p[t][2 * i] = pack2<typename C::Mma>(x[0], x[1]);
-        p[t][2 * i + 1] = pack2<typename C::Mma>(x[2], x[3]);
+        p[t][2 * i] = round_pair<typename C::Mma>(x[0], x[1]);
+        p[t][2 * i + 1] = round_pair<typename C::Mma>(x[2], x[3]);
       }
     const int token = h * 16 + threadIdx.x % 16, piece = threadIdx.x % 32 / 16;
 #pragma unroll
     for (int b = 0; b < C::kRowPieces / 2; b++) {
       uint32_t v[4];  // of two pieces, tokens 0 .. 7 and 8 .. 15 of each
-      load_transposed(v, unit + place_of<C>(token, b * 2 + piece));
+      ldmatrix_x4_trans(v, unit + place_of<C>(token, b * 2 + piece));
       if constexpr (C::kFp8) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -197,8 +201,10 @@ __device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_
           const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
 #pragma unroll
           for (int t = 0; t < C::kTiles; t++) {
-            mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen<false>(low), widen<false>(high));
-            mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen_e4m3_pair<false>(low),
+                                 widen_e4m3_pair<false>(high));
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen_e4m3_pair<true>(low),
+                                 widen_e4m3_pair<true>(high));
           }
         }
       } else {
@@ -330,7 +336,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     for (int step = first_step + (warp - first_step & C::kWarps - 1); step * C::kTokens < c.end; step += C::kWarps) {
       const int token = step * C::kTokens, last = token + C::kTokens - 1;
       Scores<C> s;
-      copy_wait<C::kUnits - 1>();
+      cp_async_wait<C::kUnits - 1>();
       __syncwarp();  // every lane's copies are there
       make_scores<C>(s, queries, ring + slot * C::kUnitBytes);
       advance(std::false_type());
@@ -338,7 +344,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
                           (p.window_left >= 0 && token < kv_len - 1 - p.window_left);
       shape_scores(s, queries.rows, p, token, c.begin, c.end, masked);
       soften(s, run);
-      copy_wait<C::kUnits - 1>();
+      cp_async_wait<C::kUnits - 1>();
       __syncwarp();
       add_values<C>(run, s, ring + slot * C::kUnitBytes);
       advance(std::true_type());

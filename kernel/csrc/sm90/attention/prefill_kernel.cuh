@@ -14,7 +14,11 @@
 #pragma once
 
 #include "sm90/attention/prefill_producer.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/setmaxnreg.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/common/softmax.cuh"
 
 namespace radix::attention::prefill {
@@ -208,10 +212,7 @@ class Consumer {
       const int chunk = step % 4 * 2 + lane_ / 16;
       const uint32_t at =
           shared_address(shared_.q) + step / 4 * C::kBlockM * 128 + row * 128 + ((chunk ^ row % 8) << 4);
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(q[4 * step]), "=r"(q[4 * step + 1]), "=r"(q[4 * step + 2]), "=r"(q[4 * step + 3])
-                   : "r"(at)
-                   : "memory");
+      ldmatrix_x4(reinterpret_cast<uint32_t(&)[4]>(q[4 * step]), at);
     }
   }
 
@@ -283,10 +284,10 @@ class Consumer {
       for (int i = 0; i < C::kBlockN / 2; i += 8)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-          p[i / 4 + r] = pack(s[i + 2 * r], s[i + 2 * r + 1], s[i + 4 + 2 * r], s[i + 4 + 2 * r + 1]);
+          p[i / 4 + r] = round_e4m3_quad(s[i + 2 * r], s[i + 2 * r + 1], s[i + 4 + 2 * r], s[i + 4 + 2 * r + 1]);
     } else {
 #pragma unroll
-      for (int i = 0; i < C::kBlockN / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < C::kBlockN / 4; i++) p[i] = round_pair<T>(s[2 * i], s[2 * i + 1]);
     }
   }
 
@@ -319,8 +320,8 @@ class Consumer {
       float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * scale_ - C::kProbabilityLog2, factor = 1;
       if (a_.p.sinks && there) {
         const float sink = a_.p.sinks[head] * 1.4426950408889634f, larger = fmaxf(base, sink);
-        factor = exp2_fast(base - larger);
-        sum = sum * factor + exp2_fast(sink - larger);
+        factor = exp2_approx(base - larger);
+        sum = sum * factor + exp2_approx(sink - larger);
         base = larger;
       }
       const bool none = sum == 0;  // NaN was there to be seen: it stays
@@ -354,7 +355,7 @@ class Consumer {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int at = 16 * k + j / 2 * 8 + j % 2 + 2 * r;
-        x[j] = pack<Out>(o[at], o[at + 4]);
+        x[j] = round_pair<Out>(o[at], o[at + 4]);
       }
       exchange(x[0], x[2], 1, c & 1);
       exchange(x[1], x[3], 1, c & 1);
@@ -370,7 +371,7 @@ class Consumer {
     for (int k = 0; k < C::kVDim / 32; k++) {
       uint32_t x[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) x[j] = pack<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
+      for (int j = 0; j < 4; j++) x[j] = round_pair<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
       exchange(x[0], x[1], 1, c & 1);
       exchange(x[2], x[3], 1, c & 1);
       exchange(x[0], x[2], 2, c & 2);

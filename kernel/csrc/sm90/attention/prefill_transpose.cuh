@@ -10,6 +10,7 @@
 
 #include "sm90/attention/prefill_config.cuh"
 #include "sm90/common/cluster.cuh"
+#include "sm90/common/ldmatrix.cuh"
 
 namespace radix::attention::prefill {
 
@@ -46,10 +47,7 @@ class Transposer {
 #pragma unroll
       for (int token = 0; token < C::kBlockN; token += 32) {
         uint32_t x[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(from + token * 128 + ((c ^ in) << 4))
-                     : "memory");
+        ldmatrix_x4_trans(x, from + token * 128 + ((c ^ in) << 4));
         uint32_t y[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) y[i] = __byte_perm(x[i / 2 * 2], x[i / 2 * 2 + 1], i % 2 ? 0x7531 : 0x6420);
@@ -58,10 +56,7 @@ class Transposer {
           for (int i = 0; i < 4; i++) y[i] &= kept(valid - token - i / 2 * 16);
         }
         const int chunk = token % 128 / 16 + lane_ / 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         to + (token / 128 * C::kVDim + c * 16) * 128 + ((chunk ^ in) << 4)),
-                     "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3])
-                     : "memory");
+        stmatrix_x4(to + (token / 128 * C::kVDim + c * 16) * 128 + ((chunk ^ in) << 4), y[0], y[1], y[2], y[3]);
       }
     }
   }

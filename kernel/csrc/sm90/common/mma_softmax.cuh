@@ -4,9 +4,11 @@
 // and [2, 3] = the same of row g + 8.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/split_state.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
 // The rows of a lane: what is applied to their scores, and where they stand.
 template <int kTiles>
@@ -30,7 +32,7 @@ __device__ inline float narrow_row(uint2 (&raw)[kSteps]) {
   // The exponent, bounded so that both factors stay normal.
   const int exponent = min(max(static_cast<int>(__float_as_uint(top) >> 23) - 127 - 8, -110), 110);
   const float down = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
-  const auto both = [&](uint32_t x) { return pack2<f16>(low(x) * down, high(x) * down); };
+  const auto both = [&](uint32_t x) { return round_pair<f16>(low(x) * down, high(x) * down); };
 #pragma unroll
   for (int s = 0; s < kSteps; s++) raw[s] = make_uint2(both(raw[s].x), both(raw[s].y));
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
@@ -67,7 +69,6 @@ struct Running {
 template <int kTiles, int kGroups>
 __device__ inline void shape_scores(float (&s)[kTiles][kGroups][4], const RowFacts<kTiles>& rows, const Params& p,
                                     int first_token, int begin, int end, bool masked) {
-  constexpr float kLog2e = 1.4426950408889634f;
   const auto each = [&](const auto& f) {
 #pragma unroll
     for (int t = 0; t < kTiles; t++)
@@ -139,4 +140,4 @@ __device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kO
       }
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

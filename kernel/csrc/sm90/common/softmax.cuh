@@ -1,40 +1,12 @@
-// The softmax of prefill, and the rounding of its results.
+// The online softmax of scores as wgmma leaves them.
 #pragma once
 
 #include <climits>
 #include <cstdint>
-#include <type_traits>
 
-#include "gpu/device/fp8.h"
+#include "sm90/common/math.cuh"
 
-namespace radix::attention::prefill {
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 - 2 / (1 + e^2x): within 2e-7, which tanh.approx is not.
-__device__ inline float tanh_fast(float x) {
-  return 1.f - __fdividef(2.f, 1.f + exp2_fast(x * 2.885390081777927f));
-}
-
-// Four e4m3.
-__device__ inline uint32_t pack(float a, float b, float c, float d) {
-  return gpu::to_e4m3_pair(a, b) | uint32_t{gpu::to_e4m3_pair(c, d)} << 16;
-}
-
-template <class T>
-__device__ inline uint32_t pack(float low, float high) {
-  uint32_t packed;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
+namespace radix::sm90 {
 
 // The online softmax of a thread's two rows; a row is spread over the four threads of a quad. What can be done for both
 // rows side by side is, so that one's latencies hide under the other's.
@@ -82,7 +54,7 @@ struct Softmax {
   }
 
   // The probability of a score of row r, relative to its present maximum.
-  __device__ float weigh(float s, int r, float scale) const { return exp2_fast(fmaf(s, scale, -base[r])); }
+  __device__ float weigh(float s, int r, float scale) const { return exp2_approx(fmaf(s, scale, -base[r])); }
 
  private:
   // Floats that are not negative compare like integers, of which one instruction takes three; the order of negative
@@ -135,7 +107,7 @@ struct Softmax {
     for (int r = 0; r < 2; r++) {
       if ((t[r] - top[r]) * scale <= slack) t[r] = top[r];
       base[r] = t[r] == -INFINITY ? 0.f : t[r] * scale - raise;
-      shrink[r] = t[r] == top[r] ? 1.f : exp2_fast((top[r] - t[r]) * scale);  // exactly 1 where the maximum stays
+      shrink[r] = t[r] == top[r] ? 1.f : exp2_approx((top[r] - t[r]) * scale);  // exactly 1 where the maximum stays
       sum[r] *= shrink[r];
       top[r] = t[r];
     }
@@ -145,4 +117,4 @@ struct Softmax {
   }
 };
 
-}  // namespace radix::attention::prefill
+}  // namespace radix::sm90

@@ -3,7 +3,7 @@
 
 #include "sm90/common/split_state.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
 // A thread's part of the tree over one row: complete nodes wait in shared memory for their right siblings.
 template <class L>
@@ -175,4 +175,4 @@ void launch_combine(const char* op, const Args& a, rk_stream stream) {
                          {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

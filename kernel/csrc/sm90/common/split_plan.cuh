@@ -17,7 +17,10 @@
 #include "sm90/common/attention_params.cuh"
 #include "sm90/common/pdl.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
+
+using attention::Params;
+using attention::Shape;
 
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
@@ -142,4 +145,4 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, total / a.groups, total % a.groups};
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

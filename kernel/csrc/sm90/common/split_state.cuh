@@ -5,15 +5,16 @@
 // the one that reads it.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/split_plan.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using sm90::exp2_approx;
+using sm90::kLn2;
+using sm90::kLog2e;
+using sm90::round_pair;
 
 // exp2(x - top); x -inf gives 0 also where nothing has been seen (top -inf).
 __device__ inline float weight(float x, float top) {
@@ -168,25 +169,9 @@ __device__ inline QueryBlock query_block(const Plan& plan, const Chunk& c, int g
   return {token, queries, packed, min(tile_rows, queries * group - packed), kv_head * group};
 }
 
-template <class T>
-__device__ inline uint32_t pack2(float a, float b);
-template <>
-__device__ inline uint32_t pack2<bf16>(float a, float b) {
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
-template <>
-__device__ inline uint32_t pack2<f16>(float a, float b) {
-  uint32_t d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
-
 // Adds the sink, divides, rounds and stores a thread's i-th piece.
 template <class T, class L>
 __device__ inline void finish_piece(const Args& a, const QueryBlock& q, int kv_head, int i, const Piece& piece) {
-  constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   const Params& p = a.p;
   const float v_scale = p.v_scale ? p.v_scale[p.scale_per_head ? kv_head : 0] : 1.f;
   const int packed = q.packed + L::row(i), group = a.group;
@@ -203,8 +188,8 @@ __device__ inline void finish_piece(const Args& a, const QueryBlock& q, int kv_h
   scale = none ? 0.f : scale * v_scale / l;
   const int dim = L::dim(i);
   if (dim < p.head_dim) {
-    const uint2 rounded = {pack2<T>(piece.o.x * scale, piece.o.y * scale),
-                           pack2<T>(piece.o.z * scale, piece.o.w * scale)};
+    const uint2 rounded = {round_pair<T>(piece.o.x * scale, piece.o.y * scale),
+                           round_pair<T>(piece.o.z * scale, piece.o.w * scale)};
     T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + dim;
     if constexpr (L::kSecondPair == 2) {
       *reinterpret_cast<uint2*>(out) = rounded;
@@ -224,4 +209,4 @@ __device__ void finish(const Args& a, const QueryBlock& q, int kv_head, const Pi
     if (live<L>(i, q.rows)) finish_piece<T, L>(a, q, kv_head, i, state[i]);
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

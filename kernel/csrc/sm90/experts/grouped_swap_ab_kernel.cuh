@@ -14,7 +14,8 @@
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/matrices.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/common/wgmma_registers.cuh"
@@ -22,17 +23,7 @@
 
 namespace radix::experts {
 
-// Two floats, rounded, in one word: the first below.
-template <class T>
-__device__ inline uint32_t round_pair(float first, float second) {
-  uint32_t word;
-  if constexpr (__is_same(T, bf16)) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  }
-  return word;
-}
+using sm90::round_pair;
 
 template <class T, class Tile>
 class GroupedSwapAbConsumer {
@@ -191,7 +182,7 @@ class GroupedSwapAbConsumer {
 #pragma unroll
       for (int i = 0; i < 8; i += 2) {
         uint32_t words[4];  // rows g and g + 8 of step i, of step i + 1
-        load_matrices(words, from + ((i + lane_ / 16 ^ row % 8) << 4));
+        ldmatrix_x4(words, from + ((i + lane_ / 16 ^ row % 8) << 4));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           a[i + j / 2][j % 2] = widen<T>(__byte_perm(words[j], 0, 0x1404));
@@ -245,7 +236,7 @@ class GroupedSwapAbConsumer {
       for (int c = 0; c < kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        sm90::store_transposed(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
+        sm90::stmatrix_x2_trans(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
       }
       sm90::named_barrier(1 + group_, 128);
       const int count = min(kStaged, at.count - first);
@@ -281,8 +272,8 @@ class GroupedSwapAbConsumer {
       for (int c = 0; c < Tile::kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        sm90::store_transposed(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
-                               round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
+        sm90::stmatrix_x4_trans(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
+                                round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
       }
       __syncwarp();
 #pragma unroll
@@ -302,7 +293,7 @@ class GroupedSwapAbConsumer {
     for (int c = 0; c < kColumns / 16; c++) {
       if (c * 16 >= count) break;
       const float* d = sum + c * 8;
-      sm90::store_transposed(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
+      sm90::stmatrix_x2_trans(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
     }
   }
 

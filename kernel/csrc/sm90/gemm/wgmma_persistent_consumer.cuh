@@ -8,7 +8,8 @@
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/matrices.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/common/wgmma.cuh"
 #include "sm90/gemm/wgmma_persistent_tile.cuh"
@@ -223,11 +224,11 @@ class PersistentConsumer {
   template <int kHalf>
   __device__ void load_scales() {
     const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
-    x_[0] = sm90::load_shared(at + kHalf * (kPersistentTokens * 4));
-    x_[1] = sm90::load_shared(at + kHalf * (kPersistentTokens * 4) + 32);
+    x_[0] = sm90::load_shared_float(at + kHalf * (kPersistentTokens * 4));
+    x_[1] = sm90::load_shared_float(at + kHalf * (kPersistentTokens * 4) + 32);
     if constexpr (kHalf == 0) {
 #pragma unroll
-      for (int i = 0; i < kBorders; i++) w_[i] = sm90::load_shared(rows + (Tile::kTokens + i) * 4);
+      for (int i = 0; i < kBorders; i++) w_[i] = sm90::load_shared_float(rows + (Tile::kTokens + i) * 4);
     }
   }
   // The oldest stage that this warp has not given back, to all that fill it.
@@ -359,8 +360,8 @@ class PersistentConsumer {
       words[piece % 2][0] = round_pair<Out>(v[0], v[1]);
       words[piece % 2][1] = round_pair<Out>(v[2], v[3]);
       if (piece % 2 == 1)
-        sm90::store_matrices(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
-                             words[0][1], words[1][0], words[1][1]);
+        sm90::stmatrix_x4(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
+                          words[0][1], words[1][0], words[1][1]);
     }
   }
 

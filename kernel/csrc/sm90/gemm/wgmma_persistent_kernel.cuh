@@ -19,6 +19,7 @@
 // results are made.
 #pragma once
 
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/gemm/wgmma_persistent_consumer.cuh"
@@ -47,12 +48,12 @@ class BlockScaleLoader {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kRuns; i++) {
-      sm90::copy_async_4(to + lane + 32 * i, x_[i]);
+      sm90::cp_async_4(to + lane + 32 * i, x_[i]);
       x_[i] += unit_;
     }
-    if (lane < (kPaired ? 4 : 2)) sm90::copy_async_4(to + Tile::kTokens + lane, w_);
+    if (lane < (kPaired ? 4 : 2)) sm90::cp_async_4(to + Tile::kTokens + lane, w_);
     w_++;
-    sm90::copy_async_arrive(full);
+    sm90::cp_async_mbarrier_arrive(full);
   }
 
  private:

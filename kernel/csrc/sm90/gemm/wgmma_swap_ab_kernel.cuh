@@ -21,6 +21,7 @@
 #pragma once
 
 #include "sm90/common/cluster.cuh"
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/common/wgmma.cuh"
@@ -134,15 +135,15 @@ class SwapAbProducer {
     if constexpr (Tile::kBlockScaled) {
       float* to = s_.scale(stage);
       for (int token = lane_; token < p_.m; token += 32)
-        sm90::copy_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
+        sm90::cp_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
       // Up to 3 blocks of rows; gated, 2 of gates and 2 of ups.
       if (lane_ < 4) {
         const int column = p_.first_column(tile), up = p_.gated ? lane_ / 2 : 0;
         const int block = p_.weight_row(column, up) / 128 + (p_.gated ? lane_ % 2 : lane_);
         const int last = p_.weight_row(p_.n - 1, up) / 128;
-        sm90::copy_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
+        sm90::cp_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
       }
-      sm90::copy_async_arrive(&s_.full[stage]);
+      sm90::cp_async_mbarrier_arrive(&s_.full[stage]);
     }
   }
 

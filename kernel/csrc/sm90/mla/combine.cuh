@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "sm90/common/convert.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/split_state.cuh"
@@ -12,10 +13,10 @@
 
 namespace radix::mla {
 
-using attention::decode::pack2;
-using attention::decode::weight;
+using sm90::round_pair;
+using split_kv::weight;
 
-constexpr int kMaxRuns = attention::decode::kMaxBlocks;
+constexpr int kMaxRuns = split_kv::kMaxBlocks;
 
 // What a run tells of the query block that it began and did not finish: its runs to come have a part each.
 struct alignas(16) Begun {
@@ -58,9 +59,8 @@ __device__ inline float natural_log(float m, float l) {
 
 // Parts `skip`, skip + step, ... of row r of the query block that `run` began, summed in order; 4 dimensions a thread.
 template <int kRows>
-__device__ inline attention::decode::Piece sum_parts(const WgmmaArgs& a, const Begun& b, int run, int r, int skip,
-                                                     int step) {
-  using attention::decode::Piece;
+__device__ inline split_kv::Piece sum_parts(const WgmmaArgs& a, const Begun& b, int run, int r, int skip, int step) {
+  using split_kv::Piece;
   constexpr int kAhead = 8;
   const int dim = threadIdx.x % 128 * 4;
   Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), -INFINITY, 0.f};
@@ -78,7 +78,7 @@ __device__ inline attention::decode::Piece sum_parts(const WgmmaArgs& a, const B
     }
 #pragma unroll
     for (int n = 0; n < kAhead; n++)
-      if (first + n * step < b.parts) sum = attention::decode::join(sum, ahead[n]);
+      if (first + n * step < b.parts) sum = split_kv::join(sum, ahead[n]);
   }
   return sum;
 }
@@ -88,7 +88,7 @@ __device__ inline attention::decode::Piece sum_parts(const WgmmaArgs& a, const B
 // groups. All kThreads threads; `raw`: the block's shared memory; `meeting`: a barrier of all threads behind it.
 template <class T, int kRows, int kThreads>
 __device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint64_t* meeting) {
-  using attention::decode::Piece;
+  using split_kv::Piece;
   constexpr int kGroups = kThreads / 128, kManyParts = 8;
   struct Shared {
     Begun begun[kMaxRuns];
@@ -142,7 +142,7 @@ __device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint6
     if (many) {
       shared.slices[group][lane] = sum;
       meet();
-      for (int g = 1; g < kGroups; g++) sum = attention::decode::join(sum, shared.slices[g][lane]);
+      for (int g = 1; g < kGroups; g++) sum = split_kv::join(sum, shared.slices[g][lane]);
       meet();
     }
     if (r >= b.rows || (many && group > 0)) continue;
@@ -150,7 +150,8 @@ __device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint6
     const int64_t token = b.q_begin + (b.packed + r) / a.group, head = (b.packed + r) % a.group;
     const float by = sum.l == 0 ? 0.f : 1.f / sum.l;
     T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + lane * 4;
-    *reinterpret_cast<uint2*>(out) = {pack2<T>(sum.o.x * by, sum.o.y * by), pack2<T>(sum.o.z * by, sum.o.w * by)};
+    *reinterpret_cast<uint2*>(out) = {round_pair<T>(sum.o.x * by, sum.o.y * by),
+                                      round_pair<T>(sum.o.z * by, sum.o.w * by)};
     if (p.lse && lane == 0) p.lse[token * p.lse_token + head * p.lse_head] = natural_log(sum.m, sum.l);
   }
 }

@@ -11,6 +11,9 @@
 // then asked for tile i + kStages: about 147 KiB are on the way at any time.
 #include <type_traits>
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/mma_softmax.cuh"
@@ -20,7 +23,8 @@
 namespace radix::mla {
 namespace {
 
-using namespace attention::decode;
+using namespace sm90;
+using namespace split_kv;
 
 constexpr int kWarps = 8, kThreads = 256, kTile = 32;
 constexpr int kScaleAt = kLatent, kRopeAt = kLatent + 16;  // bytes, in a token of the FP8 form
@@ -84,9 +88,9 @@ class TileLoader {
       const int at = i * kThreads + threadIdx.x, token = at / kPieces, piece = at % kPieces;
       const char* from = static_cast<const char*>(a_.p.k) + __shfl_sync(~0u, mine, token % 32) + piece * 16;
       if (kTile * kPieces % kThreads == 0 || at < kTile * kPieces)
-        copy_async(stage + token * C::kTokenStride + piece * 16, from, valid_ >> token & 1);
+        cp_async_16(stage + token * C::kTokenStride + piece * 16, from, valid_ >> token & 1);
     }
-    sm90::copy_async_arrive(full_ + slot_);
+    sm90::cp_async_mbarrier_arrive(full_ + slot_);
     slot_ = slot_ + 1 == C::kStages ? 0 : slot_ + 1;
     token_ += kTile;
     settle();
@@ -192,7 +196,7 @@ __device__ inline void part_scores(float (&part)[C::kTiles][4], const Queries<C>
 #pragma unroll
   for (int i = 0; i < C::kSteps / 2; i++) {
     uint32_t k[4];
-    load_matrices(k, from + i * 64);
+    ldmatrix_x4(k, from + i * 64);
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++) {
       mma<typename C::Q>(sum[t][0], q.at[t][2 * i], k[0], k[1]);
@@ -214,17 +218,18 @@ __device__ inline void part_scores_fp8(float (&part)[C::kTiles][4], const Querie
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     uint32_t k[4];
-    load_matrices(k, row + half * (kLatent / 2) + i * 64);
+    ldmatrix_x4(k, row + half * (kLatent / 2) + i * 64);
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
-      for (int w = 0; w < 4; w++) mma<f16>(sum[t][i / 2], q.at[t][4 * i + w], widen<false>(k[w]), widen<true>(k[w]));
+      for (int w = 0; w < 4; w++)
+        mma<f16>(sum[t][i / 2], q.at[t][4 * i + w], widen_e4m3_pair<false>(k[w]), widen_e4m3_pair<true>(k[w]));
   }
   if (half == 1) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       uint32_t k[4];
-      load_matrices(k, row + kRopeAt + i * 64);
+      ldmatrix_x4(k, row + kRopeAt + i * 64);
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         mma<bf16>(rope[t], q.at[t][16 + 2 * i], k[0], k[1]);
@@ -235,7 +240,7 @@ __device__ inline void part_scores_fp8(float (&part)[C::kTiles][4], const Querie
   float2 scales[2];  // of this lane's two tokens
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    scales[i] = load_shared_pair(tokens + (lane % 4 * 2 + i) * C::kTokenStride + kScaleAt + half * 8);
+    scales[i] = load_shared_float2(tokens + (lane % 4 * 2 + i) * C::kTokenStride + kScaleAt + half * 8);
 #pragma unroll
   for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
@@ -276,15 +281,15 @@ __device__ inline void add_values(Running<C::kTiles, 8>& run, const uint32_t (&p
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       uint32_t v[4];
-      load_transposed(v, row + warp * 64 + c * 32);
+      ldmatrix_x4_trans(v, row + warp * 64 + c * 32);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         // A lane has two dimensions of two tokens: paired by dimension, the even ones make a tile and the odd ones.
         const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
 #pragma unroll
         for (int t = 0; t < C::kTiles; t++) {
-          mma<f16>(run.o[t][4 * c + 2 * i], p[t], widen<false>(low), widen<false>(high));
-          mma<f16>(run.o[t][4 * c + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+          mma<f16>(run.o[t][4 * c + 2 * i], p[t], widen_e4m3_pair<false>(low), widen_e4m3_pair<false>(high));
+          mma<f16>(run.o[t][4 * c + 2 * i + 1], p[t], widen_e4m3_pair<true>(low), widen_e4m3_pair<true>(high));
         }
       }
     }
@@ -292,7 +297,7 @@ __device__ inline void add_values(Running<C::kTiles, 8>& run, const uint32_t (&p
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       uint32_t v[4];
-      load_transposed(v, row + warp * 128 + c * 32);
+      ldmatrix_x4_trans(v, row + warp * 128 + c * 32);
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         mma<typename C::Q>(run.o[t][2 * c], p[t], v[0], v[1]);
@@ -319,8 +324,8 @@ __device__ inline void make_operands(uint32_t (&p)[C::kTiles][4], const float (&
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++) {
       const float(&x)[4] = s[t][2 * half + i];
-      p[t][2 * i] = pack2<P>(x[0] * scale[0], x[1] * scale[1]);
-      p[t][2 * i + 1] = pack2<P>(x[2] * scale[0], x[3] * scale[1]);
+      p[t][2 * i] = round_pair<P>(x[0] * scale[0], x[1] * scale[1]);
+      p[t][2 * i + 1] = round_pair<P>(x[2] * scale[0], x[3] * scale[1]);
     }
   }
 }

@@ -7,11 +7,13 @@
 // shared memory, and P^T lies there as the operand of the second product. The third warpgroup copies.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/mla/role.cuh"
 
 namespace radix::mla::swap_qk_h16 {
 
-using attention::decode::exp2_approx;
 using sm90::named_barrier;
 
 constexpr int kThreads = 384, kConsumers = 256;
@@ -187,10 +189,8 @@ class Consumer {
     // Matrix i of the four: tokens 8 (i % 2), query rows 8 (i / 2); lane 8 i + r names the place of its row r.
     const int row = lane_ / 16 * 8 + lane_ % 8, piece = warp_ * 2 + lane_ / 8 % 2;
     const uint32_t to = sm90::shared_address(shared_.p[kSide]) + row * 128 + ((piece ^ row % 8) << 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(pack2<T>(s[0], s[1])), "r"(pack2<T>(s[2], s[3])), "r"(pack2<T>(s[4], s[5])),
-                 "r"(pack2<T>(s[6], s[7]))
-                 : "memory");
+    sm90::stmatrix_x4_trans(to, round_pair<T>(s[0], s[1]), round_pair<T>(s[2], s[3]), round_pair<T>(s[4], s[5]),
+                            round_pair<T>(s[6], s[7]));
     sm90::fence_async_shared();
     named_barrier(kOwn + kSide, 128);
   }
@@ -301,7 +301,7 @@ class Consumer {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const int e = i / 2 * 4 + half * 2 + i % 2;
-          out[dim(b, e)] = static_cast<uint16_t>(pack2<T>(o_[b][e] * by, 0.f));
+          out[dim(b, e)] = static_cast<uint16_t>(round_pair<T>(o_[b][e] * by, 0.f));
         }
       if (p.lse && kSide == 0 && warp_ == 0 && lane_ < 4)
         p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[i], l_[i]);

@@ -11,15 +11,18 @@
 // during the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/setmaxnreg.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/common/softmax.cuh"
 #include "sm90/mla/producer_fp8.cuh"
 #include "sm90/mla/role.cuh"
 
 namespace radix::mla::wgmma_h64 {
 
-using attention::prefill::Softmax;
 using sm90::named_barrier;
+using sm90::Softmax;
 
 constexpr int kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
@@ -194,11 +197,9 @@ class Scorer : Role {
     const uint32_t to = sm90::shared_address(probabilities(at)) + row * 128;
 #pragma unroll
     for (int k = 0; k < 2; k++)
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + (((2 * (2 * kHalf + k) + lane / 16) ^ row % 8) << 4)),
-                   "r"(pack2<T>(p[8 * k], p[8 * k + 1])), "r"(pack2<T>(p[8 * k + 2], p[8 * k + 3])),
-                   "r"(pack2<T>(p[8 * k + 4], p[8 * k + 5])), "r"(pack2<T>(p[8 * k + 6], p[8 * k + 7]))
-                   : "memory");
+      sm90::stmatrix_x4(to + (((2 * (2 * kHalf + k) + lane / 16) ^ row % 8) << 4),
+                        round_pair<T>(p[8 * k], p[8 * k + 1]), round_pair<T>(p[8 * k + 2], p[8 * k + 3]),
+                        round_pair<T>(p[8 * k + 4], p[8 * k + 5]), round_pair<T>(p[8 * k + 6], p[8 * k + 7]));
     sm90::fence_async_shared();
     sm90::barrier_arrive(&shared.ready[at][kHalf]);
   }
@@ -323,7 +324,7 @@ class Side : Role {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const float* o = o_[i / 16] + (i + j) % 16 * 4 + 2 * r;
-          w[j] = pack2<T>(o[0] * factor, o[1] * factor);
+          w[j] = round_pair<T>(o[0] * factor, o[1] * factor);
         }
         const uint4 piece = turn(w);
         if (row(r) < rows) *reinterpret_cast<uint4*>(out + i * 8) = piece;

@@ -8,13 +8,13 @@
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/mma_m16n8k16.cuh"
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/mla/run.cuh"
 
 namespace radix::mla {
 
-using attention::decode::copy_async;
+using sm90::cp_async_16;
 
 constexpr int kBlocks = kKey / 64, kBlockBytes = kTile * 128;  // of 64 dimensions
 constexpr int kLeftBlocks = 4;
@@ -134,9 +134,9 @@ class Producer {
         for (int block = part_first(part); block < part_last(part); block++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            copy_async(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
-                       first + 4 * k < s.kv_len);
-        sm90::copy_async_arrive(&shared_.full[at][part]);
+            cp_async_16(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
+                        first + 4 * k < s.kv_len);
+        sm90::cp_async_mbarrier_arrive(&shared_.full[at][part]);
       }
       use_ ^= 1 << at;
     }

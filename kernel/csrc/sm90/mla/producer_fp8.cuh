@@ -11,6 +11,8 @@
 // loads on their way.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/common/split_state.cuh"
 #include "sm90/mla/producer.cuh"
 
@@ -162,14 +164,14 @@ class WideningProducer {
   __device__ void wait_empty(int at, int part) { sm90::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
   // To this block's tile, and to the other's if they share the work.
   __device__ void store(uint32_t place, const uint4& x, uint32_t other_full) {
-    attention::decode::store_shared(tile_ + place, x);
+    sm90::store_shared_uint4(tile_ + place, x);
     if constexpr (kEach == 1) sm90::store_async(other_ + place, x, other_full);
   }
   // Eight values.
   __device__ static uint4 widened(uint32_t low, uint32_t high, float scale) {
-    using attention::decode::widen;
-    return {scaled(widen<false>(low), scale), scaled(widen<true>(low), scale), scaled(widen<false>(high), scale),
-            scaled(widen<true>(high), scale)};
+    using sm90::widen_e4m3_pair;
+    return {scaled(widen_e4m3_pair<false>(low), scale), scaled(widen_e4m3_pair<true>(low), scale),
+            scaled(widen_e4m3_pair<false>(high), scale), scaled(widen_e4m3_pair<true>(high), scale)};
   }
   // Two values, given as f16.
   __device__ static uint32_t scaled(uint32_t halves, float scale) {
@@ -177,7 +179,7 @@ class WideningProducer {
     asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
         : "=f"(x), "=f"(y)
         : "r"(halves));
-    return attention::decode::pack2<bf16>(x * scale, y * scale);
+    return sm90::round_pair<bf16>(x * scale, y * scale);
   }
 
   const WgmmaArgs& a_;

@@ -1,6 +1,7 @@
 // What the computing warpgroups of the kernels on wgmma (decode_swap_qk_h16.cuh, decode_wgmma_h64.cuh) have in common.
 #pragma once
 
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/wgmma_transposed.cuh"
 #include "sm90/mla/combine.cuh"
 #include "sm90/mla/producer.cuh"
@@ -31,12 +32,12 @@ __device__ inline void load_queries(const WgmmaArgs& a, const Segment& s, int pa
     for (int j = 0; j < 3; j++) {
       const int piece = j * 32 + lane;
       if (piece < kBlocks * 8)
-        copy_async(to + place_of(r, piece, kRows * 128), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
-                   r < rows);
+        cp_async_16(to + place_of(r, piece, kRows * 128), piece < 64 ? nope + piece * 8 : rope + (piece - 64) * 8,
+                    r < rows);
     }
   }
-  attention::decode::copy_commit();
-  attention::decode::copy_wait<0>();
+  sm90::cp_async_commit();
+  sm90::cp_async_wait<0>();
   sm90::fence_async_shared();
 }
 
@@ -47,7 +48,7 @@ __device__ inline void clear_tokens(char* tile, int side, int from, int thread) 
   for (int i = from * 8 + thread; i < kTile * 8; i += 128)
 #pragma unroll
     for (int block = 0; block < kLeftBlocks; block++)
-      attention::decode::store_shared(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
+      sm90::store_shared_uint4(half + block * kBlockBytes + i * 16, make_uint4(0, 0, 0, 0));
   sm90::fence_async_shared();
 }
 
