@@ -49,7 +49,7 @@ struct Config {
   using L = Layout<kDim, kRows, kThreads>;
   static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
   // The upper part of the tree's stack, where there is space; FP8 is slower with it.
-  static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= 232448 - 1024 ? L::kNodeBytes : 0;
+  static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= kMaxSharedBytes - 1024 ? L::kNodeBytes : 0;
   static constexpr int kSharedBytes = kOtherBytes + kNodeBytes;
   // A product with FP8 is made in f16, which holds every e4m3 exactly and Q after scaling.
   template <bool kF16, class T>
@@ -61,7 +61,20 @@ struct Config {
     using type = f16;
   };
   using Mma = typename Select<kFp8, Q>::type;
-  static_assert(kSharedBytes <= 232448);
+  static_assert(sizeof(Q) == 2 && (kFp8 || __is_same(Q, KV)), "16-bit queries over a cache of their type or FP8");
+  static_assert(kDim % 64 == 0 && kDim <= kMaxVecDim, "whole lines of 128 bytes of 16-bit elements");
+  static_assert(kTiles == 1 || kTiles == 2, "one or two mma tiles of 16 query rows");
+  static_assert(kRows <= kMaxTileRows);
+  static_assert(is_power_of_two(kWarps) && is_power_of_two(kTokens), "steps are dealt out by shifts and masks");
+  static_assert(is_power_of_two(kRowPieces) && kRowPieces <= 32, "a warp copies whole rows at once");
+  static_assert(kRowPieces % 4 == 0, "ldmatrix reads four pieces of a row");
+  static_assert(kTokens % (32 / kRowPieces) == 0 && kTokens <= 32, "a lane knows the page of each token of a step");
+  static_assert(kTokens % 16 == 0, "a product of P and V takes 16 tokens");
+  static_assert(kChunkTokens % (kTokens * kWarps) == 0, "each warp has the same steps of a whole chunk");
+  static_assert(kUnits >= 2, "K of a step and V of it");
+  static_assert(kUnitBytes % 128 == 0 && kRingBytes % 128 == 0);
+  static_assert(kJoinRow % 4 == 0, "partial results are read as float4");
+  static_assert(kThreads <= kMaxThreads && kSharedBytes <= kMaxSharedBytes);
 };
 
 struct Lane {

@@ -23,7 +23,7 @@ __device__ inline int page_of(const Args& a, int token) {
 template <class C>
 class PageIds {
   static constexpr int kSteps = kChunkTokens / C::kTokens / C::kWarps;  // of a warp in a whole chunk
-  static_assert(kSteps * C::kTokens == 64 || !C::kPagesOfChunk);
+  static_assert(kSteps * C::kTokens == 64 || !C::kPagesOfChunk, "two page ids a lane");
 
  public:
   __device__ void ask(const Args& a, const Chunk& c, int warp) {

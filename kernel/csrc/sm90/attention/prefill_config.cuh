@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "sm90/attention/prefill_schedule.cuh"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/wgmma_registers.cuh"
 
 namespace radix::attention::prefill {
@@ -43,6 +44,24 @@ struct Config {
   static constexpr float kProbabilityLog2 = kFp8 ? 8 : 0;
   // A maximum may be outgrown by 2^kSlackLog2 before the output is rescaled: 2^8.8 is 445.7.
   static constexpr float kSlackLog2 = kFp8 ? 0.8f : 8;
+
+  static_assert(kDim % kRowElements == 0 && kVDim % kRowElements == 0, "head dimensions in rows of 128 bytes");
+  static_assert(kVDim % 16 == 0 && kVDim <= kMaxWgmmaColumns, "values are wgmma's N");
+  static_assert(kBlockN % (kFp8 ? 32 : 16) == 0, "keys of a block are k of the second product");
+  static_assert(kBlockN <= kMaxWgmmaColumns && kBlockN <= kMaxBox, "and N of the first, and a TMA box");
+  static_assert(kBlockN < 128 || kBlockN % 32 == 0, "half a block is a product of its own");
+  static_assert(kConsumers == 2 || kConsumers == 3, "ping-pong needs a second warpgroup; registers suffice for three");
+  static_assert(kCluster == 1 || kCluster == 2, "tiles are dealt to blocks alone or in pairs");
+  static_assert(kBlockN % kCluster == 0 && kBlockN / kCluster % 8 == 0, "each block copies whole atoms of the swizzle");
+  static_assert(!kGather || kCluster == 1, "gathered keys are not multicast");
+  static_assert(!kGather || kBlockN % kGatherers == 0, "each warp gathers as many rows");
+  static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
+  static_assert(kHeld >= 0 && kHeld <= kDim && kHeld % kRowElements == 0, "whole rows of 128 bytes stay in registers");
+  static_assert(!kFp8 || (kKeyColumns == 1 && kValueColumns == 1), "warps 1 and 3 transpose values instead of copying");
+  static_assert(!kFp8 || kVDim % 32 == 0, "transposing warps take 16 columns each");
+  static_assert(kBlockM <= kMaxBox, "a tile of queries is one TMA box");
+  static_assert(kThreads <= kMaxThreads);
+  static_assert(registers_fit(1, kProducerRegisters, kConsumers, kConsumerRegisters));
 };
 
 // What the copy engine writes to the second product's operand: values as they are, or FP8 ones on their way to it.

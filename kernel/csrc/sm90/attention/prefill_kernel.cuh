@@ -51,6 +51,7 @@ class Consumer {
  private:
   static constexpr int kLastSteps = 2;                           // of a turn: see start_output
   static constexpr int kTurn = 1, kOwn = kTurn + C::kConsumers;  // named barriers
+  static_assert(kOwn + C::kConsumers <= kNamedBarriers);
 
   __device__ void attend(Tile& t) {
     Softmax softmax;

@@ -67,7 +67,7 @@ void launch_config(Args a, rk_stream stream) {
   shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(steps, sms / C::kCluster)) * C::kCluster);
   shape.cluster = C::kCluster;
   shape.threads = C::kThreads;
-  static_assert(sizeof(Shared<C>) <= 232448);
+  static_assert(sizeof(Shared<C>) <= kMaxSharedBytes);
   shape.shared_bytes = sizeof(Shared<C>);
   const TensorMap none{};
   launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map<C>(a),

@@ -24,6 +24,7 @@ __device__ inline void cp_async_commit() {
 // Waits until all but the last kPending groups of this thread have landed.
 template <int kPending>
 __device__ inline void cp_async_wait() {
+  static_assert(kPending >= 0);
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Arrives once this thread's copies so far have landed; the barrier counts the thread among its arrivals.

@@ -19,17 +19,17 @@ constexpr int kWarpgroup = 128;        // threads that issue a wgmma together
 constexpr int kWgmmaRows = 64;         // M of the instruction
 constexpr int kMaxWgmmaColumns = 256;  // N of the instruction
 
-constexpr bool is_power_of_two(int n) {
+__host__ __device__ constexpr bool is_power_of_two(int n) {
   return n > 0 && (n & (n - 1)) == 0;
 }
 
 // Blocks of two per multiprocessor leave 1 KiB each to the system.
-constexpr bool shared_fits(int bytes, int blocks_per_sm = 1) {
+__host__ __device__ constexpr bool shared_fits(int bytes, int blocks_per_sm = 1) {
   return bytes <= kMaxSharedBytes && blocks_per_sm * (bytes + 1024) <= kSmSharedBytes;
 }
 
 // Registers that a block's warpgroups hold after setmaxnreg: so many a thread of each producer and consumer.
-constexpr bool registers_fit(int producers, int of_producer, int consumers, int of_consumer) {
+__host__ __device__ constexpr bool registers_fit(int producers, int of_producer, int consumers, int of_consumer) {
   return kWarpgroup * (producers * of_producer + consumers * of_consumer) <= kSmRegisters;
 }
 

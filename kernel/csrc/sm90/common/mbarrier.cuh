@@ -82,6 +82,7 @@ __device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
 // The place in a ring of stages: index, and the parity that its barrier's wait takes.
 template <int kStages>
 struct Ring {
+  static_assert(kStages >= 2, "a ring of one stage cannot be filled while it is read");
   int index = 0;
   uint32_t parity = 0;
 

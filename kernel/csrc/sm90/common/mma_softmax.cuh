@@ -41,6 +41,8 @@ __device__ inline float narrow_row(uint2 (&raw)[kSteps]) {
 // A warp's running softmax. m in units of log2, l not yet summed over the lanes of a row; kOut tiles of 8 dimensions.
 template <int kTiles, int kOut>
 struct Running {
+  static_assert(kTiles >= 1 && kTiles <= 2, "16 or 32 query rows; more would spill");
+  static_assert(kTiles * kOut * 4 <= 192, "O lies in a warp's registers");
   float o[kTiles][kOut][4];
   float m[kTiles][2], l[kTiles][2];
 

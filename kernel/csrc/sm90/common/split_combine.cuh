@@ -82,6 +82,7 @@ class NodeWalk {
 // Nodes that lie side by side, each as wide as the first but for the last, which is any aligned one. The same tree.
 template <int kMost>
 __device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
+  static_assert(sm90::is_power_of_two(kMost), "a full binary tree");
 #pragma unroll
   for (int step = 1; step < kMost; step *= 2)
 #pragma unroll
@@ -97,6 +98,7 @@ __device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
 template <class T, class L>
 __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char shared[];
+  static_assert(L::kThreads * 2 <= sm90::kSmThreads, "two blocks a multiprocessor");
   const int kv_head = blockIdx.x, piece = blockIdx.y, border = blockIdx.z + 1;
   sm90::pdl_trigger();
   const Plan plan = make_plan<L::kThreads>(a, L::kRows, reinterpret_cast<int*>(shared));

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "sm90/common/attention_params.cuh"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 
 namespace radix::split_kv {
@@ -27,6 +28,7 @@ constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
 constexpr int kChunkTokens = 512;  // fewer joins than with 256; a single short row splits less
 constexpr int kMaxVecDim = 256;
+static_assert(sm90::is_power_of_two(kChunkTokens), "chunks begin at multiples of a shift");
 
 struct Args {
   Params p;
@@ -104,6 +106,7 @@ __device__ inline Chunk locate(const Plan& plan, int x, int& row) {
 // All threads of the block, kThreads of them; ends with a barrier.
 template <int kThreads>
 __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads, "a prefix sum over whole warps");
   int* prefix = shared;
   int* lo = prefix + a.rows + 1;
   int* hi = lo + a.rows;

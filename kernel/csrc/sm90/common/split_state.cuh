@@ -43,6 +43,9 @@ __device__ inline Piece join(const Piece& a, const Piece& b) {
 template <int kDim, int kRows_, int kThreads_>
 struct Layout {
   static constexpr int kRows = kRows_, kThreads = kThreads_;
+  static_assert(kDim % 4 == 0, "a piece is four dimensions of a row");
+  static_assert(kRows % 8 == 0 && kRows <= kMaxTileRows, "rows come in passes of eight");
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads);
   static constexpr int kQuads = kDim / 4;  // pieces of a row
   static constexpr int kPasses = kRows / 8;
   static constexpr int kPerPass = (8 * kQuads + kThreads - 1) / kThreads;
@@ -84,7 +87,7 @@ __device__ inline bool live(int i, int rows) {
 template <class L, int kSharedBytes = 0>
 class Tree {
   static constexpr bool kShared = kSharedBytes > 0;
-  static_assert(!kShared || kSharedBytes == L::kNodeBytes);
+  static_assert(!kShared || kSharedBytes == L::kNodeBytes, "shared memory holds a node of all rows, or none");
 
  public:
   __device__ explicit Tree(char* shared = nullptr) : shared_(shared) {}

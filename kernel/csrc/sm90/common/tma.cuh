@@ -142,6 +142,7 @@ __device__ inline void tma_store_commit() {
 // Until at most kLeft committed stores have still to read their shared memory.
 template <int kLeft>
 __device__ inline void tma_store_wait_read() {
+  static_assert(kLeft >= 0);
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 

@@ -38,6 +38,7 @@ __device__ inline void wgmma_commit() {
 // Until at most kLeft committed groups are unfinished.
 template <int kLeft>
 __device__ inline void wgmma_wait() {
+  static_assert(kLeft >= 0 && kLeft < 8);
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 // Accumulators that a pending product writes may not move past this.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "gpu/device/element.h"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/experts/grouped_mma_m16_routing.cuh"
 #include "sm90/experts/grouped_mma_m16_units.cuh"
@@ -66,6 +67,8 @@ struct Tokens {
 template <class T, class W, int kHalves, int kDepth>
 __global__ void __launch_bounds__(kMmaM16Threads, 2)
     grouped_mma_m16_up_kernel(const __grid_constant__ GroupedMmaM16Params p) {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(sm90::shared_fits(UnitRing<2, kDepth>::kBytes + sizeof(ChosenExperts) + sizeof(Parts<2, kHalves>), 2));
   extern __shared__ uint4 memory[];
   __shared__ ChosenExperts chosen;
   __shared__ Parts<2, kHalves> parts;
@@ -151,6 +154,8 @@ __global__ void __launch_bounds__(kMmaM16Threads, 2)
 template <class T, class W, int kHalves, int kDepth>
 __global__ void __launch_bounds__(kMmaM16Threads, 2)
     grouped_mma_m16_down_kernel(const __grid_constant__ GroupedMmaM16Params p) {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(sm90::shared_fits(UnitRing<1, kDepth>::kBytes + sizeof(ChosenExperts) + sizeof(Parts<1, kHalves>), 2));
   extern __shared__ uint4 memory[];
   __shared__ ChosenExperts chosen;
   __shared__ Parts<1, kHalves> parts;

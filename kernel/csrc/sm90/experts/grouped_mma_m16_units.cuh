@@ -13,6 +13,9 @@ constexpr int kUnitBytes = 128;
 // A warp's units in shared memory: [stage][row group][half][lane] of 16 bytes.
 template <int kGroups, int kDepth>
 class UnitRing {
+  static_assert(kGroups == 1 || kGroups == 2, "a row group, or a gate group and its up group");
+  static_assert(kDepth >= 2, "a unit is on its way while another is multiplied");
+
  public:
   static constexpr int kUnit = kGroups * 2 * 32;  // in pieces of 16 bytes
   static constexpr int kBytes = kMmaM16Warps * kDepth * kUnit * 16;
@@ -46,6 +49,7 @@ class UnitRing {
 // What meets a lane's bytes of a unit: the same elements of a row of x, in T, where the weight is of W.
 template <class T, class W>
 struct Pieces {
+  static_assert(sizeof(T) == 2 && (sizeof(W) == 2 || sizeof(W) == 1), "16-bit tokens; weights alike, or FP8");
   static constexpr int kWide = sizeof(T) / sizeof(W);
   uint4 at[2][kWide];
 

@@ -372,7 +372,8 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
   extern __shared__ char unaligned[];
   __shared__ uint64_t full[kStages], empty[kStages];
   __shared__ Schedule schedule;
-  static_assert(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(schedule) <= 232448);
+  static_assert(shared_fits(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(schedule)));
+  static_assert(registers_fit(1, 40, 2, 232));
   char* stages = unaligned + (-shared_address(unaligned) & 1023);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&weight_map);

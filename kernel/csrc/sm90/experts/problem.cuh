@@ -1,6 +1,8 @@
 // One call of fused_experts as the kernels' launchers take it.
 #pragma once
 
+#include <cstdint>
+
 #include "common/tensor.h"
 #include "gpu/device/launch.h"
 #include "radix_kernels/types.h"
@@ -10,6 +12,9 @@ namespace radix::experts {
 constexpr int kMaxExperts = 1024;
 // Up to so many tokens and pairs (token, place in its top-k) a batch is not sorted.
 constexpr int kMmaM16Tokens = 16, kMmaM16Pairs = 128;
+
+static_assert(kMaxExperts % 32 == 0 && kMaxExperts / 32 <= 32, "a bit an expert, a word of bits a lane");
+static_assert(kMaxExperts <= INT16_MAX && kMmaM16Pairs <= INT16_MAX, "numbers in shared memory have 16 bits");
 
 constexpr const char* kOp = "fused_experts";
 

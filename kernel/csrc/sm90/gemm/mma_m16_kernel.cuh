@@ -15,6 +15,7 @@
 
 #include <type_traits>
 
+#include "sm90/common/limits.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/gemm/epilogue.cuh"
@@ -76,6 +77,9 @@ struct Fragment {
 // A lane's view of the work of one warp: positions that loads and stores derive from.
 template <class Mma, int kGroups, int kHalves>
 class MmaM16Warp {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(kGroups >= 1 && kGroups % 2 == 0, "with a gate, a pass takes a gate group and its up group");
+
  public:
   using Weight = Fragment<kGroups>;
   using Tokens = Fragment<kHalves>;
@@ -188,6 +192,10 @@ struct Walk {
 // kDepth units are in flight while one is multiplied.
 template <class Mma, int kGroups, int kHalves, int kDepth, int kMinBlocks>
 __global__ void __launch_bounds__(kMmaM16Threads, kMinBlocks) mma_m16_kernel(const __grid_constant__ MmaM16Params p) {
+  static_assert(kDepth >= 1, "a unit is in flight while another is multiplied");
+  static_assert(kMmaM16Threads * kMinBlocks <= sm90::kSmThreads);
+  static_assert(kMmaM16Warps * kGroups * 2 * kHalves * 32 * 4 <= sm90::kStaticSharedBytes, "sums of all warps");
+  static_assert(1 + kMmaM16Warps <= sm90::kNamedBarriers, "a named barrier for each team");
   using Warp = MmaM16Warp<Mma, kGroups, kHalves>;
   constexpr int kRing = kDepth + 1;
   __shared__ float parts[kMmaM16Warps][kGroups][2 * kHalves][32];

@@ -25,6 +25,15 @@ class PersistentConsumer {
   // Whether the warpgroups start their products in turn; then a tile begins before all of the last one has left.
   static constexpr bool kInTurn = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
   static constexpr bool kColumnScaled = !kBlockScaled && !kGrouped;  // or with bias: what `columns` holds
+  static_assert(kSums == Sums::fast || kScaled || kHalves == 1, "16-bit products need no promotion in halves");
+  static_assert(kSums == Sums::fast || (kHalves + 1) * kColumns / 2 <= 192, "sums, and what the tensor cores add to");
+  static_assert(kSums != Sums::fast || kHalves == 1, "the tensor cores add to one half's sums alone");
+  static_assert(!kBlockScaled || kScaled, "scales of blocks are of FP8 operands");
+  static_assert(!kBlockScaled || within_two_scale_blocks(kPaired ? kColumns / 2 : kColumns));
+  static_assert(!kGrouped || kShare == Share::tokens, "groups of any size: a cluster's blocks have the same tokens");
+  static_assert(kShare != Share::k || kHalves == 1, "split k: the neighbours exchange halves of one tile");
+  static_assert(kShare != Share::k || kColumns % 16 == 0, "an exchange moves a quarter of the sums as float4");
+  static_assert(!kPaired || Tile::kRound % (2 * kStoreBoxColumns) == 0, "half of the columns leave in whole boxes");
 
   __device__ PersistentConsumer(const PersistentParams& p, const PersistentShared<Tile>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
@@ -105,6 +114,8 @@ class PersistentConsumer {
     // Where the results' place is too small: the stages behind what store() writes, once both warpgroups have read
     // them.
     constexpr bool kFits = 2 * Tile::kBuffers * Tile::kOutBytes >= 256 * kKept * 4;
+    static_assert(kFits || 256 * kKept * 4 + 2 * Tile::kOutBytes <= Tile::kStages * Tile::kStageBytes,
+                  "the sums of both warpgroups fit behind the results in the stages");
     if constexpr (!kFits) named_barrier(3, 256);
     char* place = kFits ? shared_.results : shared_.stages + 2 * Tile::kOutBytes;
     float4* to = reinterpret_cast<float4*>(place) + threadIdx.x - 128;

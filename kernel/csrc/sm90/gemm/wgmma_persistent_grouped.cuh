@@ -69,6 +69,9 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   using namespace sm90;
   constexpr Share kShare = Share::tokens;
   constexpr bool kBlockScaled = kSums == Sums::blocks;
+  static_assert(kWeights != Weights::dense, "wgmma_persistent_kernel is for one weight");
+  static_assert(Tile::kHalves == 1, "a list names rows for tiles of 128 tokens");
+  static_assert(registers_fit(1, 40, 2, 232));
   extern __shared__ __align__(1024) char begin[];
   const PersistentShared<Tile> shared(begin);
   const int rank = cluster_rank();

@@ -59,6 +59,7 @@ class BlockScaleLoader {
  private:
   static constexpr bool kPaired = kWeights == Weights::grouped_gated;
   static constexpr int kRuns = Tile::kTokens / 32;
+  static_assert(Tile::kTokens % 32 == 0, "a lane copies the scale of each 32nd token");
   const float *x_[kRuns], *w_;
   int64_t unit_;
 };
@@ -153,6 +154,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
                             const __grid_constant__ PersistentParams p) {
   using namespace sm90;
   constexpr bool kBlockScaled = kSums == Sums::blocks, kShareK = kShare == Share::k;
+  static_assert(registers_fit(1, 40, 2, 232));
   extern __shared__ __align__(1024) char begin[];  // without static shared memory it begins at a multiple of 1024
   const PersistentShared<Tile> shared(begin);
   const int rank = cluster_rank();

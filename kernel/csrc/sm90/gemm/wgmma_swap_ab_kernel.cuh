@@ -22,6 +22,7 @@
 
 #include "sm90/common/cluster.cuh"
 #include "sm90/common/cp_async.cuh"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/common/wgmma.cuh"
@@ -61,8 +62,17 @@ struct SwapAbTile {
   static constexpr int kStages = kFit < 20 ? kFit : 20;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kSharedBytes = kStages * (kStageBytes + kScales * 4) + kPartFloats * 4 + 1024;  // 1024: to align
-  static_assert(kStages >= 2 && kStages * kStageBytes >= kBlocks * kPartFloats * 4);
-  static_assert(kSharedBytes + 2 * kStages * 8 <= (kHalf ? 113 : 227) * 1024);  // the barriers are static
+  static_assert(kRows <= sm90::kMaxBox, "one TMA box of weight rows");
+  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "wgmma's N, and a TMA box of tokens");
+  static_assert(kBlocks * kTokens / 2 <= 128, "sums of a thread");
+  static_assert(kWeightBytes % sm90::kSwizzleAtom == 0 && kTokenBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+  static_assert(kColumnStep % 4 == 0, "partial sums are read as float4");
+  static_assert(!kWhole || kThreads - 32 >= kColumns / 8, "a thread for each 8 columns of a token");
+  static_assert(!kWhole || (kThreads - 32) % (kColumns / 8) == 0, "a thread's columns are the same for all its tokens");
+  static_assert(kThreads * (kHalf ? 2 : 1) <= sm90::kSmThreads && kThreads <= sm90::kMaxThreads);
+  static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
+  static_assert(kStages * kStageBytes >= kBlocks * kPartFloats * 4, "all sums of the only tile fit into the ring");
+  static_assert(sm90::shared_fits(kSharedBytes + 2 * kStages * 8, kHalf ? 2 : 1), "the barriers are static");
 };
 
 template <class Tile>

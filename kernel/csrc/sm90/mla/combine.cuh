@@ -86,7 +86,7 @@ __device__ inline split_kv::Piece sum_parts(const WgmmaArgs& a, const Begun& b, 
 // Joins the parts of query blocks that several runs worked on, after all blocks of the grid have left theirs. The
 // blocks take turns at units: a row for each group of 128 threads, or, where there are many parts, one row for all
 // groups. All kThreads threads; `raw`: the block's shared memory; `meeting`: a barrier of all threads behind it.
-template <class T, int kRows, int kThreads>
+template <class T, int kRows, int kThreads, int kSharedBytes>
 __device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint64_t* meeting) {
   using split_kv::Piece;
   constexpr int kGroups = kThreads / 128, kManyParts = 8;
@@ -95,6 +95,8 @@ __device__ void combine(const WgmmaArgs& a, const Place& place, char* raw, uint6
     int last[kMaxRuns];  // of a run's units, plus 1, counted from the first run on
     Piece slices[kGroups][128];
   };
+  static_assert(kThreads % 128 == 0, "128 threads have the 512 latent dimensions of a row");
+  static_assert(sizeof(Shared) <= kSharedBytes, "the combine reuses the kernel's shared memory");
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   // Not __syncthreads(), which racecheck does not follow behind the roles' partial barriers.
   auto meet = [meeting, parity = 0u]() mutable {

@@ -27,6 +27,8 @@ using namespace sm90;
 using namespace split_kv;
 
 constexpr int kWarps = 8, kThreads = 256, kTile = 32;
+static_assert(kWarps * 64 == kLatent, "a warp adds up 64 latent dimensions");
+static_assert(kWarps / 2 * 8 == kTile, "half of the warps have eight tokens each of a tile");
 constexpr int kScaleAt = kLatent, kRopeAt = kLatent + 16;  // bytes, in a token of the FP8 form
 // What the probabilities of the FP8 form are multiplied with beside the scales, so that small ones stay normal in f16.
 constexpr float kLift = 16;
@@ -66,7 +68,13 @@ struct Config {
   static constexpr int kSteps = kFp8 ? 20 : kKey / 16 / 2;
   static constexpr int kScoreBytes = 2 * kTiles * kWarps * 512;
   static constexpr int kSharedBytes = kStages * kStageBytes + kScoreBytes + 64 + kPlanBytes;
-  static_assert(kTokenStride % 128 == 16 && kSharedBytes <= 232448);
+  static_assert(kTiles == 1 || kTiles == 2, "one or two mma tiles of 16 query rows");
+  static_assert(kTokenBytes % 16 == 0 && kTokenStride % 128 == 16, "rows that ldmatrix finds in different banks");
+  static_assert(kStages >= 2 && kStages * 8 <= 64, "64 bytes of barriers follow the scores");
+  static_assert(kStageBytes % 16 == 0 && kScoreBytes % 16 == 0);
+  static_assert(kSteps % 2 == 0, "ldmatrix reads the operands of two products");
+  static_assert(!kFp8 || __is_same(T, bf16), "the FP8 form is served for bf16 queries");
+  static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
 // Asks for tiles in the order in which the block works on them, all threads together.

@@ -30,7 +30,11 @@ struct Shared {
   uint64_t full[2][kParts], empty[2][kParts], told[2], meeting;
   int scratch[kThreads / 32 + 2];
 };
-static_assert(sizeof(Shared) <= 232448 && offsetof(Shared, tile) % 1024 == 0 && offsetof(Shared, p) % 1024 == 0);
+static_assert(sizeof(Shared) <= sm90::kMaxSharedBytes);
+static_assert(offsetof(Shared, tile) % sm90::kSwizzleAtom == 0 && offsetof(Shared, p) % sm90::kSwizzleAtom == 0,
+              "swizzled operands");
+static_assert(kRows == 16, "query rows are N of the swapped products; a thread has four of their columns");
+static_assert(kThreads == 3 * sm90::kWarpgroup && kConsumers == 2 * sm90::kWarpgroup, "two sides and a producer");
 
 enum Barrier { kBoth = 1, kOwn };
 
@@ -368,7 +372,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   if (a.halves > 1) sm90::cluster_sync_relaxed();  // the other block's shared memory is there until it was written
   if (place.whole) return;
-  combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
+  combine<T, kRows, kThreads, sizeof(Shared)>(a, place, raw, &shared.meeting);
 }
 
 template <class T>

@@ -49,7 +49,10 @@ struct Shared {
   uint64_t taken[2];     // and the factors read by both sides
   int scratch[kThreads / 32 + 2];
 };
-static_assert(sizeof(Shared) <= 232448);
+static_assert(sizeof(Shared) <= sm90::kMaxSharedBytes);
+static_assert(offsetof(Shared, tile) % sm90::kSwizzleAtom == 0, "swizzled operands");
+static_assert(kRows == sm90::kWgmmaRows, "query rows are M of the products");
+static_assert(kThreads == 4 * sm90::kWarpgroup, "two sides, a scorer and a producer");
 
 // Named barriers: each side's, the scorer's, and at kTaken the sides have the registers that others gave.
 enum Barrier { kSides = 1, kScorer = 3, kTaken };
@@ -382,7 +385,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   using R = Share<kFp8>;
   // At the barrier behind which registers that were given are taken back.
   constexpr int kTakers = R::kScorer < 128 ? 512 : 384;
-  static_assert(2 * R::kSide + R::kScorer + R::kCopier <= 512);
+  static_assert(128 * (2 * R::kSide + R::kScorer + R::kCopier) <= sm90::kSmRegisters);
+  static_assert(!kFp8 || __is_same(T, bf16), "FP8 values are widened to bf16");
   const int block_rows = kRows * a.cluster;
   sm90::pdl_wait();
   const Place place = find_start<kThreads>(a, block_rows, shared.scratch);
@@ -425,7 +429,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   if (kFp8 && a.sharing > 1) sm90::cluster_sync_relaxed();
   if (place.whole) return;
-  combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
+  combine<T, kRows, kThreads, sizeof(Shared)>(a, place, raw, &shared.meeting);
 }
 
 template <class T, class Cache>

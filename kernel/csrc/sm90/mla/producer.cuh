@@ -28,6 +28,11 @@ __host__ __device__ constexpr int part_last(int part) {
   return part == kParts - 1 ? kBlocks : part_first(part) + 2;
 }
 
+static_assert(kBlocks == 2 * kLeftBlocks + 1, "two halves of the latent dimensions, and the rotary ones");
+static_assert(part_last(0) == part_first(2) && part_last(2) == kLeftBlocks, "parts 0 and 2 are the left half");
+static_assert(part_first(1) == kLeftBlocks && part_last(1) == part_first(3), "parts 1 and 3 the right one");
+static_assert(kBlockBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+
 // Where 16 bytes of a row lie: blocks of 64 dimensions, in the 128-byte swizzle.
 __device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlockBytes) {
   return piece / 8 * block_bytes + row * 128 + ((piece % 8 ^ row % 8) << 4);

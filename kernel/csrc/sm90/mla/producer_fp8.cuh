@@ -22,6 +22,8 @@ namespace radix::mla {
 // two blocks share the work.
 template <int kEach, class Block>
 class WideningProducer {
+  static_assert(kEach == 1 || kEach == 2, "a lane's tokens: of half a tile, or of a whole one");
+
  public:
   __device__ WideningProducer(const WgmmaArgs& a, Block& shared)
       : a_(a),

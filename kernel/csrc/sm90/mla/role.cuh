@@ -16,7 +16,7 @@ template <class T, int kRows, int kWarps>
 __device__ inline void load_queries(const WgmmaArgs& a, const Segment& s, int packed, int rows, int warp, int lane,
                                     char* q) {
   constexpr int kEach = kRows / kWarps;
-  static_assert(kEach <= 32);
+  static_assert(kRows % kWarps == 0 && kEach <= 32, "a lane finds the place of each of its warp's rows");
   // A warp has rows warp, warp + kWarps, ...; lane i finds the place of the i-th.
   const int mine = warp + lane % kEach * kWarps, at = mine < rows ? packed + mine : 0;
   const int token = s.q_begin + at / a.group, head = at % a.group;

@@ -17,6 +17,7 @@
 namespace radix::mla {
 
 constexpr int kTile = 64;
+static_assert(kTile == sm90::kWgmmaRows, "tokens are the rows of the swapped products, and N of the others");
 constexpr int kMinTiles = 4;  // of a run: shorter ones cost more to join than they save
 
 // One row of the batch in the line.
@@ -63,6 +64,7 @@ __device__ inline int runs_for(const WgmmaArgs& a, int total, int tiles, bool al
 // Where this block's run begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of shared memory.
 template <int kThreads>
 __device__ Place find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads, "a prefix sum over whole warps");
   const int thread = threadIdx.x, lane = thread % 32, batch = static_cast<int>(a.p.batch);
   const int per_thread = (batch + kThreads - 1) / kThreads;
   const int first = min(thread * per_thread, batch), last = min(first + per_thread, batch);
