@@ -7,6 +7,15 @@
 // lane copies for itself. The tensor core takes 16 query rows at once: the heads of a KV head times the query tokens.
 //
 // At the end of a chunk the warps join their results through shared memory.
+//
+// Shared memory:
+//
+//   | rings       | 160 KiB at most | kWarps x kUnits x [kTokens, kDim], of K and V in turn |
+//   | join buffer | kJoinBytes      | kWarps x 8 rows of O                                  |
+//   | row_stats   | kStatsBytes     | (m, l) of each warp and row                           |
+//   | plan        | kPlanBytes      | the chunks of kMaxRows rows of the batch              |
+//   | queries     | kQueryBytes     | where kSharedQueries: operands of the products        |
+//   | tree        | kNodeBytes      | the upper nodes of the stack of joined chunks         |
 #pragma once
 
 #include <type_traits>
@@ -42,12 +51,12 @@ struct Config {
   static constexpr int kRingBytes = kWarps * kUnits * kUnitBytes;
   static constexpr int kJoinRow = kDim + (kFp8 ? 16 : 8);  // floats; padded against bank conflicts
   static constexpr int kJoinBytes = kWarps * 8 * kJoinRow * 4;
-  static constexpr int kTopBytes = kWarps * kRows * 8;
+  static constexpr int kStatsBytes = kWarps * kRows * 8;
   static constexpr int kSteps = kDim / 16;  // products of 16 dimensions
   static constexpr bool kSharedQueries = kTiles * kDim > 128;
   static constexpr int kQueryBytes = kSharedQueries ? kTiles * kSteps * 512 : 0;
   using L = Layout<kDim, kRows, kThreads>;
-  static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
+  static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kStatsBytes + kQueryBytes + kPlanBytes;
   // The upper part of the tree's stack, where there is space; FP8 is slower with it.
   static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= kMaxSharedBytes - 1024 ? L::kNodeBytes : 0;
   static constexpr int kSharedBytes = kOtherBytes + kNodeBytes;
@@ -246,10 +255,11 @@ __device__ inline void store_row(float* row, const float (&o)[C::kOut][4], int j
   }
 }
 
-// Joins the warps' results; every thread gets its pieces. top: [kWarps][kRows] of (m, l). Few rows go to one half of
-// the buffer, `at` 0 or 4, and may do so while the other half, of the join before, is still read: that saves a barrier.
+// Joins the warps' results; every thread gets its pieces. row_stats: [kWarps][kRows] of (m, l). Few rows go to one half
+// of the buffer, `at` 0 or 4, and may do so while the other half, of the join before, is still read: that saves a
+// barrier.
 template <class C>
-__device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* top,
+__device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* row_stats,
                                   int rows, int at, bool all_read) {
   using L = typename C::L;
   const auto [g, j] = this_lane();
@@ -261,7 +271,8 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
     const int t = pass / 2, half = pass % 2;
     if (pass > 0 || !all_read) __syncthreads();  // what was there has been read
     // Rows in use alone: the places beside them are the other half, which others may still read.
-    if (j == 0 && pass * 8 + g < rows) top[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
+    if (j == 0 && pass * 8 + g < rows)
+      row_stats[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
     // A warp that saw nothing of a row leaves its part as it is: nobody reads it. Scores of NaN alone leave the maximum
     // at -inf too, but a sum that is not 0.
     if (pass * 8 + g < rows && (run.m[t][half] != -INFINITY || run.l[t][half] != 0))
@@ -277,7 +288,7 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       float m = -INFINITY;
 #pragma unroll
       for (int w = 0; w < C::kWarps; w++) {
-        ml[w] = top[w * C::kRows + L::row(i) + at];
+        ml[w] = row_stats[w * C::kRows + L::row(i) + at];
         m = fmaxf(m, ml[w].x);
       }
       Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, 0.f};
@@ -285,7 +296,7 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       for (int w = 0; w < C::kWarps; w++) {
         const float4 part =
             *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8 + at) * C::kJoinRow + L::dim(i));
-        const float share = weight(ml[w].x, m);
+        const float share = exp2_diff(ml[w].x, m);
         const bool seen = ml[w].x != -INFINITY || ml[w].y != 0;
         if (seen) sum.l += ml[w].y * share;
         if (seen) add_scaled(sum.o, part, share);
@@ -303,10 +314,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   const int kv_head = blockIdx.x % p.kv_heads, group = blockIdx.x / p.kv_heads;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is one for the warp
   float* buffer = reinterpret_cast<float*>(shared + C::kRingBytes);
-  float2* top = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
-  char* after_top = shared + C::kRingBytes + C::kJoinBytes + C::kTopBytes;
+  float2* row_stats = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
+  char* after_stats = shared + C::kRingBytes + C::kJoinBytes + C::kStatsBytes;
   sm90::pdl_wait();
-  const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(after_top));
+  const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(after_stats));
   sm90::pdl_trigger();
   const int x_end = plan.start(group + 1, a.groups);
   int x = plan.start(group, a.groups);
@@ -322,7 +333,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   if constexpr (C::kUnits % 2 != 0) loader.template next<false>();
   char* nodes = a.nodes + int64_t{blockIdx.x} * nodes_of_block(a.levels) * L::kNodeBytes;
   int slot = 0, row = plan.row_of(x);
-  Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_top + kPlanBytes)));
+  Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_stats + kPlanBytes)));
   QueryBlock block{};
   Tree<L, C::kNodeBytes> tree(shared + C::kOtherBytes);
   bool fresh = true, few_before = false;
@@ -355,8 +366,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
       advance(std::false_type());
       const bool masked = token < c.begin || last >= c.end || (p.causal && last > kv_len - block.queries) ||
                           (p.window_left >= 0 && token < kv_len - 1 - p.window_left);
-      shape_scores(s, queries.rows, p, token, c.begin, c.end, masked);
-      soften(s, run);
+      mask_and_scale(s, queries.rows, p, token, c.begin, c.end, masked);
+      online_softmax(s, run);
       cp_async_wait<C::kUnits - 1>();
       __syncwarp();
       add_values<C>(run, s, ring + slot * C::kUnitBytes);
@@ -365,7 +376,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     Piece state[L::kPieces];
     const bool few = block.rows <= 4;
     half ^= 4;
-    join_warps<C>(run, state, buffer, top, block.rows, few ? half : 0, few && few_before);
+    join_warps<C>(run, state, buffer, row_stats, block.rows, few ? half : 0, few && few_before);
     few_before = few;
     if (tree.push(state, c.index, c.count)) finish<typename C::Q, L>(a, block, kv_head, state);
     fresh = c.index + 1 == c.count;

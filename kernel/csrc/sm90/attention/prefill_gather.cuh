@@ -1,4 +1,4 @@
-// The producer of prefill for pages too small for the copy engine (fewer than 8 tokens to a box): warps gather keys and
+// The producer of prefill for pages too small for TMA (fewer than 8 tokens to a box): warps gather keys and
 // values row by row with cp.async, to where a tensor map would have put them.
 #pragma once
 

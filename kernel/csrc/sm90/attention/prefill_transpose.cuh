@@ -1,4 +1,4 @@
-// FP8 values turned on their side: wgmma reads 8-bit operands along k alone, and k of the second product is the token.
+// FP8 values transposed: wgmma reads 8-bit operands along k alone, and k of the second product is the token.
 //
 // 16 tokens x 16 dimensions at a time, by ldmatrix with transposition (of pairs of bytes), a permutation of bytes and
 // stmatrix. Tokens and dimensions come out in the order in which accumulators hold them, so neither probabilities nor
@@ -25,7 +25,7 @@ class Transposer {
       barrier_wait(&shared_.v_full[at_.index], at_.parity);
       barrier_wait(&shared_.t_empty[to_.index], to_.parity ^ 1);
       const int valid = t.kv_len - n * C::kBlockN;
-      valid < C::kBlockN ? turn<true>(valid) : turn<false>(valid);
+      valid < C::kBlockN ? transpose_block<true>(valid) : transpose_block<false>(valid);
       fence_async_shared();
       __syncwarp();
       barrier_arrive_warp(&shared_.t_full[to_.index]);
@@ -38,7 +38,7 @@ class Transposer {
  private:
   // Tokens from `valid` on become 0: what lies there may be NaN.
   template <bool kMask>
-  __device__ void turn(int valid) {
+  __device__ void transpose_block(int valid) {
     const uint32_t from = shared_address(shared_.v[at_.index]) + lane_ * 128;
     const uint32_t to = shared_address(shared_.t[to_.index]) + lane_ % 16 * 128;
     const int in = lane_ % 8;
@@ -71,7 +71,7 @@ class Transposer {
   Shared<C>& shared_;
   int half_, lane_;
   Ring<C::kStages> at_;
-  Ring<C::kTurnedStages> to_;
+  Ring<C::kTransposedStages> to_;
 };
 
 }  // namespace radix::attention::prefill

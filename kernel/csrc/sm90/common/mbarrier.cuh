@@ -12,7 +12,7 @@ namespace radix::sm90 {
 __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// After the inits, before anyone else (the copy engine, another block of the cluster) may use the barriers.
+// After the inits, before anyone else (TMA, another block of the cluster) may use the barriers.
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -79,7 +79,7 @@ __device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
   return done;
 }
 
-// The place in a ring of stages: index, and the parity that its barrier's wait takes.
+// A position in a ring of stages: index, and the parity that its barrier's wait takes.
 template <int kStages>
 struct Ring {
   static_assert(kStages >= 2, "a ring of one stage cannot be filled while it is read");
@@ -94,7 +94,7 @@ struct Ring {
   }
 };
 
-// Orders ordinary writes to shared memory before accesses of the tensor cores and the copy engine.
+// Orders ordinary writes to shared memory before accesses of the tensor cores and TMA.
 __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

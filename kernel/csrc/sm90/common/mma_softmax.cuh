@@ -69,8 +69,8 @@ struct Running {
 // Scales, caps and masks the scores of tokens [first_token, ..), of which [begin, end) count. The cases are asked for
 // once: a branch for each element would cost more than the arithmetic.
 template <int kTiles, int kGroups>
-__device__ inline void shape_scores(float (&s)[kTiles][kGroups][4], const RowFacts<kTiles>& rows, const Params& p,
-                                    int first_token, int begin, int end, bool masked) {
+__device__ inline void mask_and_scale(float (&s)[kTiles][kGroups][4], const RowFacts<kTiles>& rows, const Params& p,
+                                      int first_token, int begin, int end, bool masked) {
   const auto each = [&](const auto& f) {
 #pragma unroll
     for (int t = 0; t < kTiles; t++)
@@ -100,8 +100,8 @@ __device__ inline void shape_scores(float (&s)[kTiles][kGroups][4], const RowFac
 
 // s becomes exp2(s - m); the running sums follow.
 template <int kTiles, int kGroups, int kOut>
-__device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kOut>& run) {
-  float top[kTiles][2];
+__device__ inline void online_softmax(float (&s)[kTiles][kGroups][4], Running<kTiles, kOut>& run) {
+  float row_max[kTiles][2];
   bool raised = false;
 #pragma unroll
   for (int t = 0; t < kTiles; t++)
@@ -112,23 +112,23 @@ __device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kO
       for (int i = 0; i < kGroups; i++) x = fmaxf(x, fmaxf(s[t][i][2 * half], s[t][i][2 * half + 1]));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      top[t][half] = fmaxf(run.m[t][half], x);
-      raised |= top[t][half] > run.m[t][half];
+      row_max[t][half] = fmaxf(run.m[t][half], x);
+      raised |= row_max[t][half] > run.m[t][half];
     }
   if (__any_sync(~0u, raised)) {
 #pragma unroll
     for (int t = 0; t < kTiles; t++) {
-      float shrink[2];
+      float rescale[2];
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        shrink[half] = weight(run.m[t][half], top[t][half]);
-        run.l[t][half] *= shrink[half];
-        run.m[t][half] = top[t][half];
+        rescale[half] = exp2_diff(run.m[t][half], row_max[t][half]);
+        run.l[t][half] *= rescale[half];
+        run.m[t][half] = row_max[t][half];
       }
 #pragma unroll
       for (int i = 0; i < kOut; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) run.o[t][i][e] *= shrink[e / 2];
+        for (int e = 0; e < 4; e++) run.o[t][i][e] *= rescale[e / 2];
     }
   }
 #pragma unroll
@@ -137,7 +137,7 @@ __device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kO
     for (int i = 0; i < kGroups; i++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        s[t][i][e] = weight(s[t][i][e], run.m[t][e / 2]);
+        s[t][i][e] = exp2_diff(s[t][i][e], run.m[t][e / 2]);
         run.l[t][e / 2] += s[t][i][e];
       }
 }

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_co
   int row = 0;
   Chunk c{};
   QueryBlock block{};
-  bool needed = x < plan.total();
+  bool needed = x < plan.chunks();
   if (needed) {
     row = plan.row_of(x);
     c = locate(plan, x, row);

@@ -64,8 +64,8 @@ struct Plan {
   int rows, chunk_log2;
   int each, over;  // chunks of every run, and how many are left then
 
-  __device__ int total() const { return prefix[rows]; }
-  // First chunk of a group's run: total * group / groups, without its division of 64 bits.
+  __device__ int chunks() const { return prefix[rows]; }
+  // First chunk of a group's run: chunks * group / groups, without its division of 64 bits.
   __device__ int start(int group, int groups) const { return each * group + over * group / groups; }
   // The row that holds chunk x of the line.
   __device__ int row_of(int x) const {
@@ -144,8 +144,8 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   }
   if (thread == 0) prefix[0] = 0;
   __syncthreads();
-  const int total = prefix[a.rows];
-  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, total / a.groups, total % a.groups};
+  const int line = prefix[a.rows];
+  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, line / a.groups, line % a.groups};
 }
 
 }  // namespace radix::split_kv

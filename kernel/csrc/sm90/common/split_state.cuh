@@ -16,9 +16,9 @@ using sm90::kLn2;
 using sm90::kLog2e;
 using sm90::round_pair;
 
-// exp2(x - top); x -inf gives 0 also where nothing has been seen (top -inf).
-__device__ inline float weight(float x, float top) {
-  return exp2_approx(x - (top == -INFINITY ? 0.f : top));
+// exp2(x - max); x -inf gives 0 also where nothing has been seen (max -inf).
+__device__ inline float exp2_diff(float x, float max) {
+  return exp2_approx(x - (max == -INFINITY ? 0.f : max));
 }
 
 // o and l are relative to 2^m.
@@ -32,7 +32,7 @@ __device__ inline void add_scaled(float4& sum, const float4& x, float w) {
 }
 
 __device__ inline Piece join(const Piece& a, const Piece& b) {
-  const float m = fmaxf(a.m, b.m), wa = weight(a.m, m), wb = weight(b.m, m);
+  const float m = fmaxf(a.m, b.m), wa = exp2_diff(a.m, m), wb = exp2_diff(b.m, m);
   Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, a.l * wa + b.l * wb};
   add_scaled(sum.o, a.o, wa);
   add_scaled(sum.o, b.o, wb);
@@ -64,14 +64,14 @@ struct Layout {
   // A node: float4 [rows * kQuads], then float2 (m, l) for each, so that a thread reads only its own. In the workspace
   // of kRows, in shared memory of those in use.
   static constexpr int64_t kNodeBytes = int64_t{kRows} * kQuads * (sizeof(float4) + sizeof(float2));
-  __device__ static int place(int i) { return row(i) * kQuads + quad(i); }
+  __device__ static int index(int i) { return row(i) * kQuads + quad(i); }
   __device__ static void store(char* node, int i, const Piece& piece, int rows = kRows) {
-    reinterpret_cast<float4*>(node)[place(i)] = piece.o;
-    reinterpret_cast<float2*>(node + rows * kQuads * sizeof(float4))[place(i)] = {piece.m, piece.l};
+    reinterpret_cast<float4*>(node)[index(i)] = piece.o;
+    reinterpret_cast<float2*>(node + rows * kQuads * sizeof(float4))[index(i)] = {piece.m, piece.l};
   }
   __device__ static Piece load(const char* node, int i, int rows = kRows) {
-    const float4 o = reinterpret_cast<const float4*>(node)[place(i)];
-    const float2 ml = reinterpret_cast<const float2*>(node + rows * kQuads * sizeof(float4))[place(i)];
+    const float4 o = reinterpret_cast<const float4*>(node)[index(i)];
+    const float2 ml = reinterpret_cast<const float2*>(node + rows * kQuads * sizeof(float4))[index(i)];
     return {o, ml.x, ml.y};
   }
 };
@@ -181,10 +181,10 @@ __device__ inline void finish_piece(const Args& a, const QueryBlock& q, int kv_h
   const int64_t token = q.token + packed / group, head = q.head + packed % group;
   float m = piece.m, l = piece.l, scale = 1.f;
   if (p.sinks) {
-    const float sink = p.sinks[head] * kLog2e, top = fmaxf(m, sink);
-    scale = weight(m, top);
-    l = l * scale + weight(sink, top);
-    m = top;
+    const float sink = p.sinks[head] * kLog2e, larger = fmaxf(m, sink);
+    scale = exp2_diff(m, larger);
+    l = l * scale + exp2_diff(sink, larger);
+    m = larger;
   }
   // NaN in l is a NaN that was there to be seen: it stays.
   const bool none = l == 0;

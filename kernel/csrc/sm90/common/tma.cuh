@@ -1,4 +1,4 @@
-// Copies of tensor tiles between device and shared memory by the copy engine (TMA).
+// Copies of tensor tiles between device and shared memory by TMA.
 //
 // Host: make_tensor_map describes a matrix and the box that one copy moves. The driver's encoder is found through the
 // runtime, so that nothing links libcuda. A map is passed to the kernel by value as `const __grid_constant__

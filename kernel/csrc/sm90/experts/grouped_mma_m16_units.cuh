@@ -1,4 +1,4 @@
-// The units of the path for few tokens: 128 bytes of 8 weight rows, their ring in shared memory, and their products.
+// The units of grouped_mma_m16: 128 bytes of 8 weight rows, their ring in shared memory, and their products.
 #pragma once
 
 #include "sm90/common/cp_async.cuh"

@@ -7,10 +7,18 @@
 //   cluster: where there are many pairs two blocks have the same pairs and neighbouring weight rows; each loads half of
 //   x and multicasts it to both (a tile alone would ask more of the L2 than it gives).
 //   producer (a thread): TMA of [128 rows, 128 bytes] of the weights and the pairs' rows into a ring of stages, which
-//   runs on over the ends of tiles. Its first weights are on their way before the kernel ahead has ended.
+//   runs on from tile to tile. Its first weights are on their way before the kernel ahead has ended.
 //   consumers (two warpgroups): 64 rows each; one product in flight while the next stage is awaited.
-//   end of a tile: silu(gate) * up where gated (the tensor map alternates between 8 gate and 8 up rows, so that a lane
+//   epilogue: silu(gate) * up where gated (the tensor map alternates between 8 gate and 8 up rows, so that a lane
 //   has both), transposed through shared memory, rows of the result in pieces of 16 bytes.
+//
+// Shared memory (kSharedBytes and static arrays):
+//
+//   | ring of stages | kStages x kStageBytes  | weights, then kParts x pairs: rows of 128 bytes          |
+//   | scales         | kStages x kScaleBytes  | Format::fp8: of the stages' pairs                        |
+//   | staging        | 1 or 2 x kStagingBytes | results of 64 pairs a consumer; FP8: of all pairs        |
+//   | full, empty    | kStages each           | barriers (static)                                        |
+//   | schedule       | 12 KiB                 | of each expert: first and last pair, first tile (static) |
 #pragma once
 
 #include "sm90/common/cluster.cuh"

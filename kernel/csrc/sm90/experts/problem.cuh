@@ -58,7 +58,7 @@ struct Scratch {
   int32_t *sorted, *offsets;       // [pairs], [named + 1]
   float *act_scales, *row_scales;  // of these in FP8: [inter / 128, scale_step], [hidden / 128, scale_step]
   int scale_step;                  // pairs, up to a multiple of 4
-  int32_t* places;                 // [pairs]; of the wide kernel: the inverse of `sorted`,
+  int32_t* places;                 // [pairs]; of the persistent kernel: the inverse of `sorted`,
   char* tiles;                     // and its TileList
 };
 

@@ -1,4 +1,5 @@
-// The wide kernel where each tile of tokens has a weight of its own: grouped products.
+// The persistent kernel where each tile of tokens has a weight of its own: grouped products, which csrc/sm90/experts
+// launches. Its mainloop, epilogue and shared memory are those of wgmma_persistent_kernel.cuh.
 //
 // What a tile's tokens are, and whose, stands in a list in device memory that a launch ahead has made (TileRows): 128
 // rows of x from anywhere on, of one group. Both blocks of a cluster have the same tokens and neighbouring weight rows,
@@ -119,13 +120,13 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       const TileCoord at = tour.take();
       if (at.row >= at.end) continue;
       if (self.idle(at)) {
-        self.pass(chunks);
+        self.skip_stages(chunks);
         continue;
       }
-      if constexpr (Consumer::kInTurn) self.start();
-      self.multiply(at, chunks);
-      self.end(out_map, at);
-      self.store(out_map, at, 0);
+      if constexpr (Consumer::kPingPong) self.start();
+      self.mainloop(at, chunks);
+      self.begin_epilogue(out_map, at);
+      self.epilogue(out_map, at, 0);
     }
     self.finish();
   }

@@ -4,8 +4,8 @@
 // or 256 tokens x kColumns weight rows. A stage of the ring holds [tokens, 128] of x and [kColumns, 128] of the weight.
 //
 // Cluster: two blocks (Share). Neighbours share the tokens or the weight's rows; each loads half of them and multicasts
-// it to both. Or, for a weight of few rows, both have the same tile and half of k each, and exchange half of their sums
-// at the end.
+// it to both. Or, for a weight of few rows, both have the same tile and half of k each, and exchange half of their
+// sums at the end (split k).
 //
 // Producer: one thread waits until a stage is empty in both blocks, then TMA. One warp copies the scales of a stage's
 // blocks, or fetches scale and bias of a tile's columns while it is multiplied.
@@ -14,9 +14,15 @@
 // registers every 128 elements of k, times the scales of blocks where there are any; or, where the caller allows, never
 // (Sums).
 //
-// End of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
-// next tile is multiplied. Where warpgroups multiply in turn the next tile's first products run while this one's last
-// results are made.
+// Epilogue: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
+// next tile is multiplied. In ping-pong the next tile's first products run while this one's last results are made.
+//
+// Shared memory (PersistentShared), at most 227 KiB:
+//
+//   | ring of stages   | kStages x kStageBytes    | x [kTokens, 128 bytes], weight [kColumns, 128 bytes]           |
+//   | results          | 2 x kBuffers x kOutBytes | of each consumer: [64 rows, kRound columns], swizzled          |
+//   | scales           | kScaleBytes              | of the stages' blocks; or scale and bias of the tile's columns |
+//   | full, empty, ... | kBarrierBytes            | barriers of the stages and of the columns                      |
 #pragma once
 
 #include "sm90/common/cp_async.cuh"
@@ -174,7 +180,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   cluster_sync();
   pdl_trigger();
 
-  // Blocks that share k have one tile: all their threads meet once in the exchange.
+  // Blocks that share k have one tile: all their threads synchronize once, in exchange_split_k().
   if (threadIdx.x < 128) {
     setmaxnreg_dec<40>();
     if (threadIdx.x == 0) {
@@ -207,16 +213,16 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
     pdl_wait();
     using Consumer = PersistentConsumer<kType, Out, Tile, kSums, kShare>;
     Consumer self(p, shared);
-    if constexpr (Consumer::kInTurn) self.start();
+    if constexpr (Consumer::kPingPong) self.start();
     uint32_t parity = 0;
     for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
       const TileCoord at = tile_coord<kShare, Tile>(p, tile, rank);
-      self.multiply(at, chunks);
-      if constexpr (kShareK) self.exchange(rank);
+      self.mainloop(at, chunks);
+      if constexpr (kShareK) self.exchange_split_k(rank);
       if constexpr (!kBlockScaled) barrier_wait(shared.columns_full, parity);
-      self.end(out_map, at);
-      if constexpr (Consumer::kInTurn) self.start(tile + step < p.tiles);
-      self.store(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
+      self.begin_epilogue(out_map, at);
+      if constexpr (Consumer::kPingPong) self.start(tile + step < p.tiles);
+      self.epilogue(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
       if constexpr (!kBlockScaled) {
         __syncwarp();
         barrier_arrive_warp(shared.columns_empty);

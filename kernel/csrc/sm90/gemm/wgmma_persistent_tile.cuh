@@ -1,4 +1,4 @@
-// Tiles of the wide kernel: their kinds, their sizes, their order, and what a launch passes.
+// Tiles of the persistent kernel: their kinds, their sizes, their order, and what a launch passes.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ enum class Share {
   k        // the tile: each multiplies half of k, and they exchange half of their sums
 };
 
-// Whose weight a tile's tokens meet.
+// Whose weight a tile's tokens are multiplied with.
 enum class Weights {
   dense,         // all the same
   grouped,       // that of their group; tokens behind a tile's end are another's, and are not written
@@ -76,7 +76,7 @@ struct PersistentTile {
   static constexpr int kColumns = kColumns_, kHalves = kHalves_, kTokens = kHalves * kPersistentTokens;
   static constexpr int kTokenBytes = kTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
   static constexpr int kStages = std::min(8, (200 << 10) / kStageBytes) - kStaged;
-  // Results leave so many columns at a time, where stages leave room through two buffers in turn.
+  // Results leave so many columns at a time, double-buffered where the stages leave room.
   static constexpr int kRound = kColumns % 64 == 0 ? 64 : kColumns % 96 == 0 ? 96 : 32;
   static constexpr int kRounds = kColumns / kRound;
   static constexpr int kOutBytes = 64 * kRound * 2;  // of a warpgroup: 64 rows
@@ -99,7 +99,7 @@ struct PersistentTile {
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxSharedBytes);
 };
 
-// Where a block's parts of shared memory are.
+// The layout of a block's shared memory.
 template <class Tile>
 struct PersistentShared {
   char* stages;   // [kStages][kTokens tokens, kColumns weight rows][128 bytes]

@@ -1,14 +1,23 @@
-// MLA decode for few query rows: bound by the bytes of the cache.
+// MLA decode whose bits do not depend on the batch, for 16 or 32 query rows at once, and for few rows over the FP8
+// cache: bound by the bytes of the cache.
 //
-// A block owns 16 or 32 query rows and walks over tiles of 32 tokens, copied (cp.async, 16 bytes a lane, eight lanes a
-// line) by all warps into rows padded by 16 bytes, so that ldmatrix finds every bank free, for K as for V transposed.
+// KV is split at fixed multiples of tokens (common/split_plan.cuh). A block owns 16 or 32 query rows and walks over
+// tiles of 32 tokens, copied by all warps (cp.async, 16 bytes a lane, eight lanes a line) into rows padded by 16 bytes,
+// so that ldmatrix finds every bank free, for K as for V transposed.
 //
 //   S   warp w: tokens 8 (w % 4) .. + 8 over half of the dimensions (w / 4), Q in registers; the halves meet in shared
 //       memory, where every warp reads all of S back in the layout that P needs: the one exchange of a tile
 //   PV  warp w: the 64 latent dimensions from 64 w
 //
-// Every warp computes the same softmax. At the barrier of tile i + 1 all warps are done with tile i, whose place is
-// then asked for tile i + kStages: about 147 KiB are on the way at any time.
+// Every warp computes the same softmax. At the barrier of tile i + 1 all warps are done with tile i, whose stage is
+// then refilled with tile i + kStages: about 147 KiB are in flight at any time.
+//
+// Shared memory:
+//
+//   | ring of stages | 183 KiB     | 5 x [32 tokens, 1,168 bytes]; FP8: 8 x [32 tokens, 656 bytes], 164 KiB  |
+//   | exchange       | 8 or 16 KiB | S of 8 warps, 512 bytes for each tile of 16 query rows; double-buffered |
+//   | full           | 64 bytes    | a barrier for each stage                                                |
+//   | plan           | 16 KiB      | the chunks of kMaxRows rows of the batch                                |
 #include <type_traits>
 
 #include "sm90/common/convert.cuh"
@@ -42,14 +51,14 @@ struct SplitFixedLayout {
   __device__ static bool owns(int) { return true; }
   __device__ static int row(int i) { return i / 8 * 16 + i % 2 * 8 + threadIdx.x % 32 / 4; }
   __device__ static int dim(int i) { return threadIdx.x / 32 * 64 + i % 8 / 2 * 16 + threadIdx.x % 4 * (kFp8 ? 4 : 2); }
-  __device__ static int place(int i) { return i * kThreads + threadIdx.x; }
+  __device__ static int index(int i) { return i * kThreads + threadIdx.x; }
   __device__ static void store(char* node, int i, const Piece& piece) {
-    reinterpret_cast<float4*>(node)[place(i)] = piece.o;
-    reinterpret_cast<float2*>(node + kPieces * kThreads * sizeof(float4))[place(i)] = {piece.m, piece.l};
+    reinterpret_cast<float4*>(node)[index(i)] = piece.o;
+    reinterpret_cast<float2*>(node + kPieces * kThreads * sizeof(float4))[index(i)] = {piece.m, piece.l};
   }
   __device__ static Piece load(const char* node, int i) {
-    const float4 o = reinterpret_cast<const float4*>(node)[place(i)];
-    const float2 ml = reinterpret_cast<const float2*>(node + kPieces * kThreads * sizeof(float4))[place(i)];
+    const float4 o = reinterpret_cast<const float4*>(node)[index(i)];
+    const float2 ml = reinterpret_cast<const float2*>(node + kPieces * kThreads * sizeof(float4))[index(i)];
     return {o, ml.x, ml.y};
   }
 };
@@ -402,8 +411,8 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
       if (started) loader.next();
       started = true;
       const bool masked = token + kTile > c.end || (a.p.causal && token + kTile - 1 > kv_len - block.queries);
-      shape_scores(s, queries.rows, a.p, token, c.begin, c.end, masked);
-      soften(s, run);
+      mask_and_scale(s, queries.rows, a.p, token, c.begin, c.end, masked);
+      online_softmax(s, run);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const uint32_t tokens = stage + half * 16 * C::kTokenStride;
