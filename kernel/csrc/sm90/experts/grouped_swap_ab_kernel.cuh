@@ -381,7 +381,6 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
   __shared__ uint64_t full[kStages], empty[kStages];
   __shared__ Schedule schedule;
   static_assert(shared_fits(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(schedule)));
-  static_assert(registers_fit(1, 40, 2, 232));
   char* stages = unaligned + (-shared_address(unaligned) & 1023);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&weight_map);
@@ -401,7 +400,7 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
   const auto place = [&](int tile) { return TilePlace::find<Tile>(schedule, p, tile, rank); };
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       GroupedSwapAbProducer<Tile> self(p, stages, full, rank);
       int ahead = 0;
@@ -429,7 +428,7 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
       }
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     GroupedSwapAbConsumer<T, Tile> self(p, stages, full, empty);
     for (int tile = first; tile < tiles; tile += width) self.run(place(tile));

@@ -8,6 +8,8 @@ namespace radix::experts {
 
 constexpr int kGroupedSwapAbThreads = 384, kTileRows = 128;
 static_assert(kGroupedSwapAbThreads == 3 * sm90::kWarpgroup, "a producer warpgroup and two consumers");
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread, after setmaxnreg
+static_assert(sm90::registers_fit(1, kProducerRegisters, 2, kConsumerRegisters));
 static_assert(kTileRows == 2 * sm90::kWgmmaRows, "64 weight rows a consumer");
 
 struct GroupedSwapAbParams {

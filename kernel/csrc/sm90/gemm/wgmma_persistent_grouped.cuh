@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   constexpr bool kBlockScaled = kSums == Sums::blocks;
   static_assert(kWeights != Weights::dense, "wgmma_persistent_kernel is for one weight");
   static_assert(Tile::kHalves == 1, "a list names rows for tiles of 128 tokens");
-  static_assert(registers_fit(1, 40, 2, 232));
   extern __shared__ __align__(1024) char begin[];
   const PersistentShared<Tile> shared(begin);
   const int rank = cluster_rank();
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   pdl_trigger();
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       pdl_wait();
       PersistentProducer<kType, Tile, kShare> self(p, shared, x_map, weight_map, 0);
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       }
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     using Consumer = PersistentConsumer<kType, Out, Tile, kSums, kShare, kWeights>;
     Consumer self(p, shared);

@@ -160,7 +160,6 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
                             const __grid_constant__ PersistentParams p) {
   using namespace sm90;
   constexpr bool kBlockScaled = kSums == Sums::blocks, kShareK = kShare == Share::k;
-  static_assert(registers_fit(1, 40, 2, 232));
   extern __shared__ __align__(1024) char begin[];  // without static shared memory it begins at a multiple of 1024
   const PersistentShared<Tile> shared(begin);
   const int rank = cluster_rank();
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
 
   // Blocks that share k have one tile: all their threads synchronize once, in exchange_split_k().
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       PersistentProducer<kType, Tile, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
@@ -209,7 +208,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       cluster_sync();
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     using Consumer = PersistentConsumer<kType, Out, Tile, kSums, kShare>;
     Consumer self(p, shared);

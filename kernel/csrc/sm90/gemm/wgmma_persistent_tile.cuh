@@ -46,6 +46,8 @@ __host__ __device__ constexpr int tiles_along_n(Share share) {
 }
 
 static_assert(kPersistentThreads == 3 * sm90::kWarpgroup, "a producer warpgroup and two consumers");
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread, after setmaxnreg
+static_assert(sm90::registers_fit(1, kProducerRegisters, 2, kConsumerRegisters));
 static_assert(kPersistentTokens == 2 * sm90::kWgmmaRows, "64 tokens a consumer");
 static_assert(kTileBand % kPersistentCluster == 0, "a cluster's tiles lie in one band");
 
