@@ -116,11 +116,11 @@ def flash_attn_with_kvcache(
         return result
     tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_paged(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result
@@ -171,11 +171,11 @@ def flash_attn_varlen(
         return result
     tensors = torch_views(q, k, v, cu_seqlens_q, cu_seqlens_k)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_varlen(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_varlen(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_varlen(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result
