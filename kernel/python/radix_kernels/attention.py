@@ -88,7 +88,7 @@ def flash_attn_with_kvcache(
     ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
 
     INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
-    one a token and head, as `store_kv_cache` writes them.
+    one per token and head, as `store_kv_cache` writes them.
 
     Returns out [T, Hq, Dv] of q's dtype, or (out, lse float32 [T, Hq]). See the module for FP8, the
     keywords and rows that see nothing. Tolerances: docs/numerics.md. Errors: TypeError (dtype, no
