@@ -89,7 +89,7 @@ def flash_attn_with_kvcache(
     ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
 
     INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
-    one a token and head, as `store_kv_cache` writes them.
+    one per token and head, as `store_kv_cache` writes them.
 
     implementation: "auto", or "triton" for Triton's kernel wherever it runs: on a GPU, and on the
     CPU in its interpreter.
@@ -123,11 +123,11 @@ def flash_attn_with_kvcache(
         return result
     tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_paged(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result
@@ -178,11 +178,11 @@ def flash_attn_varlen(
         return result
     tensors = torch_views(q, k, v, cu_seqlens_q, cu_seqlens_k)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_varlen(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_varlen(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_varlen(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result

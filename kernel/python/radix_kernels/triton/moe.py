@@ -24,7 +24,7 @@ CDNA_SHARED = 65536
 
 @dataclass(frozen=True)
 class Tiles:
-    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows a group;
+    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows per group;
     see moe_kernel."""
 
     block_m: int
@@ -39,7 +39,7 @@ class Tiles:
 def choose_tiles(
     pairs: int, experts: int, itemsize: int, weight_size: int, shared: int = HOPPER_SHARED
 ) -> tuple[Tiles, Tiles]:
-    """Tiles of the up and the down product, by the mean number of pairs an expert has.
+    """Tiles of the up and the down product, by the mean number of pairs per expert.
 
     Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128
     elements, and several programs share a multiprocessor. Many rows: 128 x 256 sums a program. The
