@@ -116,10 +116,7 @@ def flash_attn_with_kvcache(
             k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
-    if implementation != "auto":
-        call(_dispatch.implementation(op, implementation), None)
-        return result
-    if _run(op, q, call, k_cache, page_table.shape, hint):
+    if _run(op, q, call, k_cache, page_table.shape, hint, implementation):
         return result
     tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     scales = torch_views(q_scale, k_scale, v_scale)
@@ -259,11 +256,16 @@ def _run(
     k: Array,
     table: tuple[int, int],
     hint: int,
+    implementation: str = "auto",
 ) -> bool:
-    """Runs the native kernel or, where there is none or it refuses the call, the Triton kernel.
+    """Runs the native kernel or, where there is none or it refuses the call, the Triton kernel; by
+    name the implementation that is asked for.
 
     table: the page table's shape, or (batch, 0). False: the caller runs the reference.
     """
+    if implementation != "auto":
+        call(_dispatch.implementation(op, implementation), None)
+        return True
 
     def with_workspace(run: _dispatch.Native, bound: bool) -> None:
         call(run, _workspace(q, k, table, hint) if bound else None)
