@@ -10,7 +10,7 @@
 //
 // Shared memory:
 //
-//   | rings       | 160 KiB at most | kWarps x kUnits x [kTokens, kDim], of K and V in turn |
+//   | rings       | 160 KiB at most | kWarps x kUnits x [kTokens, kDim], K and V alternate  |
 //   | join buffer | kJoinBytes      | kWarps x 8 rows of O                                  |
 //   | row_stats   | kStatsBytes     | (m, l) of each warp and row                           |
 //   | plan        | kPlanBytes      | the chunks of kMaxRows rows of the batch              |

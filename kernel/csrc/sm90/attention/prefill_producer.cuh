@@ -64,7 +64,7 @@ class Producer {
   // The first warp: the block's i-th tile.
   __device__ void deal(Schedule& schedule, int i) {
     Tile t = schedule.template next<C::kBlockN>();
-    // The later tile of a pair, which sees more keys, goes to one block and the other in turn.
+    // The later tile of a pair, which sees more keys, goes to the two blocks alternately.
     if (C::kCluster > 1) t.first += (rank_ ^ (i & 1)) * a_.tokens_per_tile;
     barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
     if (lane_ == 0) send_queries(t, i & 1);

@@ -21,7 +21,7 @@ struct Softmax {
   template <bool kOften, int R>
   __device__ bool step(float (&s)[R], float scale, float raise, float slack) {
     const bool moved = update_max<kOften>(s, scale, raise, slack);
-    float part[2][2] = {{0, 0}, {0, 0}};
+    float partial[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < R; i += 4)
 #pragma unroll
@@ -30,10 +30,10 @@ struct Softmax {
         for (int e = 0; e < 2; e++) {
           float& x = s[i + 2 * r + e];
           x = probability(x, r, scale);
-          part[r][e] += x;
+          partial[r][e] += x;
         }
 #pragma unroll
-    for (int r = 0; r < 2; r++) row_sum[r] += part[r][0] + part[r][1];
+    for (int r = 0; r < 2; r++) row_sum[r] += partial[r][0] + partial[r][1];
     return moved;
   }
 

@@ -46,7 +46,7 @@ class UnitRing {
   int stage_ = 0;
 };
 
-// What meets a lane's bytes of a unit: the same elements of a row of x, in T, where the weight is of W.
+// What a lane's bytes of a unit are multiplied with: the same elements of a row of x, in T, where the weight is of W.
 template <class T, class W>
 struct Pieces {
   static_assert(sizeof(T) == 2 && (sizeof(W) == 2 || sizeof(W) == 1), "16-bit tokens; weights alike, or FP8");

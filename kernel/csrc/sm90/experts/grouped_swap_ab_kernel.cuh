@@ -74,7 +74,7 @@ class GroupedSwapAbConsumer {
   __device__ void run(const TilePlace& at) {
 #pragma unroll 1
     for (int i = 0; i < Tile::kRuns; i++) {
-      float sum[kColumns / 2] = {};  // else its registers would be taken from one tile to the next
+      float sum[kColumns / 2] = {};  // else its registers would be kept from one tile to the next
       if constexpr (Tile::kFormat == Format::half) {
         multiply<kColumns>(sum);
       } else if constexpr (Tile::kFormat == Format::widened) {
@@ -355,8 +355,8 @@ class GroupedSwapAbConsumer {
   }
   // Where a piece of a pair's row is staged, so that neighbouring pairs meet in no bank.
   __device__ uint32_t staged(int pair, int piece) const {
-    const int turned = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
-    return sm90::shared_address(staging_) + (pair * Tile::kPieces + turned) * 16;
+    const int swizzled = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
+    return sm90::shared_address(staging_) + (pair * Tile::kPieces + swizzled) * 16;
   }
 
   const GroupedSwapAbParams& p_;

@@ -26,7 +26,7 @@ struct GroupedSwapAbParams {
   char* out;
   int64_t out_step;   // elements
   bool placed;        // offsets were there before the kernel ahead began
-  bool permuted;      // write what meets FP8 weights (Format::widened)
+  bool permuted;      // write in the order for FP8 weights (Format::widened)
   float* out_scales;  // of the gated product's result in FP8: [columns / 128, scale_step]
   int scale_step;
 };

@@ -64,7 +64,7 @@ struct Scratch {
 
 using gpu::multiprocessors;
 
-// What the weights are and what they meet.
+// Element types of the weights and of x.
 enum class Format {
   half,     // 16 bits, both
   widened,  // FP8 weights, which become 16 bits in registers

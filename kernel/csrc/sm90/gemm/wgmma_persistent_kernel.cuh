@@ -121,11 +121,11 @@ class PersistentProducer {
   static constexpr int kChunk = kType == sm90::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
 
   __device__ void load_weight(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int part = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + part;
+    const int first_row = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
     const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.matrix,
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
-    char* to = s_.weight(stage) + part * 128;
+    char* to = s_.weight(stage) + first_row * 128;
     uint64_t* full = &s_.full[stage];
     sm90::barrier_arrive_expect(full, Tile::kStageBytes);
     if constexpr (kAlongM > 1) {
@@ -135,9 +135,9 @@ class PersistentProducer {
     }
   }
   __device__ void load_tokens(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int part = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + part;
+    const int first_row = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
-    char* to = s_.tokens(stage) + part * 128;
+    char* to = s_.tokens(stage) + first_row * 128;
     if constexpr (kAlongN > 1) {
       sm90::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
     } else {

@@ -225,24 +225,24 @@ class SwapAbConsumer {
     } else {
 #pragma unroll
       for (int b = 0; b < kBlocks; b++) {
-        float part[kSums];
-        products(part, b, false);
+        float partial[kSums];
+        products(partial, b, false);
         wgmma_wait<0>();
-        wgmma_hold(part);
+        wgmma_hold(partial);
         if constexpr (Tile::kBlockScaled) {
           const float* scale = s_.scale(stage);
           const float rows[2] = {scale[row_slot_[b][0]], scale[row_slot_[b][1]]};
 #pragma unroll
           for (int i = 0; i < kTokens / 8; i++) {
             const float2 token = *reinterpret_cast<const float2*>(scale + i * 8 + 2 * t_);
-            sum_[b][4 * i] += part[4 * i] * (token.x * rows[0]);
-            sum_[b][4 * i + 1] += part[4 * i + 1] * (token.y * rows[0]);
-            sum_[b][4 * i + 2] += part[4 * i + 2] * (token.x * rows[1]);
-            sum_[b][4 * i + 3] += part[4 * i + 3] * (token.y * rows[1]);
+            sum_[b][4 * i] += partial[4 * i] * (token.x * rows[0]);
+            sum_[b][4 * i + 1] += partial[4 * i + 1] * (token.y * rows[0]);
+            sum_[b][4 * i + 2] += partial[4 * i + 2] * (token.x * rows[1]);
+            sum_[b][4 * i + 3] += partial[4 * i + 3] * (token.y * rows[1]);
           }
         } else {
 #pragma unroll
-          for (int i = 0; i < kSums; i++) sum_[b][i] += part[i];
+          for (int i = 0; i < kSums; i++) sum_[b][i] += partial[i];
         }
         wgmma_fence();
       }
@@ -342,9 +342,9 @@ class SwapAbConsumer {
     for (int other = 0; other < share; other++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const float4 part = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
-                                       : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
-        v[4 * h] += part.x, v[4 * h + 1] += part.y, v[4 * h + 2] += part.z, v[4 * h + 3] += part.w;
+        const float4 partial = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
+                                          : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
+        v[4 * h] += partial.x, v[4 * h + 1] += partial.y, v[4 * h + 2] += partial.z, v[4 * h + 3] += partial.w;
       }
     }
   }

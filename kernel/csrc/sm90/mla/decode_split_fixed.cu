@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
   for (int i = 0; i < C::kStages; i++) loader.next();
   char* nodes = a.nodes + int64_t{group} * nodes_of_block(a.levels) * L::kNodeBytes;
   sm90::Ring<C::kStages> ring;
-  int row = plan.row_of(x), turn = 0;
+  int row = plan.row_of(x), buffer = 0;
   Queries<C> queries;
   QueryBlock block{};
   Tree<L> tree;
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
       const uint32_t stage = stages + ring.index * C::kStageBytes;
       sm90::barrier_wait(full + ring.index, ring.parity);
       float s[C::kTiles][4][4];
-      make_scores<C>(s, queries, stage, exchange + turn * (C::kScoreBytes / 32));
+      make_scores<C>(s, queries, stage, exchange + buffer * (C::kScoreBytes / 32));
       // Behind its barrier: the tile before has been used by all.
       if (started) loader.next();
       started = true;
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
         add_values<C>(run, operands, tokens);
       }
       ring.next();
-      turn ^= 1;
+      buffer ^= 1;
     }
     run.sum_lanes();
     Piece state[L::kPieces];

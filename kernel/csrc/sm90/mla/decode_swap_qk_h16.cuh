@@ -118,28 +118,28 @@ class Consumer {
 
   // S^T of a tile.
   __device__ void scores(float (&s)[8], int at) {
-    float partial_scores[2][8];  // two chains: a product would wait for the one before it
+    float partial[2][8];  // two chains: a product would wait for the one before it
     const uint64_t q = sm90::swizzled_operand(shared_.q), k = sm90::swizzled_operand(shared_.tile[at]);
 #pragma unroll
-    for (int quarter = kSide; quarter < kSlices; quarter += 2) {
-      sm90::barrier_wait(&shared_.full[at][quarter], use_ >> at & 1);
+    for (int slice = kSide; slice < kSlices; slice += 2) {
+      sm90::barrier_wait(&shared_.full[at][slice], use_ >> at & 1);
       if (a_.box_tokens == 0) sm90::fence_async_shared();
       sm90::wgmma_fence();
 #pragma unroll
-      for (int block = slice_first(quarter); block < slice_last(quarter); block++)
+      for (int block = slice_first(slice); block < slice_last(slice); block++)
 #pragma unroll
         for (int step = 0; step < 4; step++)
-          sm90::Wgmma<kOperand<T>, kRows>::run(
-              partial_scores[step % 2], sm90::next_k(k + block * (kBlockBytes >> 4), step),
-              sm90::next_k(q + block * (kQueryBlockBytes >> 4), step), step > 1 || block > slice_first(kSide));
+          sm90::Wgmma<kOperand<T>, kRows>::run(partial[step % 2], sm90::next_k(k + block * (kBlockBytes >> 4), step),
+                                               sm90::next_k(q + block * (kQueryBlockBytes >> 4), step),
+                                               step > 1 || block > slice_first(kSide));
     }
     sm90::wgmma_commit();
     sm90::wgmma_wait<0>();
-    sm90::wgmma_hold(partial_scores[0]);
-    sm90::wgmma_hold(partial_scores[1]);
+    sm90::wgmma_hold(partial[0]);
+    sm90::wgmma_hold(partial[1]);
     float4(&halves)[2][2][128] = shared_.partial_scores[buffer_];
 #pragma unroll
-    for (int e = 0; e < 8; e++) s[e] = partial_scores[0][e] + partial_scores[1][e];
+    for (int e = 0; e < 8; e++) s[e] = partial[0][e] + partial[1][e];
     halves[kSide][0][thread_] = make_float4(s[0], s[1], s[2], s[3]);
     halves[kSide][1][thread_] = make_float4(s[4], s[5], s[6], s[7]);
     named_barrier(kBoth, kConsumers);
@@ -312,14 +312,14 @@ class Consumer {
       if (column(i) >= rows) continue;
       const int at = s.packed + column(i);
       const int64_t token = s.q_begin + at / a_.group, head = at % a_.group;
-      const float rescale = l_[i] == 0 ? 0.f : 1.f / l_[i];
+      const float inverse = l_[i] == 0 ? 0.f : 1.f / l_[i];
       uint16_t* out = static_cast<uint16_t*>(p.out) + token * p.out_token + head * p.out_head;
 #pragma unroll
       for (int b = 0; b < 4; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const int e = i / 2 * 4 + half * 2 + i % 2;
-          out[dim(b, e)] = static_cast<uint16_t>(round_pair<T>(o_[b][e] * rescale, 0.f));
+          out[dim(b, e)] = static_cast<uint16_t>(round_pair<T>(o_[b][e] * inverse, 0.f));
         }
       if (p.lse && kSide == 0 && warp_ == 0 && lane_ < 4)
         p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m_[i], l_[i]);
@@ -359,9 +359,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
-      for (int partial_scores = 0; partial_scores < kSlices; partial_scores++) {
-        sm90::barrier_init(&shared.full[at][partial_scores], a.box_tokens > 0 ? 1 : 128);
-        sm90::barrier_init(&shared.empty[at][partial_scores], sm90::kWarpArrivals * 4);
+      for (int slice = 0; slice < kSlices; slice++) {
+        sm90::barrier_init(&shared.full[at][slice], a.box_tokens > 0 ? 1 : 128);
+        sm90::barrier_init(&shared.empty[at][slice], sm90::kWarpArrivals * 4);
       }
     for (int at = 0; at < 2; at++) sm90::barrier_init(&shared.exchange_full[at], 1);
     sm90::barrier_init(&shared.block_barrier, kThreads);

@@ -38,11 +38,11 @@ constexpr float kSlack = 8;
 // Registers of a thread, 128 on average.
 template <bool kFp8>
 struct Registers {
-  static constexpr int kSide = 168, kScorer = 128, kCopier = 48;
+  static constexpr int kSide = 168, kScorer = 128, kProducer = 48;
 };
 template <>
 struct Registers<true> {
-  static constexpr int kSide = 160, kScorer = 96, kCopier = 96;
+  static constexpr int kSide = 160, kScorer = 96, kProducer = 96;
 };
 
 struct Shared {
@@ -61,7 +61,7 @@ static_assert(offsetof(Shared, tile) % sm90::kSwizzleAtom == 0, "swizzled operan
 static_assert(kRows == sm90::kWgmmaRows, "query rows are M of the products");
 static_assert(kThreads == 4 * sm90::kWarpgroup, "two sides, a scorer and a producer");
 
-// Named barriers: each side's, the scorer's, and at kRegistersMoved the sides have the registers that others gave.
+// Named barriers: each side's, the scorer's, and at kRegistersMoved the sides have the registers that others released.
 enum Barrier { kSides = 1, kScorer = 3, kRegistersMoved };
 
 // What the scorer and the sides have in common. Of its block's 64 rows a thread has row(0) and row(1).
@@ -145,12 +145,12 @@ class Scorer : Role {
     asm volatile("" : "+l"(q), "+l"(tile));
     tile = sm90::advanced(tile, at * (kBlocks * kBlockBytes));
 #pragma unroll
-    for (int part = 0; part < kSlices; part++) {
-      wait_full(at, part);
+    for (int slice = 0; slice < kSlices; slice++) {
+      wait_full(at, slice);
       // Behind the branches of the wait, else the compiler makes one product wait for the other.
       sm90::wgmma_fence();
 #pragma unroll
-      for (int block = slice_first(part); block < slice_last(part); block++)
+      for (int block = slice_first(slice); block < slice_last(slice); block++)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const uint64_t keys = sm90::next_k(tile + block * (kBlockBytes >> 4), k);
@@ -194,11 +194,11 @@ class Scorer : Role {
     for (int i = 0; i < 16; i++) p[i] = softmax_.probability(s_[16 * kHalf + i], i / 2 % 2, scale_);
   }
   __device__ void sum(const float (&p)[16]) {
-    float part[4] = {};
+    float partial[4] = {};
 #pragma unroll
-    for (int i = 0; i < 16; i++) part[i % 4] += p[i];
+    for (int i = 0; i < 16; i++) partial[i % 4] += p[i];
 #pragma unroll
-    for (int r = 0; r < 2; r++) softmax_.row_sum[r] += part[2 * r] + part[2 * r + 1];
+    for (int r = 0; r < 2; r++) softmax_.row_sum[r] += partial[2 * r] + partial[2 * r + 1];
   }
 
   // Half of P to the two sides, with the factors that were written before.
@@ -375,10 +375,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
-      for (int part = 0; part < kSlices; part++) {
-        sm90::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
+      for (int slice = 0; slice < kSlices; slice++) {
+        sm90::barrier_init(&shared.full[at][slice], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
         // Both sides read P, which lies in the last slice.
-        sm90::barrier_init(&shared.empty[at][part], sm90::kWarpArrivals * (part == kSlices - 1 ? 8 : 4) * a.sharing);
+        sm90::barrier_init(&shared.empty[at][slice], sm90::kWarpArrivals * (slice == kSlices - 1 ? 8 : 4) * a.sharing);
       }
     for (int at = 0; at < 2; at++) {
       for (int half = 0; half < 2; half++) sm90::barrier_init(&shared.p_full[at][half], 128);
@@ -392,9 +392,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (a.cluster > 1)
     sm90::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
   using R = Registers<kFp8>;
-  // At the barrier behind which registers that were given away are claimed back.
-  constexpr int kMovers = R::kScorer < 128 ? 512 : 384;
-  static_assert(128 * (2 * R::kSide + R::kScorer + R::kCopier) <= sm90::kSmRegisters);
+  // Threads at the barrier behind which registers that were released are claimed back.
+  constexpr int kThreadsAtMove = R::kScorer < 128 ? 512 : 384;
+  static_assert(128 * (2 * R::kSide + R::kScorer + R::kProducer) <= sm90::kSmRegisters);
   static_assert(!kFp8 || __is_same(T, bf16), "FP8 values are widened to bf16");
   const int block_rows = kRows * a.cluster;
   sm90::pdl_wait();
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   sm90::pdl_trigger();
   const Walk walk(a, block_rows, run_start);
   if (threadIdx.x >= 384) {
-    sm90::setmaxnreg_dec<R::kCopier>();
+    sm90::setmaxnreg_dec<R::kProducer>();
     if constexpr (kFp8) {
       if (a.sharing > 1) {
         WideningProducer<1, Shared>(a, shared).run(walk);
@@ -415,19 +415,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncwarp();
     named_barrier(kRegistersMoved,
-                  kMovers);  // what it gave cannot be claimed back before the sides have it
+                  kThreadsAtMove);  // what it released cannot be claimed back before the sides have it
     sm90::setmaxnreg_inc<128>();
   } else if (threadIdx.x >= 256) {
     if constexpr (R::kScorer < 128) {
       sm90::setmaxnreg_dec<R::kScorer>();
       Scorer<T>(a, shared).run(walk, run_start);
-      named_barrier(kRegistersMoved, kMovers);
+      named_barrier(kRegistersMoved, kThreadsAtMove);
     }
     sm90::setmaxnreg_inc<128>();
     if constexpr (R::kScorer == 128) Scorer<T>(a, shared).run(walk, run_start);
   } else {
     sm90::setmaxnreg_inc<R::kSide>();
-    sm90::named_arrive(kRegistersMoved, kMovers);
+    sm90::named_arrive(kRegistersMoved, kThreadsAtMove);
     if (threadIdx.x < 128) {
       Side<T, 0>(a, shared).run(walk, run_start);
     } else {
