@@ -22,33 +22,68 @@ from radix_runtime.messages import (
     Control,
     ControlReply,
     Generate,
+    ProcessDown,
+    ProcessUp,
     RequestFailed,
     TextBatch,
     TextDelta,
     TextStop,
     TokenBatch,
     encode,
+    pack_body,
     pack_ids,
 )
+from radix_runtime.processes import ipc
+from radix_runtime.processes.roles import ROLES, Role, Topology
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.server import ipc
-from radix_runtime.server.ipc import API, DETOKENIZER, SCHEDULER
 
 TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
+API = "api/0"
+SCHEDULER = "scheduler/0"
+DETOKENIZER = "detokenizer/0"
+TOY = "toy/0"
+SUPERVISOR = "supervisor/0"
+
+# A second scheduler, which the API may choose, and a process that may be started again.
+MORE_ROLES = (
+    Role(name="scheduler", module="", sends={"ControlReply": "api"}, instances=2),
+    Role(name="toy", module="", sends={"ControlReply": "api"}, restartable=True),
+    Role(name="api", module="", sends={"Generate": "scheduler", "Control": "toy"}),
+)
 
 
 class Net:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.topology = Topology(ROLES)
+        self.generations: dict[str, int] = {}
         self.open: list[ipc.Receiver | ipc.Sender] = []
 
-    def receiver(self, name: str) -> ipc.Receiver:
-        self.open.append(ipc.Receiver(directory=self.directory, name=name, token=TOKEN))
-        return self.open[-1]  # type: ignore[return-value]
+    def node(self, process: str, token: bytes = TOKEN) -> ipc.Node:
+        return ipc.Node(
+            process=process,
+            topology=self.topology,
+            directory=self.directory,
+            token=token,
+            generations=dict(self.generations),
+        )
 
-    def sender(self, name: str, token: bytes = TOKEN) -> ipc.Sender:
-        self.open.append(ipc.Sender(directory=self.directory, name=name, token=token))
-        return self.open[-1]  # type: ignore[return-value]
+    def receiver(self, process: str, sender: ipc.Sender | None = None) -> ipc.Receiver:
+        """`sender`: of the same process."""
+        follow = None if sender is None else sender.follow
+        receiver = ipc.Receiver(self.node(process), on_change=follow)
+        self.open.append(receiver)
+        return receiver
+
+    def sender(self, process: str, token: bytes = TOKEN) -> ipc.Sender:
+        sender = ipc.Sender(self.node(process, token))
+        self.open.append(sender)
+        return sender
+
+    def frame(self, sender: str, sequence: int, body: bytes, *, generation: int = 0) -> bytes:
+        """A frame from the first `generation` of its sender to that of its receiver."""
+        number = self.topology.senders().index(sender)
+        return struct.pack("<32sHIIQ", TOKEN, number, generation, 0, sequence) + body
 
     def raw(self, target: str) -> zmq.Socket[bytes]:
         socket = zmq.Context.instance().socket(zmq.PUSH)
@@ -87,7 +122,10 @@ def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
     api = net.sender(API)
     detokenizer = net.sender(DETOKENIZER)
-    sent = [generate(i) for i in range(500)] + [Abort("r1"), Control(7, "stats")]
+    sent = [generate(i) for i in range(500)] + [
+        Abort("r1"),
+        Control(7, "stats", body=pack_body([1, "é"])),
+    ]
     for message in sent:
         api.send(message)
     assert take(inbox, len(sent)) == sent
@@ -106,9 +144,9 @@ def test_routes_by_type(net: Net) -> None:
     failed = RequestFailed(rid="r", status=500, code="internal_error", message="x")
     scheduler.send(TokenBatch([]))
     scheduler.send(failed)
-    scheduler.send(ControlReply(1, True))
+    scheduler.send(ControlReply(1, body=pack_body(True)))
     assert take(at_detokenizer, 2) == [TokenBatch([]), failed]
-    assert take(at_api, 1) == [ControlReply(1, True)]
+    assert take(at_api, 1) == [ControlReply(1, body=pack_body(True))]
     detokenizer.send(TextBatch([text_delta("r")]))
     detokenizer.send(failed)
     assert take(at_api, 2)[1] == failed
@@ -142,7 +180,7 @@ def test_foreign_frames_are_ignored_and_counted(net: Net) -> None:
 def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -> None:
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
-    socket.send(struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), sequence) + body)
+    socket.send(net.frame(API, sequence, body))
     assert inbox.wait(5)
     with pytest.raises(ipc.LinkError):
         inbox.receive()
@@ -152,7 +190,7 @@ def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -
 def test_a_replayed_message_is_fatal(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
-    frame = struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), 0) + encode(Abort("r"))
+    frame = net.frame(API, 0, encode(Abort("r")))
     socket.send(frame)
     assert take(inbox, 1) == [Abort("r")]
     socket.send(frame)
@@ -193,7 +231,7 @@ def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.Mo
 def test_a_socket_that_nobody_else_keeps_ends_a_wait(net: Net) -> None:
     """As the one that a signal makes readable."""
     ours, theirs = socket.socketpair()
-    receiver = ipc.Receiver(directory=net.directory, name=SCHEDULER, token=TOKEN, wake=ours)
+    receiver = ipc.Receiver(net.node(SCHEDULER), wake=ours)
     net.open.append(receiver)
     del ours
     threading.Timer(0.2, lambda: theirs.send(b"x")).start()
@@ -211,6 +249,111 @@ def test_wait_wakes_at_once(net: Net) -> None:
     start = time.monotonic()
     assert inbox.wait(30)
     assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack("<32sHIIQ", TOKEN, 99, 0, 0, 0) + encode(Abort("r")),  # nobody's
+        struct.pack("<32sHIIQ", TOKEN, 2, 1, 0, 1) + encode(Abort("r")),  # a gap after a restart
+    ],
+)
+def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
+    inbox = net.receiver(SCHEDULER)
+    socket = net.raw(SCHEDULER)
+    socket.send(frame)
+    assert inbox.wait(5)
+    with pytest.raises(ipc.LinkError):
+        inbox.receive()
+    socket.close()
+
+
+def test_each_instance_of_a_role_has_its_own_link(net: Net) -> None:
+    net.topology = Topology(MORE_ROLES)
+    first = net.receiver("scheduler/0")
+    second = net.receiver("scheduler/1")
+    net.receiver(TOY)
+    at_api = net.receiver(API)
+    api = net.sender(API)
+    for i in range(6):
+        api.send(generate(i), instance=i % 2)
+    assert take(first, 3) == [generate(0), generate(2), generate(4)]
+    assert take(second, 3) == [generate(1), generate(3), generate(5)]
+    for number, process in enumerate(("scheduler/0", "scheduler/1")):
+        net.sender(process).send(ControlReply(number))
+    answers = take(at_api, 2)
+    assert {reply.id for reply in answers if isinstance(reply, ControlReply)} == {0, 1}
+
+
+def test_a_process_that_was_started_again(net: Net) -> None:
+    """Both directions begin anew; what was on its way to or from the dead one reaches nobody."""
+    net.topology = Topology(MORE_ROLES)
+    supervisor = ipc.Announcer(net.node(SUPERVISOR))
+    api = net.sender(API)
+    at_api = net.receiver(API, api)
+    dead = net.receiver(TOY)
+    of_dead = net.sender(TOY)
+    net.receiver("scheduler/0")
+    net.receiver("scheduler/1")
+    api.wait_connected(5)
+    for i in range(3):
+        api.send(Control(i, "x"))
+    assert len(take(dead, 3)) == 3
+    of_dead.send(ControlReply(0))
+    assert take(at_api, 1) == [ControlReply(0)]
+    api.send(Control(3, "x"))  # never read
+
+    dead._socket.close(0)
+    supervisor.tell(API, ProcessDown(TOY))
+    assert take(at_api, 1) == [ProcessDown(TOY)]
+    with pytest.raises(ipc.ProcessUnavailable, match="toy/0"):
+        api.send(Control(4, "x"))
+    assert not api.try_send(Control(4, "x"))
+
+    net.generations = {TOY: 1}
+    new = net.receiver(TOY)
+    stale = net.raw(TOY)
+    stale.send(net.frame(API, 4, encode(Control(4, "stale"))))
+    assert new.wait(5) and new.receive() == []
+    supervisor.tell(API, ProcessUp(TOY, 1))
+    assert take(at_api, 1) == [ProcessUp(TOY, 1)]
+    api.send(Control(5, "x"))
+    api.send(Control(6, "x"))
+    assert take(new, 2) == [Control(5, "x"), Control(6, "x")]
+
+    of_new = net.sender(TOY)
+    of_new.send(ControlReply(5))
+    assert take(at_api, 1) == [ControlReply(5)]
+    of_dead.send(ControlReply(1))  # it comes late
+    of_new.send(ControlReply(6))
+    assert take(at_api, 1) == [ControlReply(6)]
+    supervisor.tell(API, ProcessUp(TOY, 1))  # known
+    assert take(at_api, 1) == [ProcessUp(TOY, 1)]
+    api.send(Control(7, "x"))
+    assert take(new, 1) == [Control(7, "x")]
+    stale.close()
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        [*ROLES, ROLES[0]],
+        [Role(name="a", module="", sends={"NoMessage": "a"})],
+        [Role(name="a", module="", sends={"Abort": "b"})],
+        [Role(name="supervisor", module="", sends={})],
+    ],
+)
+def test_roles_that_do_not_fit_together(roles: list[Role]) -> None:
+    with pytest.raises(ValueError):
+        Topology(roles)
+
+
+def test_who_has_links_with_whom() -> None:
+    assert Topology(ROLES).peers(API) == [DETOKENIZER, SCHEDULER]
+    topology = Topology(MORE_ROLES)
+    assert topology.peers(TOY) == [API]
+    assert topology.peers("scheduler/1") == [API]
+    assert topology.label("scheduler/1") == "scheduler/1" and topology.label(TOY) == "toy"
 
 
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

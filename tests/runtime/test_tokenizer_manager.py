@@ -19,6 +19,7 @@ from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     Abort,
     Control,
+    ControlError,
     ControlReply,
     FinishReason,
     Generate,
@@ -28,12 +29,14 @@ from radix_runtime.messages import (
     TextBatch,
     TextDelta,
     TextStop,
+    pack_body,
     pack_ids,
+    unpack_body,
 )
 from radix_runtime.sampling_params import Limits, SamplingParams
-from radix_runtime.server.generation import sampling_defaults
 from radix_runtime.server.submission import Submission
 from radix_runtime.server.tokenizer_manager import TokenizerManager
+from radix_runtime.text.generation_config import sampling_defaults
 from radix_runtime.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
@@ -206,7 +209,7 @@ def test_engine_death_reaches_everybody_once() -> None:
     async def work() -> None:
         manager, _ = build()
         submissions = [submit(manager, [prompt(n=2)], f"r{i}") for i in range(3)]
-        control = asyncio.create_task(manager.control("stats"))
+        control = asyncio.create_task(manager.control("stats", dict))
         waiting = [asyncio.create_task(s.collect()) for s in submissions]
         await asyncio.sleep(0)
         manager.fail_all(DEAD)
@@ -225,17 +228,33 @@ def test_engine_death_reaches_everybody_once() -> None:
 def test_control() -> None:
     async def work() -> None:
         manager, link = build()
-        calls = [asyncio.create_task(manager.control("stats")) for _ in range(2)]
+        calls = [asyncio.create_task(manager.control("stats", dict[str, float])) for _ in range(2)]
         await asyncio.sleep(0)
         numbers = [m.id for m in link.sent if isinstance(m, Control)]
         assert len(set(numbers)) == 2
         for number in reversed(numbers):
-            manager.handle(ControlReply(number, True, stats={"x": float(number)}))
-        manager.handle(ControlReply(999, True))
-        assert [(await call).stats["x"] for call in calls] == numbers
+            manager.handle(ControlReply(number, body=pack_body({"x": float(number)})))
+        manager.handle(ControlReply(999))
+        assert [(await call)["x"] for call in calls] == numbers
         with pytest.raises(RequestError) as caught:
-            await manager.control("stats", timeout=0.01)
+            await manager.control("stats", dict, timeout=0.01)
         assert caught.value.status == 503 and is_empty(manager)
+
+    run(work)
+
+
+def test_a_control_has_an_argument_and_may_be_refused() -> None:
+    async def work() -> None:
+        manager, link = build()
+        call = asyncio.create_task(manager.control("load", str, body=["adapter", 7]))
+        await asyncio.sleep(0)
+        (sent,) = [m for m in link.sent if isinstance(m, Control)]
+        assert sent.op == "load" and unpack_body(sent.body, list) == ["adapter", 7]
+        error = ControlError(status=409, code="busy", message="not now")
+        manager.handle(ControlReply(sent.id, error=error))
+        with pytest.raises(RequestError, match="not now") as caught:
+            await call
+        assert (caught.value.status, caught.value.code) == (409, "busy") and is_empty(manager)
 
     run(work)
 

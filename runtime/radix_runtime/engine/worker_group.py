@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..config import ServerArgs
-from ..processes import start_process
+from ..spawn import start_process
 from .step_ring import RingHandle, StepRing
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,12 @@ class WorkerGroup:
         )
         descriptors = [self._memory_fd, *self.ring.handle.fds]
         # What it prints is no output of this program.
-        process = start_process("radix_runtime.engine.worker", stdout=2, pass_fds=descriptors)
+        process = start_process(
+            "radix_runtime.engine.worker",
+            title=f"radix: rank {rank}",
+            stdout=2,
+            pass_fds=descriptors,
+        )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
