@@ -1,7 +1,7 @@
 """Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
 
 # `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ,
-# by the routes of processes/roles.py. Token ids travel packed: raw little-endian int32 (`pack_ids`).
+# by the routes of processes/roles.py. Token ids travel packed, raw little-endian int32 (`pack_ids`)
 
 import threading
 from collections import deque

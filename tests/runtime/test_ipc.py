@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import zmq
 
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import (
     Abort,
     Control,
     ControlReply,
-    Generate,
-    ProcessDown,
-    ProcessUp,
     RequestFailed,
     TextBatch,
     TextDelta,
@@ -31,91 +24,19 @@ from radix_runtime.messages import (
     TokenBatch,
     encode,
     pack_body,
-    pack_ids,
 )
 from radix_runtime.processes import ipc
-from radix_runtime.processes.roles import ROLES, Role, Topology
-from radix_runtime.sampling_params import SamplingParams
-
-TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
-API = "api/0"
-SCHEDULER = "scheduler/0"
-DETOKENIZER = "detokenizer/0"
-TOY = "toy/0"
-SUPERVISOR = "supervisor/0"
-
-# A second scheduler, which the API may choose, and a process that may be started again.
-MORE_ROLES = (
-    Role(name="scheduler", module="", sends={"ControlReply": "api"}, instances=2),
-    Role(name="toy", module="", sends={"ControlReply": "api"}, restartable=True),
-    Role(name="api", module="", sends={"Generate": "scheduler", "Control": "toy"}),
-)
-
-
-class Net:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.topology = Topology(ROLES)
-        self.generations: dict[str, int] = {}
-        self.open: list[ipc.Receiver | ipc.Sender] = []
-
-    def node(self, process: str, token: bytes = TOKEN) -> ipc.Node:
-        return ipc.Node(
-            process=process,
-            topology=self.topology,
-            directory=self.directory,
-            token=token,
-            generations=dict(self.generations),
-        )
-
-    def receiver(self, process: str, sender: ipc.Sender | None = None) -> ipc.Receiver:
-        """`sender`: of the same process."""
-        follow = None if sender is None else sender.follow
-        receiver = ipc.Receiver(self.node(process), on_change=follow)
-        self.open.append(receiver)
-        return receiver
-
-    def sender(self, process: str, token: bytes = TOKEN) -> ipc.Sender:
-        sender = ipc.Sender(self.node(process, token))
-        self.open.append(sender)
-        return sender
-
-    def frame(self, sender: str, sequence: int, body: bytes, *, generation: int = 0) -> bytes:
-        """A frame from the first `generation` of its sender to that of its receiver."""
-        number = self.topology.senders().index(sender)
-        return struct.pack("<32sHIIQ", TOKEN, number, generation, 0, sequence) + body
-
-    def raw(self, target: str) -> zmq.Socket[bytes]:
-        socket = zmq.Context.instance().socket(zmq.PUSH)
-        socket.linger = 0
-        socket.connect(ipc.endpoint(self.directory, target))
-        return socket
+from tests.runtime.net import API, DETOKENIZER, SCHEDULER, TOKEN, Net, generate, open_net, take
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    directory = Path(tempfile.mkdtemp(prefix="radix-test-"))
-    net = Net(directory)
-    yield net
-    zmq.Context.instance().destroy(linger=0)
-    shutil.rmtree(directory)
-
-
-def generate(i: int, n: int = 3) -> Generate:
-    sampling = SamplingParams(stop=["é"], seed=i)
-    return Generate(rid=f"r{i}", input_ids=pack_ids(range(n)), sampling=sampling)
+    with open_net() as net:
+        yield net
 
 
 def text_delta(rid: str) -> TextDelta:
     return TextDelta(rid=rid, choice=0, ids=b"", text="x")
-
-
-def take(receiver: ipc.Receiver, count: int) -> list[object]:
-    got: list[object] = []
-    while len(got) < count:
-        assert receiver.wait(5.0), f"only {len(got)} of {count} messages came"
-        got += receiver.receive()
-    return got
 
 
 def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
@@ -266,94 +187,6 @@ def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
     with pytest.raises(ipc.LinkError):
         inbox.receive()
     socket.close()
-
-
-def test_each_instance_of_a_role_has_its_own_link(net: Net) -> None:
-    net.topology = Topology(MORE_ROLES)
-    first = net.receiver("scheduler/0")
-    second = net.receiver("scheduler/1")
-    net.receiver(TOY)
-    at_api = net.receiver(API)
-    api = net.sender(API)
-    for i in range(6):
-        api.send(generate(i), instance=i % 2)
-    assert take(first, 3) == [generate(0), generate(2), generate(4)]
-    assert take(second, 3) == [generate(1), generate(3), generate(5)]
-    for number, process in enumerate(("scheduler/0", "scheduler/1")):
-        net.sender(process).send(ControlReply(number))
-    answers = take(at_api, 2)
-    assert {reply.id for reply in answers if isinstance(reply, ControlReply)} == {0, 1}
-
-
-def test_a_process_that_was_started_again(net: Net) -> None:
-    """Both directions begin anew; what was on its way to or from the dead one reaches nobody."""
-    net.topology = Topology(MORE_ROLES)
-    supervisor = ipc.Announcer(net.node(SUPERVISOR))
-    api = net.sender(API)
-    at_api = net.receiver(API, api)
-    dead = net.receiver(TOY)
-    of_dead = net.sender(TOY)
-    net.receiver("scheduler/0")
-    net.receiver("scheduler/1")
-    api.wait_connected(5)
-    for i in range(3):
-        api.send(Control(i, "x"))
-    assert len(take(dead, 3)) == 3
-    of_dead.send(ControlReply(0))
-    assert take(at_api, 1) == [ControlReply(0)]
-    api.send(Control(3, "x"))  # never read
-
-    dead._socket.close(0)
-    supervisor.tell(API, ProcessDown(TOY))
-    assert take(at_api, 1) == [ProcessDown(TOY)]
-    with pytest.raises(ipc.ProcessUnavailable, match="toy/0"):
-        api.send(Control(4, "x"))
-    assert not api.try_send(Control(4, "x"))
-
-    net.generations = {TOY: 1}
-    new = net.receiver(TOY)
-    stale = net.raw(TOY)
-    stale.send(net.frame(API, 4, encode(Control(4, "stale"))))
-    assert new.wait(5) and new.receive() == []
-    supervisor.tell(API, ProcessUp(TOY, 1))
-    assert take(at_api, 1) == [ProcessUp(TOY, 1)]
-    api.send(Control(5, "x"))
-    api.send(Control(6, "x"))
-    assert take(new, 2) == [Control(5, "x"), Control(6, "x")]
-
-    of_new = net.sender(TOY)
-    of_new.send(ControlReply(5))
-    assert take(at_api, 1) == [ControlReply(5)]
-    of_dead.send(ControlReply(1))  # it comes late
-    of_new.send(ControlReply(6))
-    assert take(at_api, 1) == [ControlReply(6)]
-    supervisor.tell(API, ProcessUp(TOY, 1))  # known
-    assert take(at_api, 1) == [ProcessUp(TOY, 1)]
-    api.send(Control(7, "x"))
-    assert take(new, 1) == [Control(7, "x")]
-    stale.close()
-
-
-@pytest.mark.parametrize(
-    "roles",
-    [
-        [*ROLES, ROLES[0]],
-        [Role(name="a", module="", sends={"NoMessage": "a"})],
-        [Role(name="a", module="", sends={"Abort": "b"})],
-        [Role(name="supervisor", module="", sends={})],
-    ],
-)
-def test_roles_that_do_not_fit_together(roles: list[Role]) -> None:
-    with pytest.raises(ValueError):
-        Topology(roles)
-
-
-def test_who_has_links_with_whom() -> None:
-    assert Topology(ROLES).peers(API) == [DETOKENIZER, SCHEDULER]
-    topology = Topology(MORE_ROLES)
-    assert topology.peers(TOY) == [API]
-    assert topology.peers("scheduler/1") == [API]
-    assert topology.label("scheduler/1") == "scheduler/1" and topology.label(TOY) == "toy"
 
 
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ ORDER = (
     ("processes",),
     ("cli",),
 )
-# What only the command line and the processes may import, though it stands early in the order: HTTP.
+# HTTP stands early in the order, and yet only the processes and the command line may import it.
 HTTP = "server"
 MAY_IMPORT_HTTP = (HTTP, "processes", "cli")
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
