@@ -41,10 +41,11 @@ from .offline_requests import (
 )
 from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
-from .server.detokenizer import Detokenizer
-from .server.generation import Choices, native_output, sampling_defaults, scored
 from .signals import interrupts_held
-from .text.generation_config import eos_token_ids
+from .text.choices import Choices, scored
+from .text.detokenizer import Detokenizer
+from .text.generation_config import eos_token_ids, sampling_defaults
+from .text.sglang_output import sglang_output
 from .text.tokenizer import Tokenizer, load_tokenizer
 
 _IDLE_WAIT = 0.05  # seconds until an idle engine looks for messages again
@@ -383,7 +384,7 @@ class _Call(Choices):
         """The choice as far as it has come, in SGLang's shape."""
         piece = self.pieces[choice]
         piece.prompt_logprobs = self.prompt_logprobs.get(choice)
-        return native_output(self.request_of[choice], piece, self._seconds[choice], tokenizer=None)
+        return sglang_output(self.request_of[choice], piece, self._seconds[choice], tokenizer=None)
 
 
 def _load_tokenizer(args: ServerArgs, folder: Path) -> Tokenizer | None:

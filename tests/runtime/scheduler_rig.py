@@ -21,6 +21,7 @@ from radix_runtime.messages import (
     TextStop,
     TokenBatch,
     TokenDelta,
+    pack_body,
     pack_ids,
     unpack_ids,
 )
@@ -172,10 +173,17 @@ class Rig:
         stream.finish = FinishReason("stop", matched="text")
         self.inbox.send(TextStop(rid=rid, choice=choice, n_tokens=n_tokens))
 
-    def control(self, op: str) -> ControlReply:
-        self.inbox.send(Control(len(self.replies), op))
+    def ask(self, op: str, body: object = None) -> ControlReply:
+        """The reply to a Control message."""
+        self.inbox.send(Control(len(self.replies), op, body=pack_body(body)))
         self.step()
         return self.replies[-1]
+
+    def stats(self) -> dict[str, float]:
+        return self.ask("stats").result(dict[str, float])
+
+    def flush_cache(self) -> bool:
+        return self.ask("flush_cache").result(bool)
 
     def step(self) -> bool:
         happened = self.scheduler.step()

@@ -70,18 +70,25 @@ def test_the_private_directory_is_private(server: Server) -> None:
     (directory,) = Path(server.runtime_dir).iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert {p.name for p in directory.iterdir()} == {
-        "api.sock",
-        "scheduler.sock",
-        "detokenizer.sock",
+        "api.0.sock",
+        "scheduler.0.sock",
+        "detokenizer.0.sock",
     }
 
 
+def test_the_process_list_says_who_is_who(server: Server) -> None:
+    titles = [" ".join(process.cmdline()) for process in server.family]
+    for title in ("radix: api", "radix: scheduler", "radix: detokenizer"):
+        assert titles.count(title) == 1
+    assert not any(" -c " in title and "rmtree" not in title for title in titles), titles
+
+
 def test_light_processes_load_no_torch(server: Server) -> None:
-    for role in ("supervisor", "api_process", "detokenizer_process"):
+    for role in ("supervisor", "radix: api", "radix: detokenizer"):
         maps = {Path(m.path).name for m in server.find(role).memory_maps()}
         assert not any(name.startswith("libtorch") for name in maps), role
     assert "libtorch_cpu.so" in {
-        Path(m.path).name for m in server.find("scheduler_process").memory_maps()
+        Path(m.path).name for m in server.find("radix: scheduler").memory_maps()
     }
 
 

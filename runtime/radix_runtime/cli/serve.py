@@ -11,7 +11,8 @@ from ..config import ServerArgs
 from ..hub import DEMO_MODEL_NAME, resolve_model_path
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..server.supervisor import Supervisor, bind_port
+from ..processes.supervisor import Supervisor
+from ..server.listener import bind_port
 from .flags import add_model_argument, add_server_flags, explain, server_args
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from ..config import ServerArgs
 from ..step_plan import Executor
 from . import figures, invariants
 from .batch_builder import Step, build_step
+from .control import Operations
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .live import LiveRequests
@@ -41,8 +42,9 @@ class Scheduler:
     difference: how many steps are in flight when an iteration ends.
 
     Owners: `life` every row and page, and the queue; `live` the requests that have not ended, and
-    how they end; `in_flight` the launched steps. Errors of a request become its answer. Whatever
-    `step` raises is fatal for the instance: EngineDeadError, or InvariantViolation."""
+    how they end; `in_flight` the launched steps; `operations` what Control messages may ask for.
+    Errors of a request become its answer. Whatever `step` raises is fatal for the instance:
+    EngineDeadError, or InvariantViolation."""
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class Scheduler:
         self.token_budget = _token_budget(args, executor)
         self.max_in_flight = 0 if args.disable_overlap_schedule else 1  # when an iteration ends
         self.in_flight: deque[Step] = deque()
+        self.operations = _operations(self)
         self._decision = Decision()  # the last one
         self._completed_at = 0.0
         self._checked_idle = False
@@ -166,10 +169,8 @@ class Scheduler:
         match message:
             case msg.Generate() | msg.Abort() | msg.TextStop():
                 self.intake.handle(message)
-            case msg.Control(number, "stats"):
-                self.outbox.send(msg.ControlReply(number, ok=True, stats=self.stats()))
-            case msg.Control(number, "flush_cache"):
-                self.outbox.send(msg.ControlReply(number, ok=self.flush_cache()))
+            case msg.Control():
+                self.outbox.send(self.operations.answer(message))
             case _:
                 raise TypeError(f"the scheduler got a {type(message).__name__}")
 
@@ -257,6 +258,13 @@ class Scheduler:
         self._completed_at = self.clock()
         self.counters.busy_seconds_total += self._completed_at - began
         self.results.complete(step, result)
+
+
+def _operations(scheduler: Scheduler) -> Operations:
+    operations = Operations()
+    operations.register("stats", lambda body: scheduler.stats())
+    operations.register("flush_cache", lambda body: scheduler.flush_cache())
+    return operations
 
 
 def _lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:

@@ -139,7 +139,7 @@ def _launch_command(args: ServerArgs) -> str:
 async def _stats(manager: TokenizerManager) -> dict[str, float]:
     """The scheduler's figures; {} when it does not answer (a long step, a start, an end)."""
     try:
-        return (await manager.control("stats", _STATS_TIMEOUT)).stats
+        return await manager.control("stats", dict[str, float], timeout=_STATS_TIMEOUT)
     except RequestError:
         return {}
 
@@ -159,7 +159,7 @@ async def flush_cache(call: HttpCall) -> None:
     if not 0 <= seconds <= _MAX_FLUSH_WAIT:
         raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
     end = time.monotonic() + seconds
-    while not (await call.manager.control("flush_cache")).ok:
+    while not await call.manager.control("flush_cache", bool):
         if time.monotonic() >= end:
             raise refusal("busy", "requests run or wait")
         await asyncio.sleep(_FLUSH_RETRY)

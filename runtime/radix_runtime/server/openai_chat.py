@@ -5,8 +5,8 @@ from typing import Any
 
 from ..errors import refusal
 from ..messages import Generate, TextDelta
+from ..text.choices import FLOOR, Scored
 from .answer import new_request, template_options
-from .generation import FLOOR, Scored
 from .http_call import HttpCall
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, ChatBody, template_messages

@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import __version__
 from ..messages import FinishReason, Generate, TextDelta, num_ids
+from ..text.choices import Scored, scored
 from .answer import Answer
-from .generation import Scored, scored
 from .http_call import HttpCall, event
 from .protocol import OpenAIBody, StreamOptions
 from .submission import Batch

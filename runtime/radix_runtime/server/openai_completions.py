@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..messages import Generate, TextDelta
+from ..text.choices import FLOOR, Scored, scored
 from .answer import new_request
-from .generation import FLOOR, Scored, scored
 from .http_call import HttpCall
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, CompletionBody

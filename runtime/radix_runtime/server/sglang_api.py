@@ -10,8 +10,8 @@ import msgspec
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
+from ..text.sglang_output import sglang_output
 from .answer import Answer, new_request
-from .generation import native_output
 from .http_call import HttpCall, to_json
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
 from .submission import Batch
@@ -142,7 +142,7 @@ class GenerateAnswer(Answer):
         request = self.request_of[choice]
         seconds = time.perf_counter() - self.call.started
         delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
-        result = native_output(request, delta, seconds, self._tokenizer)
+        result = sglang_output(request, delta, seconds, self._tokenizer)
         result["meta_info"]["id"] = self.labels[request.rid]
         if self.call.warnings:
             result["warnings"] = self.call.warnings

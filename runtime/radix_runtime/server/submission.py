@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import RequestError
 from ..messages import Generate, TextDelta
-from .generation import Choices
+from ..text.choices import Choices
 
 Batch = dict[int, TextDelta]  # new pieces, by the number of their choice
 

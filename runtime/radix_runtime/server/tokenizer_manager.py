@@ -7,7 +7,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from .. import messages as m
 from ..config import ServerArgs
@@ -286,23 +286,25 @@ class TokenizerManager:
                 self._link.send(m.Abort(sent.rid))
 
     async def control(
-        self, op: Literal["flush_cache", "stats"], timeout: float = 10.0
-    ) -> m.ControlReply:
-        """Asks the scheduler for an operation. Raises RequestError: the engine is gone, or has not
+        self, op: str, result: type[m.Result], *, body: object = None, timeout: float = 10.0
+    ) -> m.Result:
+        """Asks the scheduler for an operation with the argument `body`; its result, which is of
+        type `result`. Raises RequestError: the scheduler's own, or the engine is gone, or has not
         answered within `timeout` seconds (503)."""
         self.require_ready()
         number = secrets.randbits(48)
         reply: asyncio.Future[m.ControlReply] = asyncio.get_running_loop().create_future()
         self._controls[number] = reply
         try:
-            self._link.send(m.Control(number, op))
-            return await asyncio.wait_for(reply, timeout)
+            self._link.send(m.Control(number, op, body=m.pack_body(body)))
+            answer = await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
             raise RequestError(
                 status=503, code="engine_timeout", message="the engine does not answer"
             ) from None
         finally:
             self._controls.pop(number, None)
+        return answer.result(result)
 
     # From the engine ----------------------------------------------------------------------
 

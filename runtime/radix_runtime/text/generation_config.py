@@ -1,9 +1,11 @@
 """What a model directory says about generation: sampling defaults and end-of-sequence ids."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from ..config import ServerArgs
 from ..errors import ConfigError
 from ..hub import read_json
 from .tokenizer import Tokenizer
@@ -49,6 +51,14 @@ def load_generation_config(
         return msgspec.convert(raw, GenerationConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
+    """The values of sampling parameters that a request leaves out: those of the model's
+    generation_config.json, or none unless `args.sampling_defaults` is "model"."""
+    if args.sampling_defaults != "model":
+        return {}
+    return dict(load_generation_config(model_dir).sampling_defaults())
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:

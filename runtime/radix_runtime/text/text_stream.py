@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 
 from ..sampling_params import SamplingParams
-from ..text.tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 

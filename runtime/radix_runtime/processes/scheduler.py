@@ -106,6 +106,6 @@ def _watch_steps(child: Child, scheduler: Scheduler) -> None:
     def watch() -> None:
         while True:  # it stands still when the process does (SIGSTOP, a held GIL)
             time.sleep(1.0)
-            child.heartbeats.watch_step(scheduler.step_in_flight_since)
+            child.heartbeats.watch_step(child.process, scheduler.step_in_flight_since)
 
     threading.Thread(target=watch, name="heartbeat", daemon=True).start()

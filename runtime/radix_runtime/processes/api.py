@@ -13,12 +13,12 @@ import uvloop
 
 from ..errors import EXIT_INTERNAL, RequestError
 from ..model_config import ModelConfig
+from ..server.api import create_app, http_server
+from ..server.tokenizer_manager import TokenizerManager
+from ..text.generation_config import sampling_defaults
 from ..text.tokenizer import load_tokenizer
-from .api import create_app, http_server
 from .child import Child
-from .generation import sampling_defaults
 from .ipc import AsyncLink, Sender
-from .tokenizer_manager import TokenizerManager
 
 _BEAT_SECONDS = 1.0  # between two heartbeats
 _WARM_UP_TIMEOUT = 600.0  # seconds for the first token

@@ -7,8 +7,8 @@
 from collections.abc import Callable, Sequence
 
 from .. import messages as m
-from ..text.tokenizer import Tokenizer
 from .text_stream import TextStream
+from .tokenizer import Tokenizer
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
 

@@ -1,8 +1,8 @@
 """The detokenizer process of `radix serve`."""
 
+from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import load_tokenizer
 from .child import Child
-from .detokenizer import Detokenizer
 
 
 def serve(child: Child) -> None:

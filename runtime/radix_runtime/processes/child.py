@@ -1,8 +1,8 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end."""
 
-# The supervisor writes one `Launch` to the child's stdin and then, to the API only, commands; a
-# line each. End of file on stdin means that the supervisor is gone. The child writes reports, a
-# JSON array a line, to the status pipe.
+# The supervisor writes one `Launch` to the child's stdin and then, to the one that serves HTTP,
+# commands; a line each. End of file on stdin means that the supervisor is gone. The child writes
+# reports, a JSON array a line, to the status pipe.
 
 import contextlib
 import ctypes
@@ -22,7 +22,8 @@ from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
 from .heartbeat import Heartbeats
-from .ipc import API, Receiver, Sender
+from .ipc import Node, Receiver, Sender
+from .roles import Role, Topology
 
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -36,14 +37,17 @@ log = logging.getLogger(__name__)
 
 
 class Launch(msgspec.Struct):
-    """All that a child is told. Descriptors are inherited under the same numbers."""
+    """All that a child is told: its id, the roles of the instance, and the `generations` of the
+    processes that were started again. Descriptors are inherited under the same numbers."""
 
-    role: str
+    process: str
+    roles: list[Role]
     args: ServerArgs
     directory: str
     token: bytes
     parent: int
     heartbeat_fd: int
+    generations: dict[str, int] = {}
     status_fd: int = -1
     listen_fd: int | None = None
 
@@ -57,12 +61,17 @@ class Launch(msgspec.Struct):
 
 
 class Child:
-    """This process, as a child of the supervisor: what it was told, and how it reports."""
+    """This process, as a child of the supervisor: what it was told, and how it reports.
+
+    `process` is its id, `role` what it does, `topology` says who else there is."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.args = launch.args
-        self.heartbeats = Heartbeats(launch.heartbeat_fd)
+        self.process = launch.process
+        self.topology = Topology(launch.roles)
+        self.role = self.topology.role(launch.process)
+        self.heartbeats = Heartbeats(self.topology.processes, launch.heartbeat_fd)
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
@@ -75,20 +84,23 @@ class Child:
 
     def beat(self) -> None:
         """This process is alive."""
-        self.heartbeats.beat(self.launch.role)
+        self.heartbeats.beat(self.process)
 
     def connect(self) -> tuple[Receiver, Sender]:
         """The links of this process. In all but the API, SIGTERM makes `should_stop` true and ends
         a wait for messages."""
-        directory = Path(self.launch.directory)
-        role = self.launch.role
-        token = self.launch.token
+        node = Node(
+            process=self.process,
+            topology=self.topology,
+            directory=Path(self.launch.directory),
+            token=self.launch.token,
+            generations=self.launch.generations,
+        )
         wake = None
-        if role != API:
+        if not self.role.serves_http:
             wake = on_signals(self._sigterms.append, signal.SIGTERM)
-        receiver = Receiver(directory=directory, name=role, token=token, wake=wake)
-        sender = Sender(directory=directory, name=role, token=token)
-        return receiver, sender
+        sender = Sender(node)
+        return Receiver(node, wake, on_change=sender.follow), sender
 
     def should_stop(self) -> bool:
         """Whether the supervisor has asked this process to end."""
@@ -107,15 +119,16 @@ def on_signals(handler: Callable[[int], object], *numbers: signal.Signals) -> so
 
 
 def main() -> None:
-    """Runs `serve` of the role's module. Never returns; exits with 78 and a report for an
+    """Runs `serve` of its role's module. Never returns; exits with 78 and a report for an
     operator's mistake, with 70 and a report for everything else that goes wrong."""
     line = sys.stdin.buffer.readline()  # nothing follows it before this process has reported
     if not line:
         raise SystemExit(EXIT_INTERNAL)  # the supervisor died while this process started
     launch = msgspec.json.decode(line, type=Launch)
     _harden(launch)
-    setup_logging(launch.role, launch.args.log_level)
-    code = _serve(Child(launch))
+    child = Child(launch)
+    setup_logging(child.topology.label(child.process), launch.args.log_level)
+    code = _serve(child)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)  # threads of libraries that are still at work must not delay or change the exit
@@ -124,7 +137,7 @@ def main() -> None:
 def _serve(child: Child) -> int:
     """The exit code, after the report that belongs to it."""
     try:
-        import_module(f"radix_runtime.server.{child.launch.role}_process").serve(child)
+        import_module(child.role.module).serve(child)
     except ConfigError as error:
         child.report("config", error)
         return EXIT_CONFIG
