@@ -308,9 +308,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._pump()  # takes in what was sent, as the abort of a stream that was closed early
             while not self._scheduler.is_idle and not self._open:
                 self._pump()  # the last steps of what has ended
-            if idle := self._scheduler.is_idle:
-                self._scheduler.life.cache.reset()
-            return idle
+            return self._scheduler.flush_cache()
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""

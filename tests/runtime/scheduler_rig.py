@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from radix_runtime.config import ServerArgs
+from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.messages import (
     Abort,
     Control,
@@ -29,7 +31,7 @@ from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.step_plan import StepPlan
 from tests.runtime.fake_engine import FakeEngine, Handle, check_content
-from tests.runtime.fake_model import oracle
+from tests.runtime.fake_model import FakeModel, oracle
 
 EOS = frozenset({1, 2})
 
@@ -75,6 +77,9 @@ class Rig:
         check: str = "step",
         eos: frozenset[int] = EOS,
         max_message: float = math.inf,
+        model: FakeModel | None = None,
+        group_sizes: tuple[int, int] = (64, 64),
+        host_pages: int = 0,
         **settings: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -83,6 +88,9 @@ class Rig:
             max_rows=rows,
             max_context=context,
             max_samples=samples,
+            model=model or FakeModel(),
+            group_sizes=group_sizes,
+            host_pages=host_pages,
             lazy=lazy,
         )
         self.args = ServerArgs(
@@ -135,13 +143,10 @@ class Rig:
             assert not alone, "a token of a prompt is computed alone"
 
     def _poison_freed_pages(self) -> None:
-        free = self.life.allocator.free
-
-        def free_and_poison(pages: np.ndarray) -> None:
-            free(pages)
-            self.engine.poison(pages)
-
-        self.life.allocator.free = free_and_poison  # type: ignore[method-assign]
+        poison = self.engine.poison_later if self.life.host else self.engine.poison
+        _after_free(self.life.allocator, poison)
+        for window in self.life.windows:
+            _after_free(window.pool.allocator, self.engine.poison_window)
 
     # The client ---------------------------------------------------------------------------
 
@@ -237,7 +242,7 @@ class Rig:
             stream = self.streams[rid, choice]
             assert stream.finish is not None, f"{rid}/{choice} never ended"
             limit = min(self.engine.max_context, self.engine.num_pages * self.engine.page_size)
-            want = oracle(message, choice, eos=self.eos, limit=limit)
+            want = oracle(message, choice, eos=self.eos, limit=limit, model=self.engine.model)
             if stream.cut is not None or stream.finish.type == "abort":
                 assert stream.ids == want.ids[: len(stream.ids)], f"{rid}/{choice}"
                 continue
@@ -259,8 +264,21 @@ class Rig:
         assert not life.pending and not life.deferred and not life.draining and not scheduler.live
         assert len(life.table.free_rows) == life.table.max_rows
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
-        life.cache.reset()
+        life.reset_cache()
         assert life.allocator.num_free == life.allocator.num_pages
+        for pool in [group.pool for group in life.groups] + ([life.host] if life.host else []):
+            assert pool.allocator.num_free == pool.allocator.num_pages
+        scheduler.check()
+
+
+def _after_free(allocator: PageAllocator, poison: Callable[[np.ndarray], None]) -> None:
+    free = allocator.free
+
+    def free_and_poison(pages: np.ndarray) -> None:
+        free(pages)
+        poison(pages)
+
+    allocator.free = free_and_poison  # type: ignore[method-assign]
 
 
 # What the scheduler tests share ---------------------------------------------------------------

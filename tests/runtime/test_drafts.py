@@ -176,7 +176,7 @@ def stream(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
     )
     life.enqueue(request)
     life.admit(request, life.cache.match(request.ids[:0]))
-    life.grow(request, life.take_pages(life.allocator.pages_for(tokens)))
+    life.extend([request], [life.allocator.pages_for(tokens)])
     request.move(State.DECODE)
     request.computed_len = tokens
     request.reserved_len = tokens

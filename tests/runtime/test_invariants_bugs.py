@@ -212,7 +212,7 @@ def draft_bug_pages_for_one_token_only(patch: Patch) -> None:
         for entry in entries:
             end = entry.end if entry.is_chunk else entry.start + 1
             need = life.allocator.pages_for(end) - entry.request.num_pages
-            life.grow(entry.request, life.take_pages(max(0, need)))
+            life.extend([entry.request], [max(0, need)])
 
     patch.setattr(batch_builder, "_take_pages", short)
 

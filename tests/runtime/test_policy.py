@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
+from radix_runtime.memory.radix_check import check_tree
 from radix_runtime.messages import Generate, pack_ids
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler import policy
@@ -93,7 +94,7 @@ def test_planning_changes_nothing() -> None:
     after = host.life.allocator.num_free, host.life.cache.evictable_pages, len(host.life.waiting)
     assert before == after
     assert states == [(r.state, r.computed_len, r.num_pages) for r in host.life.running]
-    host.life.cache.check()
+    check_tree(host.life.cache)
 
 
 def test_streams_first_then_chunks_fill_the_budget() -> None:
@@ -339,7 +340,7 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
         for r in list(host.life.running):
             if r.state is State.DECODE and r.total_len == r.max_total_len:
                 host.life.end(r)
-        host.life.cache.check()
+        check_tree(host.life.cache)
     # Whatever is left comes to its end: nothing waits for ever.
     for _ in range(5000):
         if not host.life.running and not host.life.waiting:

@@ -86,7 +86,7 @@ def test_what_a_readmitted_request_computes_is_waited_for() -> None:
     while rig.scheduler.counters.generation_tokens_total < 20:
         rig.step()
     rig.scheduler.retract_youngest()
-    rig.life.cache.reset()
+    rig.life.reset_cache()
     ids = rig.request("a").ids.copy()
     before = rig.scheduler.counters.prefill_tokens_total
     rig.submit("b", ids, max_new_tokens=3)

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from .. import ops
+from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import Communicator, connect, core_share
@@ -75,6 +76,8 @@ class LocalExecutor:
         self.max_rows, self.max_context = self.runner.max_rows, self.runner.max_context
         self.vocab_size = config.vocab_size
         self.max_samples = 1  # nothing drafts tokens yet
+        self.cache_groups = ONLY_FULL_PAGES
+        self.host_pages = 0
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         if self.failure is not None:

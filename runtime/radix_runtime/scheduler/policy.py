@@ -12,7 +12,8 @@ from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
 
-from ..memory.radix_cache import Match, Node
+from ..memory.cache_groups import WindowPages
+from ..memory.radix_node import Match, Node
 from ..registry import Registry
 from .lifecycle import Lifecycle
 from .request import Request, State
@@ -202,7 +203,7 @@ def plan_step(
     size = life.page_size
     streams = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
     needs_page = [r for r in streams if r.computed_len == r.num_pages * size]
-    room = life.available_pages - len(needs_page)
+    room = life.step_room - len(needs_page)
     if room < 0:
         return Decision(shortage=True, rest=Blocked.NO_PAGES)
     decision = Decision()
@@ -277,6 +278,7 @@ def _admit(
     room = life.available_pages
     room -= sum(max(0, expect(request) - request.num_pages) for request in life.running)
     computing = _pages_being_computed(life)
+    windows = [WindowRoom(window, life, decision, expect) for window in life.windows]
     locked: set[Node] = set()
     waits = 0
     for request in queue:
@@ -296,23 +298,69 @@ def _admit(
             waits += 1
             continue
         waits = 0
-        newly_locked = [n for n in match.node.path() if n.lock_count == 0 and n not in locked]
+        newly_locked = [
+            node
+            for node in match.node.path()
+            if node.lock_count == 0 and node not in locked and not node.on_host
+        ]
         need = expect(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
-        if need > room:
+        most = min([budget, *[window.most_tokens(match) for window in windows]])
+        if need > room or most <= 0:
             decision.blocked[request] = Blocked.NO_PAGES
             return  # nobody passes it, or it might never get in
-        length = chunk_length(request.total_len - match.length, budget)
+        length = chunk_length(request.total_len - match.length, most)
         if length == 0:
             decision.blocked[request] = Blocked.NO_BUDGET
             return  # too little of the budget is left
         decision.chunks.append(chunk(request, match.length, length, match))
         locked.update(newly_locked)
+        for window in windows:
+            window.take(match, length)
         if cache.enabled and page_end <= request.total_len:
             computing.add(next_page)
         room -= need
         budget -= length
         rows -= 1
+
+
+class WindowRoom:
+    """Pages of a window group that first chunks may take: what the running requests take in this
+    step, and what they are expected to fill their windows with, is set aside."""
+
+    def __init__(
+        self,
+        window: WindowPages,
+        life: Lifecycle,
+        decision: Decision,
+        expect: Callable[[Request], int],
+    ) -> None:
+        self._window = window
+        self._allocator = life.allocator
+        self._taken: set[int] = set()  # handles that requests of this step begin to use
+        ends = {entry.request: entry.end for entry in [*decision.decode, *decision.chunks]}
+        self._left = window.pool.available
+        for request in life.running:
+            now = self._allocator.pages_for(ends.get(request, 0)) - request.num_pages
+            missing = window.span - window.held(request.row)
+            later = min(expect(request) - request.num_pages, missing)
+            self._left -= max(0, now, later)
+
+    def most_tokens(self, match: Match) -> int:
+        """The longest first chunk of a request with this cached prefix."""
+        return (self._left - len(self._newly_used(match))) * self._allocator.page_size
+
+    def take(self, match: Match, length: int) -> None:
+        """A request is admitted with a first chunk of `length` tokens."""
+        used = self._newly_used(match)
+        self._taken |= used
+        self._left -= len(used) + self._allocator.pages_for(length)
+
+    def _newly_used(self, match: Match) -> set[int]:
+        """Handles of the prefix that could be evicted until now."""
+        pool = self._window.pool
+        prefix = self._window.prefix(match.handles[pool.index]).tolist()
+        return {h for h in prefix if pool.uses[h] == 0 and h not in self._taken}
 
 
 def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:

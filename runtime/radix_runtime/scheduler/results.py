@@ -48,6 +48,8 @@ class Results:
             buffer = step.entries[span.index].request.prompt_logprobs
             assert buffer is not None
             buffer.add(unpack_ids(span.targets), *values)
+        if plan.snapshots:
+            self._settle_snapshots(step, result)
         slot = 0
         counts = iter(result.counts.tolist())
         for entry in step.entries:
@@ -67,10 +69,12 @@ class Results:
             self._fail_numerically(request)
             return
         rejected = entry.num_samples - count
+        committed = _committed(entry, count)
         request.total_len -= rejected
         request.computed_len -= rejected
         if entry.is_chunk:
             self._life.share(request, entry.end)
+        self._life.trim(request, committed)
         if entry.num_samples == 0 and entry.end < request.max_total_len:
             return  # a chunk in the middle of its prompt
         self._append(request, tokens, result, slot)
@@ -98,6 +102,19 @@ class Results:
         else:
             self._output.add(request, None)
 
+    def _settle_snapshots(self, step: Step, result: StepResult) -> None:
+        """Before any request of the step ends: those whose position was reached are kept."""
+        committed: dict[int, int] = {}  # of the rows whose requests go on
+        counts = iter(result.counts.tolist())
+        for entry in step.entries:
+            count = next(counts) if entry.num_samples else 0
+            if not entry.request.ended:
+                committed[entry.request.row] = _committed(entry, count)
+        groups = {group.pool.index + 1: group for group in self._life.snapshots}
+        for copy in step.plan.snapshots:
+            taken = copy.position <= committed.get(copy.row, -1)
+            groups[copy.group].settle(copy.row, copy.position, copy.slot, taken)
+
     def _fail_numerically(self, request: Request) -> None:
         for choice in self._live[request.rid]:
             choice.poisoned = True
@@ -105,6 +122,14 @@ class Results:
             status=500, code="numerical_error", message="the model gave no finite logits"
         )
         self._live.fail(request.rid, error)
+
+
+def _committed(entry: Entry, count: int) -> int:
+    """Tokens of the request that are computed for good once `count` of the entry's samples are
+    accepted, before they are appended."""
+    if entry.is_chunk:
+        return entry.end
+    return entry.request.num_ids - 1 + count
 
 
 def finish_reason(request: Request) -> FinishReason | None:

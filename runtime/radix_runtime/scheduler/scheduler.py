@@ -159,7 +159,7 @@ class Scheduler:
         """Forgets all cached prefixes; False, and nothing is done, while requests run or wait."""
         if not self.is_idle:
             return False
-        self.life.cache.reset()
+        self.life.reset_cache()
         return True
 
     def _handle(self, message: msg.Message) -> None:
@@ -267,6 +267,9 @@ def _lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
         max_len=executor.max_context,
         eviction=args.radix_eviction_policy,
         sharing=not args.disable_radix_cache,
+        cache_groups=executor.cache_groups,
+        max_samples=executor.max_samples,
+        host_pages=executor.host_pages,
     )
 
 

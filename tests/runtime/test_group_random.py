@@ -1,0 +1,77 @@
+"""Random requests on models that keep more than full pages, and on a host tier: recurrent states with
+snapshots, a window, copies in the plan, each alone and together, with drafts or without.
+
+The tokens are those of the oracle, which knows no cache. Some hundreds, or ten thousand with
+RADIX_TEST_FULL=1."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.runtime.fake_model import FakeModel
+from tests.runtime.random_traffic import check_end, drive, traffic_of
+
+TOTAL = 10_000 if os.environ.get("RADIX_TEST_FULL") else 1_600
+WINDOW = FakeModel(window=11)
+RECURRENT = FakeModel(recurrent=True)
+BOTH = FakeModel(window=6, recurrent=True)
+SETTINGS = {
+    "window": {"model": WINDOW, "page_size": 4, "pages": 48, "group_sizes": (30, 0)},
+    "window in small pages": {
+        "model": WINDOW,
+        "page_size": 1,
+        "pages": 160,
+        "group_sizes": (90, 0),
+    },
+    "recurrent": {"model": RECURRENT, "page_size": 4, "pages": 48, "group_sizes": (0, 12)},
+    "host": {"page_size": 4, "pages": 40, "host_pages": 30},
+    "window and host": {
+        "model": WINDOW,
+        "page_size": 2,
+        "pages": 80,
+        "group_sizes": (60, 0),
+        "host_pages": 60,
+        "schedule_policy": "lpm",
+    },  # fmt: skip
+    "recurrent and host": {
+        "model": RECURRENT,
+        "page_size": 4,
+        "pages": 40,
+        "group_sizes": (0, 40),
+        "host_pages": 30,
+        "overlap": False,
+    },  # fmt: skip
+    "window and recurrent": {
+        "model": BOTH,
+        "page_size": 3,
+        "pages": 60,
+        "group_sizes": (40, 20),
+        "radix_eviction_policy": "lfu",
+        "lazy": False,
+    },  # fmt: skip
+    "all": {
+        "model": BOTH,
+        "page_size": 4,
+        "pages": 40,
+        "group_sizes": (34, 30),
+        "host_pages": 40,
+    },  # fmt: skip
+}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_random_requests(name: str, samples: int) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    traffic = traffic_of(seed, samples=samples, chunk=24, **SETTINGS[name])
+    drive(traffic, TOTAL // len(SETTINGS) // 2)
+    check_end(traffic)
+    rig = traffic.rig
+    assert rig.scheduler.counters.cached_tokens_total > 0
+    if rig.life.host is not None:
+        assert rig.life.host.loaded_pages_total > 0
+        copied = rig.life.host.loaded_pages_total + rig.life.host.stored_pages_total
+        assert rig.engine.num_copies == copied
