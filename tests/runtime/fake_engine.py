@@ -1,8 +1,8 @@
 """An Executor without a model: a wrong or stale page becomes a wrong token.
 
-Every entry of the cache is a hash (`fake_model.py`), read *through the page table*: the engine's own
-mirror, which knows only what StepPlans told it. Plans are encoded at launch and decoded when the
-step runs, so nothing the scheduler changes afterwards can reach a step in flight.
+Every entry of the cache is a hash (`fake_model.py`), read *through the page table*: the engine's
+own mirror, which knows only what StepPlans told it. Plans are encoded at launch and decoded when
+the step runs, so nothing the scheduler changes afterwards can reach a step in flight.
 
 What the model keeps beside the KV of every token (`FakeModel`) lies in memory of its own: pages of
 a window group, states of rows and their snapshots; copies between device and host are made when the
@@ -120,7 +120,7 @@ class FakeEngine:
         self.snapshots = [0xDEAD] * num_slots
         self.host_kv = np.full((self.host_pages, self.page_size), 0xDEAD, np.uint64)
         self.num_copies = 0
-        # With a host, pages that are freed lie untouched until the copies of the next plan are made.
+        # With a host, freed pages lie untouched until the copies of the next plan are made.
         self.poisoned: dict[int, list[np.ndarray]] = {}
 
     def launch(self, plan: StepPlan) -> Handle:

@@ -104,20 +104,23 @@ class Rig:
         self.eos = eos
         self.clock = Clock()
         self.inbox, self.outbox = LocalChannel(), LocalChannel()
-        self.scheduler = Scheduler(
-            args=self.args,
-            executor=self.engine,
-            inbox=self.inbox,
-            outbox=self.outbox,
-            eos_ids=sorted(eos),
-            clock=self.clock,
-            max_message=max_message,
-        )
+        self.scheduler = self._make_scheduler(max_message)
         self.life = self.scheduler.life
         self._watch_launches()
         if poison:
             self._poison_freed_pages()
         self._forget()
+
+    def _make_scheduler(self, max_message: float) -> Scheduler:
+        return Scheduler(
+            args=self.args,
+            executor=self.engine,
+            inbox=self.inbox,
+            outbox=self.outbox,
+            eos_ids=sorted(self.eos),
+            clock=self.clock,
+            max_message=max_message,
+        )
 
     def _forget(self) -> None:
         self.messages: dict[str, Generate] = {}

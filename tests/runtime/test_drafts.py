@@ -8,8 +8,9 @@ import pytest
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.messages import Generate, pack_ids, unpack_ids
 from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.scheduler.decision import Decision
 from radix_runtime.scheduler.lifecycle import Lifecycle
-from radix_runtime.scheduler.policy import Decision, plan_step
+from radix_runtime.scheduler.policy import plan_step
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.step_plan import StepPlan, StepResult
 from tests.runtime.fake_model import fake_logprob, fold, kv_of

@@ -1,5 +1,5 @@
-"""Random requests on models that keep more than full pages, and on a host tier: recurrent states with
-snapshots, a window, copies in the plan, each alone and together, with drafts or without.
+"""Random requests on models that keep more than full pages, and on a host tier: recurrent states
+with snapshots, a window, copies in the plan, each alone and together, with drafts or without.
 
 The tokens are those of the oracle, which knows no cache. Some hundreds, or ten thousand with
 RADIX_TEST_FULL=1."""
@@ -32,7 +32,7 @@ SETTINGS = {
         "model": WINDOW,
         "page_size": 2,
         "pages": 80,
-        "group_sizes": (60, 0),
+        "group_sizes": (200, 0),
         "host_pages": 60,
         "schedule_policy": "lpm",
     },  # fmt: skip
@@ -56,7 +56,7 @@ SETTINGS = {
         "model": BOTH,
         "page_size": 4,
         "pages": 40,
-        "group_sizes": (34, 30),
+        "group_sizes": (120, 60),
         "host_pages": 40,
     },  # fmt: skip
 }

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from radix_runtime.errors import InvariantViolation, refusal
-from radix_runtime.scheduler.policy import Blocked
+from radix_runtime.scheduler.decision import Blocked
 from radix_runtime.scheduler.request import Request, State
 from tests.runtime.scheduler_rig import BOTH, Rig, prompt
 

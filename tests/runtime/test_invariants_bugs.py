@@ -11,9 +11,10 @@ from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import batch_builder, lifecycle, policy, scheduler
+from radix_runtime.scheduler.batch_builder import Step
 from radix_runtime.scheduler.lifecycle import Lifecycle
 from radix_runtime.scheduler.live import LiveRequests
-from radix_runtime.scheduler.policy import Entry
+from radix_runtime.scheduler.decision import Entry
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.scheduler.results import Results
 from radix_runtime.step_plan import StepResult
@@ -108,16 +109,17 @@ def bug_admission_ignores_pages(patch: Patch) -> None:
 
 
 def bug_token_sent_after_the_end(patch: Patch) -> None:
-    accept = Results._accept
+    complete = Results.complete
 
-    def careless(self: Results, entry: Entry, *rest: object) -> None:
-        request = entry.request
-        if request.ended and entry.num_samples:
-            delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
-            self._output._deltas.append(delta)
-        accept(self, entry, *rest)
+    def careless(self: Results, step: Step, result: StepResult) -> None:
+        for entry in step.entries:
+            request = entry.request
+            if request.ended and entry.num_samples:
+                delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
+                self._output._deltas.append(delta)
+        complete(self, step, result)
 
-    patch.setattr(Results, "_accept", careless)
+    patch.setattr(Results, "complete", careless)
 
 
 def bug_wrong_page_in_the_plan(patch: Patch) -> None:
@@ -176,33 +178,31 @@ def bug_abort_counts_nothing(patch: Patch) -> None:
 def draft_bug_rejected_tokens_stay_counted(patch: Patch) -> None:
     accept = Results._accept
 
-    def stuck(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        request = entry.request
-        rejected = 0 if request.ended else entry.num_samples - count
-        accept(self, entry, result, slot, count)
-        request.total_len += rejected
-        request.computed_len += rejected
+    def stuck(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
+        rejected = entry.num_samples - len(tokens)
+        accept(self, entry, tokens, *rest)
+        entry.request.total_len += rejected
+        entry.request.computed_len += rejected
 
     patch.setattr(Results, "_accept", stuck)
 
 
 def draft_bug_rejected_tokens_are_sent(patch: Patch) -> None:
-    accept = Results._accept
+    complete = Results.complete
 
-    def greedy(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        accept(self, entry, result, slot, entry.num_samples)
+    def greedy(self: Results, step: Step, result: StepResult) -> None:
+        result.counts = step.plan.num_samples[step.plan.num_samples > 0]
+        complete(self, step, result)
 
-    patch.setattr(Results, "_accept", greedy)
+    patch.setattr(Results, "complete", greedy)
 
 
 def draft_bug_only_the_total_sinks(patch: Patch) -> None:
     accept = Results._accept
 
-    def half(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        request = entry.request
-        if not request.ended:
-            request.computed_len += entry.num_samples - count
-        accept(self, entry, result, slot, count)
+    def half(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
+        entry.request.computed_len += entry.num_samples - len(tokens)
+        accept(self, entry, tokens, *rest)
 
     patch.setattr(Results, "_accept", half)
 

@@ -1,4 +1,5 @@
-"""Random requests (`random_traffic.py`) over page sizes, budgets, policies, with overlap or without.
+"""Random requests (`random_traffic.py`) over page sizes, budgets and policies, with overlap and
+without.
 
 Ten thousand of them on one token a step; with drafts some hundreds, or with RADIX_TEST_FULL=1 ten
 thousand as well."""

@@ -223,9 +223,8 @@ class WindowPages:
 
     def extend(self, row: int, pages: np.ndarray) -> None:
         """The row's next pages."""
-        if len(pages):
-            self.table.assign(row, int(self.end[row]), pages)
-            self.end[row] += len(pages)
+        self.table.assign(row, int(self.end[row]), pages)
+        self.end[row] += len(pages)
 
     def share(self, row: int, node: Node, num_pages: int) -> None:
         own = self.table.pages(row, int(self.end[row]))

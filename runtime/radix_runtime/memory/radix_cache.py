@@ -6,11 +6,8 @@ only, so one root serves all of them."""
 
 # A lock on a node holds the whole path to the root. An unlocked node therefore has no locked
 # descendant, and every page of every unlocked node can be evicted, leaf by leaf. Splits keep the
-# identity of the lower part, and so its locks.
-#
-# Evicted pages are returned to the caller, who owns them from then on. With a host tier the node
-# stays, with a copy on the host, while there is room; "leaf" then means a node without children on
-# the device.
+# identity of the lower part, and so its locks. With a host tier an evicted node may stay, with a
+# copy of its pages there; a leaf is then a node without children on the device.
 
 import heapq
 import itertools
@@ -86,7 +83,7 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def queued(self) -> list[Node]:
-        """The nodes in the heap, for checks. Some may not be leaves, or locked, by now."""
+        """The nodes in the heap, for checks."""
         return [node for _, _, node in self._heap]
 
     def match(self, ids: np.ndarray, extra_key: str | None = None) -> Match:
@@ -289,9 +286,8 @@ class RadixCache:
             elif self.is_evictable(node):  # or it is queued again when it becomes an unlocked leaf
                 victims.append(self._evict_from(node, missing))
                 missing -= len(victims[-1])
-        pages = np.concatenate(victims)
-        self.evicted_pages_total += len(pages)
-        return pages
+        self.evicted_pages_total += num_pages - missing
+        return np.concatenate(victims)
 
     def prune(self, node: Node) -> np.ndarray:
         """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns

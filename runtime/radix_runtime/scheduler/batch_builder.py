@@ -17,8 +17,8 @@ from ..step_plan import (
     StepPlan,
     StepResult,
 )
+from .decision import Decision, Entry
 from .lifecycle import Lifecycle
-from .policy import Decision, Entry
 from .request import Request, State
 
 
@@ -42,7 +42,7 @@ class Step:
 
 def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepPlan, list[Entry]]:
     """Admits, takes pages, and moves every request in `decision` past this step."""
-    entries = [*decision.decode, *decision.chunks]
+    entries = decision.entries
     new_rows = _admit(entries, life)
     _take_pages(entries, life)
     num_decode = len(decision.decode)

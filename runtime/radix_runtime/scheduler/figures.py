@@ -3,8 +3,9 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from .decision import Blocked, Decision
 from .lifecycle import Lifecycle
-from .policy import Blocked, Decision, OutputRatio
+from .policy import OutputRatio
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@
                    fits alone
     I9 conserve    accepted = finished + aborted + failed + live
     I10 epoch      no page or row that a step in flight touches is free, or has a new owner
-    I11 groups     each page and slot of the other cache groups has exactly one owner; a row holds the
-                   pages of its window
-    I12 host       each page of the host tier is free or one node's; nothing locked, and nothing that
-                   a node on the device hangs from, is on the host
+    I11 groups     each page and slot of the other cache groups has exactly one owner; a row holds
+                   the pages of its window
+    I12 host       each page of the host tier is free or one node's; nothing locked, and nothing
+                   that a node on the device hangs from, is on the host
     I13 content    (tests) KV read equals KV written: the fake engine compares hashes
 """
 

@@ -113,7 +113,8 @@ class Lifecycle:
         request.computed_len = match.length
         request.reserved_len = match.length
         request.prefill_end = request.total_len
-        self._append(request, match.pages)
+        if len(match.pages):
+            self._append(request, match.pages)
         for group, handles in zip(self.groups, match.handles, strict=True):
             group.admit(request.row, handles)
 
@@ -143,19 +144,20 @@ class Lifecycle:
         pages = self.take_pages(sum(needs))
         start = 0
         for request, need in zip(requests, needs, strict=True):
-            self._append(request, pages[start : start + need])
-            start += need
+            if need:
+                self._append(request, pages[start : start + need])
+                start += need
         for window in self.windows:
             pages = window.pool.take(sum(needs))
             start = 0
             for request, need in zip(requests, needs, strict=True):
-                window.extend(request.row, pages[start : start + need])
-                start += need
+                if need:
+                    window.extend(request.row, pages[start : start + need])
+                    start += need
 
     def _append(self, request: Request, pages: np.ndarray) -> None:
-        if len(pages):
-            self.table.assign(request.row, request.num_pages, pages)
-            request.num_pages += len(pages)
+        self.table.assign(request.row, request.num_pages, pages)
+        request.num_pages += len(pages)
 
     # Sharing ------------------------------------------------------------------------------
 

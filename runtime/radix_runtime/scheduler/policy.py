@@ -1,22 +1,21 @@
 """What the next step computes: a pure function of host state."""
 
 # Each step gives one token to every running request first and fills the rest of the token budget
-# with prompt chunks, so a long prompt never stops the streams; drafts get what is left. All room is counted in pages. A
-# request is admitted when the pages that it and the running ones are *expected* to need are there;
-# how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust costs a
-# retraction, never a failure: `plan_step` reports a shortage before anything is launched.
+# with prompt chunks, so a long prompt never stops the streams; drafts get what is left. All room is
+# counted in pages. A request is admitted when the pages that it and the running ones are *expected*
+# to need are there; how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust
+# costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
 
-from ..memory.cache_groups import WindowPages
 from ..memory.radix_node import Match, Node
 from ..registry import Registry
+from .decision import Blocked, Decision, Entry, chunk, chunk_length, decode
 from .lifecycle import Lifecycle
 from .request import Request, State
+from .window_room import WindowRoom
 
 # Order of the queue ---------------------------------------------------------------------------
 
@@ -99,89 +98,6 @@ def expected_len(request: Request, ratio: float, margin: int) -> int:
 
 
 # The step -------------------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """One request in a step: its tokens [start, end), of which it samples `num_samples`. `match` is
-    set when this admits the request."""
-
-    request: Request
-    start: int
-    end: int
-    num_samples: int
-    is_chunk: bool
-    match: Match | None = None
-
-
-def decode(request: Request, num_samples: int) -> Entry:
-    """The request's next tokens: the last one accepted and `num_samples - 1` drafts."""
-    start = request.computed_len
-    return Entry(
-        request=request,
-        start=start,
-        end=start + num_samples,
-        num_samples=num_samples,
-        is_chunk=False,
-    )
-
-
-def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
-    """A part of what the request has to compute; the last one samples unless nothing is asked."""
-    end = start + length
-    samples = end == request.total_len < request.max_total_len
-    return Entry(
-        request=request,
-        start=start,
-        end=end,
-        num_samples=1 if samples else 0,
-        is_chunk=True,
-        match=match,
-    )
-
-
-def chunk_length(left: int, most: int) -> int:
-    """Tokens of the next chunk, at most `most` of the `left`: neither one alone nor all but one. A
-    row's only token in a step takes attention's decode kernel, which gives it other last bits than
-    it has in the whole prompt."""
-    length = min(left, most)
-    if left - length == 1:
-        length -= 1
-    if length == 1 and left > 1:
-        return 0
-    return length
-
-
-class Blocked(Enum):
-    """Why a waiting request is not in the step."""
-
-    NO_ROW = auto()  # as many requests run as may
-    NO_BUDGET = auto()  # the step computes as many tokens as it may
-    NO_PAGES = auto()  # the pages that it is expected to need are not there
-    SAME_PREFIX = auto()  # another request is computing its next page
-    BEHIND = auto()  # nobody passes a request that waits for pages
-
-
-@dataclass(slots=True)
-class Decision:
-    """What a step computes, and why each waiting request is not part of it. `shortage`: pages are
-    missing for a step that has to be made; launch nothing."""
-
-    decode: list[Entry] = field(default_factory=list)
-    chunks: list[Entry] = field(default_factory=list)
-    shortage: bool = False
-    blocked: dict[Request, Blocked] = field(default_factory=dict)
-    rest: Blocked = Blocked.BEHIND  # the reason of waiting requests that are not in `blocked`
-
-    def __bool__(self) -> bool:
-        return bool(self.decode or self.chunks)
-
-    def why(self, waiting: Request) -> Blocked:
-        """The reason for a request that is still waiting."""
-        return self.blocked.get(waiting, self.rest)
-
-    @property
-    def dedup_waits(self) -> int:
-        return sum(1 for reason in self.blocked.values() if reason is Blocked.SAME_PREFIX)
 
 
 # The waiting requests in the policy's order; called only when someone can get in.
@@ -278,15 +194,12 @@ def _admit(
     room = life.available_pages
     room -= sum(max(0, expect(request) - request.num_pages) for request in life.running)
     computing = _pages_being_computed(life)
-    windows = [WindowRoom(window, life, decision, expect) for window in life.windows]
+    windows = [WindowRoom(w, life, entries=decision.entries, expect=expect) for w in life.windows]
     locked: set[Node] = set()
     waits = 0
     for request in queue:
-        if rows == 0:
-            decision.rest = Blocked.NO_ROW
-            return
-        if budget <= 0:
-            decision.rest = Blocked.NO_BUDGET
+        if rows == 0 or budget <= 0:
+            decision.rest = Blocked.NO_ROW if rows == 0 else Blocked.NO_BUDGET
             return
         if waits == MOST_WAITS:
             return
@@ -298,11 +211,7 @@ def _admit(
             waits += 1
             continue
         waits = 0
-        newly_locked = [
-            node
-            for node in match.node.path()
-            if node.lock_count == 0 and node not in locked and not node.on_host
-        ]
+        newly_locked = _evictable_path(match, locked)
         need = expect(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
         most = min([budget, *[window.most_tokens(match) for window in windows]])
@@ -324,43 +233,10 @@ def _admit(
         rows -= 1
 
 
-class WindowRoom:
-    """Pages of a window group that first chunks may take: what the running requests take in this
-    step, and what they are expected to fill their windows with, is set aside."""
-
-    def __init__(
-        self,
-        window: WindowPages,
-        life: Lifecycle,
-        decision: Decision,
-        expect: Callable[[Request], int],
-    ) -> None:
-        self._window = window
-        self._allocator = life.allocator
-        self._taken: set[int] = set()  # handles that requests of this step begin to use
-        ends = {entry.request: entry.end for entry in [*decision.decode, *decision.chunks]}
-        self._left = window.pool.available
-        for request in life.running:
-            now = self._allocator.pages_for(ends.get(request, 0)) - request.num_pages
-            missing = window.span - window.held(request.row)
-            later = min(expect(request) - request.num_pages, missing)
-            self._left -= max(0, now, later)
-
-    def most_tokens(self, match: Match) -> int:
-        """The longest first chunk of a request with this cached prefix."""
-        return (self._left - len(self._newly_used(match))) * self._allocator.page_size
-
-    def take(self, match: Match, length: int) -> None:
-        """A request is admitted with a first chunk of `length` tokens."""
-        used = self._newly_used(match)
-        self._taken |= used
-        self._left -= len(used) + self._allocator.pages_for(length)
-
-    def _newly_used(self, match: Match) -> set[int]:
-        """Handles of the prefix that could be evicted until now."""
-        pool = self._window.pool
-        prefix = self._window.prefix(match.handles[pool.index]).tolist()
-        return {h for h in prefix if pool.uses[h] == 0 and h not in self._taken}
+def _evictable_path(match: Match, locked: set[Node]) -> list[Node]:
+    """Nodes of the prefix on the device that could be evicted, but for those in `locked`."""
+    path = match.node.path()
+    return [n for n in path if n.lock_count == 0 and not n.on_host and n not in locked]
 
 
 def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:

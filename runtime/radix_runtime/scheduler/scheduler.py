@@ -12,11 +12,12 @@ from ..config import ServerArgs
 from ..step_plan import Executor
 from . import figures, invariants
 from .batch_builder import Step, build_step
+from .decision import Decision
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .live import LiveRequests
 from .output import Output
-from .policy import Decision, OutputRatio, QueueContext, plan_step, schedule_policies
+from .policy import OutputRatio, QueueContext, plan_step, schedule_policies
 from .request import Request
 from .results import Results
 
