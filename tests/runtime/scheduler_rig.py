@@ -137,6 +137,18 @@ class Rig:
 
         self.engine.launch = checked  # type: ignore[method-assign]
 
+    def record_plans(self) -> list[StepPlan]:
+        """The plans that are launched from now on."""
+        plans: list[StepPlan] = []
+        launch = self.engine.launch
+
+        def record(plan: StepPlan) -> Handle:
+            plans.append(plan)
+            return launch(plan)
+
+        self.engine.launch = record  # type: ignore[method-assign]
+        return plans
+
     def _check_plan(self, plan: StepPlan) -> None:
         prompts = {r.row: r.prompt_len for r in self.life.running}
         for index in range(plan.num_decode, len(plan.rows)):

@@ -27,18 +27,6 @@ def samples_of(plans: list[StepPlan], rid_row: int) -> list[int]:
     return found
 
 
-def recorded(rig: Rig) -> list[StepPlan]:
-    plans: list[StepPlan] = []
-    launch = rig.engine.launch
-
-    def record(plan: StepPlan) -> object:
-        plans.append(plan)
-        return launch(plan)
-
-    rig.engine.launch = record  # type: ignore[method-assign, assignment]
-    return plans
-
-
 @BOTH
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("samples", [2, 8])
@@ -73,7 +61,7 @@ def test_lucky_drafts_save_steps() -> None:
 def test_no_entry_samples_beyond_the_end_and_none_is_planned_on_an_upper_bound() -> None:
     rig = Rig(samples=8)
     rig.engine.luck = 0.0
-    plans = recorded(rig)
+    plans = rig.record_plans()
     rig.submit("a", prompt(10), max_new_tokens=12, ignore_eos=True)
     rig.step()
     row = rig.request("a").row
@@ -88,7 +76,7 @@ def test_no_entry_samples_beyond_the_end_and_none_is_planned_on_an_upper_bound()
 
 def test_a_row_with_penalties_samples_one_token_a_step() -> None:
     rig = Rig(samples=8)
-    plans = recorded(rig)
+    plans = rig.record_plans()
     rig.submit("p", prompt(10), max_new_tokens=20, ignore_eos=True, frequency_penalty=0.5)
     rig.submit("q", prompt(10), max_new_tokens=20, ignore_eos=True)
     rig.step()

@@ -183,13 +183,12 @@ def test_prompt_logprobs_over_chunks_and_cached_prefixes(
 
 def test_prompt_logprobs_come_in_blocks() -> None:
     rig = Rig(pages=700, context=2700, chunk=-1)
-    spans = []
-    launch = rig.engine.launch
-    rig.engine.launch = lambda plan: (spans.extend(plan.logprob_spans), launch(plan))[1]
+    plans = rig.record_plans()
     ids = prompt(2500)
     rig.submit("a", ids, max_new_tokens=0, logprob_start=0)
     rig.run()
-    assert [len(s.targets) // 4 for s in spans] == [1024, 1024, 451]
+    spans = [span for plan in plans for span in plan.logprob_spans]
+    assert [len(unpack_ids(span.targets)) for span in spans] == [1024, 1024, 451]
     (got,) = rig.streams["a", 0].prompt_logprobs
     assert len(got.ids) == 4 * 2500
     values = np.frombuffer(got.logprobs, "<f4")
