@@ -49,6 +49,24 @@ class EngineDeadError(RuntimeError):
     """The engine has died; nothing more can be served by this instance."""
 
 
+class EngineCommandError(RuntimeError):
+    """A command to the engine failed on `rank`; the engine goes on serving."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(f"rank {rank}: {message}")
+        self.rank = rank
+        self.message = message
+
+
+class MaskError(RuntimeError):
+    """The masks of a step did not come, or do not fit it. The step has sampled nothing: its
+    requests cannot go on, the engine can."""
+
+    def __init__(self, step_id: int, reason: str) -> None:
+        super().__init__(f"masks of step {step_id}: {reason}")
+        self.step_id = step_id
+
+
 class InvariantViolation(AssertionError):
     """The runtime caught itself in a state that must not exist (see scheduler/invariants.py)."""
 

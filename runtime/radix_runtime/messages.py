@@ -13,6 +13,7 @@ import numpy as np
 
 from .errors import RequestError
 from .sampling_params import SamplingParams
+from .step_plan import EngineCommand
 
 CONTEXT_TOKENS = 4  # enough to hold the start of a character that the prompt cut
 MOST_DELTAS = 128  # in a message; without prompt logprobs each has less than 128 KiB
@@ -59,10 +60,12 @@ class Abort(_Message):
 
 
 class Control(_Message):
-    """An operation on the scheduler itself; answered by ControlReply with the same id."""
+    """An operation on the scheduler itself, or a command to its engine (`body`); answered by
+    ControlReply with the same id."""
 
     id: int
-    op: Literal["flush_cache", "stats"]
+    op: Literal["flush_cache", "stats", "engine"]
+    body: EngineCommand | None = None
 
 
 class ControlReply(_Message):
@@ -71,6 +74,8 @@ class ControlReply(_Message):
     id: int
     ok: bool
     stats: dict[str, float] = {}
+    answers: list[str] = []  # of the ranks, to a command
+    error: str = ""  # why a command failed
 
 
 class RequestFailed(_Message):

@@ -36,10 +36,11 @@ check_version(radix_kernels.__version__)
 
 # The ops that the runtime uses.
 from radix_kernels import (
-    DenseDecoder, GpuCommunicator, PackedWeight, ShmCommunicator, apply_penalties_inplace, capabilities,
+    DenseDecoder, GpuCommunicator, LogitEdits, PackedWeight, ShmCommunicator, capabilities,
     count_tokens_inplace, embedding, flash_attn_with_kvcache, fused_add_rmsnorm, fused_qk_norm_rope_store, gelu_and_mul,
     gelu_tanh_and_mul, get_num_threads, linear, linear_argmax, linear_silu_and_mul, pack_weight, rmsnorm,
     rope_cos_sin_cache, set_num_threads, silu_and_mul, token_logprobs, top_k_top_p_sampling,
+    top_k_top_p_sampling_with_logprobs,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""StepPlan and StepResult: what scheduler and engine tell each other about one step.
+"""What scheduler and engine tell each other: StepPlan and StepResult of a step, EngineCommand.
 
 Plain numpy, no torch. The entries of a step are decode entries first, then prefill chunks; every
 array of the plan has this order. A row is an index into the request table."""
@@ -6,7 +6,7 @@ array of the plan has this order. A row is an index into the request table."""
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -67,7 +67,7 @@ class SnapshotCopy(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     position: int
 
 
-class StepPlan(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
+class StepPlan(msgspec.Struct, tag="step", array_like=True, forbid_unknown_fields=True, eq=False):
     """One step of B entries, the same for every rank. All arrays are int32.
 
     A decode entry runs the tokens that the device holds for its row: the last accepted one and its
@@ -150,6 +150,17 @@ def decode_plan(
     )
 
 
+class Profile(msgspec.Struct, tag="profile", array_like=True, forbid_unknown_fields=True):
+    """Starts torch's profiler on every rank, or stops it. Each rank answers with the file in
+    `directory` that holds its trace once profiling has stopped."""
+
+    action: Literal["start", "stop"]
+    directory: str = ""
+
+
+EngineCommand = Profile  # a union, once there are more: what every rank does between two steps
+
+
 def _array_to_bytes(array: np.ndarray) -> bytes:
     if array.dtype != np.int32:
         raise TypeError(f"an array of a StepPlan is {array.dtype}, not int32")
@@ -161,16 +172,17 @@ def _array_from_bytes(kind: type, data: bytes) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_array_to_bytes)
-_decoder = msgspec.msgpack.Decoder(StepPlan, dec_hook=_array_from_bytes)
+_decoder = msgspec.msgpack.Decoder(StepPlan | EngineCommand, dec_hook=_array_from_bytes)
 
 
-def serialize_plan(plan: StepPlan) -> bytes:
-    """`plan` as msgpack. Raises TypeError for an array that is not int32."""
+def serialize_plan(plan: StepPlan | EngineCommand) -> bytes:
+    """`plan`, or a command in its place, as msgpack. Raises TypeError for an array that is not
+    int32."""
     return _encoder.encode(plan)
 
 
-def deserialize_plan(data: bytes) -> StepPlan:
-    """The plan that `serialize_plan` wrote; its arrays are read-only."""
+def deserialize_plan(data: bytes) -> StepPlan | EngineCommand:
+    """What `serialize_plan` wrote; arrays are read-only."""
     return _decoder.decode(data)
 
 
@@ -196,7 +208,8 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """The engine as the scheduler sees it: steps are executed in the order of their launch."""
+    """The engine as the scheduler sees it: steps and commands are executed in the order of their
+    `launch` and `call`. Used by one thread."""
 
     num_pages: int  # pages that requests may own; the dummy page is beyond them
     page_size: int
@@ -207,9 +220,18 @@ class Executor(Protocol):
     cache_groups: tuple[GroupSpec, ...]  # what the model keeps of a request; full pages come first
     host_pages: int  # pages of host memory for what the full pages have no room for; 0: none
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go
-        on."""
+        on.
+
+        `masks` uint32 [sum of num_samples, ceil(vocab_size / 32)]: bit `id % 32` of word `id // 32`
+        allows an id to be sampled. The model runs at once, the draw when the masks are there. If
+        they fail, or do not fit the plan, the result raises MaskError: the step has sampled -1
+        everywhere, a step launched behind it runs on that, and the engine goes on."""
+
+    def call(self, command: EngineCommand) -> Future[list[str]]:
+        """Has every rank execute `command` behind the steps launched so far. The result is the
+        answer of each rank; it raises EngineCommandError if one fails, and the engine goes on."""
 
     def close(self) -> None:
         """Waits for the launched steps and gives the device back. Idempotent."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from radix_runtime.cache_spec import FullPagesSpec, GroupSpec, RowSnapshotsSpec, WindowPagesSpec
 from radix_runtime.messages import unpack_ids
 from radix_runtime.step_plan import (
+    EngineCommand,
     LogprobSpan,
     RowSampling,
     StepPlan,
@@ -37,7 +39,6 @@ from tests.runtime.fake_model import (
     fake_logprob,
     fake_top,
     fold,
-    kv_of,
     sample,
     token_hashes,
 )
@@ -87,6 +88,8 @@ class FakeEngine:
     counts: list[tuple[int, int]] = field(default_factory=list)  # (accepted, sampled) of decodes
     results: dict[int, StepResult] = field(default_factory=dict)
     closed: bool = False
+    commands: list[EngineCommand] = field(default_factory=list)
+    command_error: Exception | None = None
 
     def __post_init__(self) -> None:
         slots = (self.num_pages + 1) * self.page_size
@@ -131,6 +134,17 @@ class FakeEngine:
         if not self.lazy:
             self.run_until(plan.step_id)
         return Handle(self, plan.step_id)
+
+    def call(self, command: EngineCommand) -> Future[list[str]]:
+        """Behind the steps launched so far, which it runs."""
+        self.run_until(self.last_step)
+        self.commands.append(command)
+        future: Future[list[str]] = Future()
+        if self.command_error is not None:
+            future.set_exception(self.command_error)
+        else:
+            future.set_result(["done"])
+        return future
 
     def close(self) -> None:
         self.closed = True
@@ -356,38 +370,3 @@ class FakeEngine:
         assert np.isin(plan.num_samples[chunks], (0, 1)).all()
         deltas = list(zip(plan.page_rows.tolist(), plan.page_index.tolist(), strict=True))
         assert len(set(deltas)) == len(deltas), "a page-table entry twice in a step"
-
-
-def check_content(engine: FakeEngine, cache: object) -> None:
-    """I13: everything that the tree holds is of its tokens: KV on the device and on the host, pages
-    of the window, snapshots."""
-    if engine.host_pages:
-        engine.run_until(engine.last_step)  # the tree is ahead of copies in flight
-    stack = [(node, np.zeros(0, np.int32)) for node in cache.root.children.values()]
-    while stack:
-        node, before = stack.pop()
-        ids = np.concatenate([before, node.key])
-        kv = engine.kv.reshape(-1, engine.page_size)
-        pages = engine.host_kv[node.pages] if node.on_host else kv[node.pages]
-        wanted = kv_of(ids)[len(before) :]
-        assert np.array_equal(pages.reshape(-1), wanted), "I13: wrong KV in tree"
-        _check_handles(engine, node.handles, ids, len(before))
-        stack += [(child, ids) for child in node.children.values()]
-
-
-def _check_handles(
-    engine: FakeEngine, handles: tuple[np.ndarray, ...], ids: np.ndarray, start: int
-) -> None:
-    size = engine.page_size
-    for spec, own in zip(engine.cache_groups[1:], handles, strict=True):
-        for page, handle in enumerate(own.tolist()):
-            end = start + (page + 1) * size
-            if handle < 0:
-                continue
-            if isinstance(spec, WindowPagesSpec):
-                content = engine.window_kv[handle * size : (handle + 1) * size]
-                wanted = token_hashes(ids[end - size : end], end - size)
-                assert np.array_equal(content, wanted), "I13: wrong window page in tree"
-            else:
-                state = engine.model.advance(START_STATE, token_hashes(ids[:end], 0))
-                assert engine.snapshots[handle] == state, "I13: wrong snapshot in tree"

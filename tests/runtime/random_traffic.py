@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from radix_runtime.scheduler.request import State
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
 

@@ -29,8 +29,9 @@ from radix_runtime.messages import (
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
-from radix_runtime.step_plan import StepPlan
-from tests.runtime.fake_engine import FakeEngine, Handle, check_content
+from radix_runtime.step_plan import EngineCommand, StepPlan
+from tests.runtime.check_content import check_content
+from tests.runtime.fake_engine import FakeEngine, Handle
 from tests.runtime.fake_model import FakeModel, oracle
 
 EOS = frozenset({1, 2})
@@ -192,8 +193,8 @@ class Rig:
         stream.finish = FinishReason("stop", matched="text")
         self.inbox.send(TextStop(rid=rid, choice=choice, n_tokens=n_tokens))
 
-    def control(self, op: str) -> ControlReply:
-        self.inbox.send(Control(len(self.replies), op))
+    def control(self, op: str, body: EngineCommand | None = None) -> ControlReply:
+        self.inbox.send(Control(id=len(self.replies), op=op, body=body))
         self.step()
         return self.replies[-1]
 

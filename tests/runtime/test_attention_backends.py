@@ -84,7 +84,9 @@ def loaded_batch(
         page_index=columns[1],
         page_ids=columns[2],
     )
-    batch.load(plan, torch.zeros((9, 1), dtype=torch.int32))
+    committed = torch.zeros(9, dtype=torch.int32)
+    committed[: len(lengths)] = torch.from_numpy(plan.kv_len - query)
+    batch.load(plan, torch.zeros((9, 1), dtype=torch.int32), committed)
     generator = torch.Generator().manual_seed(3)
     for cache in (*pool.k, *pool.v):
         cache.fill_(float("nan"))
@@ -99,7 +101,7 @@ def loaded_batch(
 def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.Tensor:
     """float64, token by token, head by head."""
     pool, out, token = batch.kv_pool, torch.zeros(q.shape, dtype=torch.float64), 0
-    lengths = zip(batch.query_lens_host, batch.kv_lens_host, strict=True)
+    lengths = zip(batch.query_lens_host, batch.kv_lens.tolist(), strict=True)
     for entry, (count, kv) in enumerate(lengths):
         slots = [
             (batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)

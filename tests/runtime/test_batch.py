@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,14 @@ from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.step_plan import StepPlan, decode_plan
 
 CPU = Device.resolve("cpu")
-MAX_ROWS, MAX_BATCH, MAX_TOKENS, MAX_CONTEXT, PAGES = 6, 4, 40, 50, 200
+MAX_ROWS = 6
+MAX_BATCH = 4
+MAX_TOKENS = 48
+MAX_CONTEXT = 50
+PAGES = 200
 
 
-def make(page_size: int) -> ForwardBatch:
+def make(page_size: int, *, max_samples: int = 3, expands_decode: bool = True) -> ForwardBatch:
     pool = KVPool(
         num_layers=1,
         num_pages=PAGES,
@@ -36,6 +41,8 @@ def make(page_size: int) -> ForwardBatch:
         max_batch=MAX_BATCH,
         max_rows=MAX_ROWS,
         max_context=MAX_CONTEXT,
+        max_samples=max_samples,
+        expands_decode=expands_decode,
     )
     for name, tensor in vars(batch).items():
         if isinstance(tensor, torch.Tensor) and name != "_table":
@@ -43,98 +50,203 @@ def make(page_size: int) -> ForwardBatch:
     return batch
 
 
-def random_plan(rng: random.Random, table: np.ndarray, page_size: int, step: int) -> StepPlan:
-    """A step of random rows; writes its page deltas into `table` too."""
-    rows = rng.sample(range(MAX_ROWS), rng.randint(1, MAX_BATCH))
-    num_decode = rng.randint(0, len(rows))
-    query = [1] * num_decode + [rng.randint(1, 9) for _ in rows[num_decode:]]
-    kv = [rng.randint(n, MAX_CONTEXT) for n in query]
-    deltas = []
-    for row, length in zip(rows, kv, strict=True):
-        for index in range(-(-length // page_size)):
-            deltas.append((row, index, rng.randrange(PAGES)))
-            table[row, index] = deltas[-1][2]
-    prompt = [rng.randrange(1000) for _ in range(sum(query[num_decode:]))]
-    columns = np.array(deltas, np.int32).reshape(-1, 3).T
-    samples = [1] * num_decode + [rng.randint(0, 1) for _ in rows[num_decode:]]
-    return StepPlan(
-        step_id=step,
-        num_decode=num_decode,
-        rows=np.array(rows, np.int32),
-        query_len=np.array(query, np.int32),
-        kv_len=np.array(kv, np.int32),
-        num_samples=np.array(samples, np.int32),
-        input_ids=np.array(prompt, np.int32),
-        page_rows=columns[0],
-        page_index=columns[1],
-        page_ids=columns[2],
-    )
+class Rows:
+    """What the device knows of the rows, as numpy, and the page table."""
+
+    def __init__(self, rng: random.Random, page_size: int, max_samples: int = 3) -> None:
+        self.rng = rng
+        self.page_size = page_size
+        self.table = np.full((MAX_ROWS + 1, -(-MAX_CONTEXT // page_size)), PAGES)
+        self.committed_len = np.zeros(MAX_ROWS + 1, np.int32)
+        ids = [[rng.randrange(-1, 1000) for _ in range(max_samples)] for _ in range(MAX_ROWS)]
+        self.next_token = np.array([*ids, [0] * max_samples], np.int32)
+
+    def load(self, batch: ForwardBatch, plan: StepPlan, **options: Any) -> None:
+        """Loads `plan`; the chunks' lengths must have become the committed ones."""
+        committed = torch.from_numpy(self.committed_len.copy())
+        batch.load(plan, torch.from_numpy(self.next_token), committed, **options)
+        expected = self.committed_len.copy()
+        expected[plan.rows[plan.num_decode :]] = plan.kv_len[plan.num_decode :]
+        assert committed.tolist() == expected.tolist()
+
+    def plan(self, step: int, like: StepPlan | None = None) -> StepPlan:
+        """A step of random entries, or of those of `like` with other lengths and pages. The lengths
+        of decode entries are upper bounds."""
+        rng = self.rng
+        rows = rng.sample(range(MAX_ROWS), rng.randint(1, MAX_BATCH))
+        num_decode = rng.choice([rng.randint(0, len(rows)), len(rows)])
+        query = [rng.randint(1, self.next_token.shape[1]) for _ in range(num_decode)]
+        query += [rng.randint(1, 9) for _ in rows[num_decode:]]
+        if like is not None:
+            rows, num_decode = like.rows.tolist(), like.num_decode
+            query = like.query_len.tolist()
+        kv = [rng.randint(n, MAX_CONTEXT) for n in query]
+        for row, n, length in zip(rows[:num_decode], query, kv, strict=False):
+            self.committed_len[row] = rng.randint(max(0, length - n - 3), length - n)
+        columns = np.array(self._pages(rows, kv), np.int32).reshape(-1, 3).T
+        samples = query[:num_decode] + [rng.randint(0, 1) for _ in rows[num_decode:]]
+        prompt = [rng.randrange(1000) for _ in range(sum(query[num_decode:]))]
+        return StepPlan(
+            step_id=step,
+            num_decode=num_decode,
+            rows=np.array(rows, np.int32),
+            query_len=np.array(query, np.int32),
+            kv_len=np.array(kv, np.int32),
+            num_samples=np.array(samples, np.int32),
+            input_ids=np.array(prompt, np.int32),
+            page_rows=columns[0],
+            page_index=columns[1],
+            page_ids=columns[2],
+        )
+
+    def _pages(self, rows: list[int], kv: list[int]) -> list[tuple[int, int, int]]:
+        deltas = []
+        for row, length in zip(rows, kv, strict=True):
+            for index in range(-(-length // self.page_size)):
+                page = self.rng.randrange(PAGES)
+                deltas.append((row, index, page))
+                self.table[row, index] = page
+        return deltas
+
+    def expected(
+        self, plan: StepPlan, expands: bool, padding: int
+    ) -> list[tuple[int, list[int], int, bool]]:
+        """(row, ids, position of the first, whether it is stored) of the batch's entries."""
+        prompt = plan.input_ids.tolist()
+        decode, chunks = [], []
+        for entry, row in enumerate(plan.rows.tolist()):
+            n = int(plan.query_len[entry])
+            start = int(self.committed_len[row])
+            if entry >= plan.num_decode:
+                chunks.append((row, prompt[:n], int(plan.kv_len[entry]) - n, True))
+                prompt = prompt[n:]
+            elif expands:
+                ids = np.maximum(self.next_token[row], 0).tolist()
+                decode += [(row, [ids[j]], start + j, True) for j in range(n)]
+            else:
+                decode.append((row, np.maximum(self.next_token[row, :n], 0).tolist(), start, True))
+        return decode + [(MAX_ROWS, [0], 0, False)] * padding + chunks
 
 
-def check(batch: ForwardBatch, plan: StepPlan, table: np.ndarray, next_token: np.ndarray) -> None:
+def check(batch: ForwardBatch, plan: StepPlan, rows: Rows, padding: int = 0) -> None:
     page_size = batch.kv_pool.page_size
-    prompt = iter(plan.input_ids)
+    entries = rows.expected(plan, batch.expands_decode, padding)
     token = 0
-    for entry, row in enumerate(plan.rows):
-        count, kv = int(plan.query_len[entry]), int(plan.kv_len[entry])
+    for entry, (row, ids, start, stored) in enumerate(entries):
+        kv = start + len(ids)
+        assert batch.rows[entry] == row
         assert batch.cu_seqlens_q[entry] == token and batch.kv_lens[entry] == kv
         pages = -(-kv // page_size)
-        assert batch.page_table[entry, :pages].tolist() == table[row, :pages].tolist()
-        for position in range(kv - count, kv):
-            is_decode = entry < plan.num_decode
-            expected = max(next_token[row, 0], 0) if is_decode else next(prompt)
+        assert batch.page_table[entry, :pages].tolist() == rows.table[row, :pages].tolist()
+        for position, expected in enumerate(ids, start):
             assert batch.input_ids[token] == expected
             assert batch.positions[token] == position
-            slot = int(table[row, position // page_size]) * page_size + position % page_size
-            assert batch.slot_mapping[token] == slot
+            page = int(rows.table[row, position // page_size])
+            slot = page * page_size + position % page_size
+            assert batch.slot_mapping[token] == (slot if stored else -1)
             token += 1
-    ends = np.cumsum(plan.query_len) - 1
-    sampling = plan.num_samples > 0
-    assert batch.logit_rows.tolist() == ends[sampling].tolist()
-    assert batch.sample_rows.tolist() == plan.rows[sampling].tolist()
-    assert (batch.num_tokens, batch.batch_size) == (token, len(plan.rows))
-    assert batch.max_query_len == plan.query_len.max() and batch.max_kv_len == plan.kv_len.max()
+    assert batch.cu_seqlens_q.tolist()[-1] == batch.num_tokens == token
+    assert batch.batch_size == len(entries)
+    assert batch.num_decode == len(entries) - (len(plan.rows) - plan.num_decode)
+    assert batch.query_lens_host.tolist() == [len(ids) for _, ids, _, _ in entries]
+    assert batch.max_query_len == max(len(ids) for _, ids, _, _ in entries)
+    assert batch.max_kv_len == plan.kv_len.max()
+    check_samples(batch, plan, padding)
+
+
+def check_samples(batch: ForwardBatch, plan: StepPlan, padding: int) -> None:
+    """The last `num_samples` tokens of each entry give its samples."""
+    logit_rows: list[int] = []
+    cu_samples = [0]
+    sample_rows = []
+    end = 0
+    for entry, n in enumerate(plan.num_samples.tolist()):
+        if entry == plan.num_decode:
+            end += padding
+        end += int(plan.query_len[entry])
+        if n:
+            logit_rows += range(end - n, end)
+            cu_samples.append(len(logit_rows))
+            sample_rows.append(int(plan.rows[entry]))
+        if entry >= plan.num_decode:
+            assert batch.first_token(plan, entry) == end - plan.query_len[entry]
+    assert batch.logit_rows.tolist() == logit_rows
+    assert batch.cu_samples.tolist() == cu_samples
+    assert batch.sample_rows.tolist() == sample_rows
+    assert batch.num_decode_rows == plan.num_decode
 
 
 @pytest.mark.parametrize("packed_deltas", [16384, 7, 0])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-def test_random_plans(page_size: int, packed_deltas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("expands", [True, False])
+def test_random_plans(
+    page_size: int, packed_deltas: int, expands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_module, "_MAX_PACKED_DELTAS", packed_deltas)
     rng = random.Random(page_size)
-    batch = make(page_size)
-    table = np.full((MAX_ROWS, batch.max_pages), PAGES)
-    for step in range(40):
-        plan = random_plan(rng, table, page_size, step)
-        next_token = np.array([[rng.randrange(-1, 1000)] for _ in range(MAX_ROWS + 1)], np.int32)
-        batch.load(plan, torch.from_numpy(next_token))
-        check(batch, plan, table, next_token)
-        assert batch.input_ids.shape == (plan.num_tokens,)
-        assert batch.cu_seqlens_q.shape == (len(plan.rows) + 1,)
+    batch = make(page_size, expands_decode=expands)
+    rows = Rows(rng, page_size)
+    plan = None
+    for step in range(60):
+        again = plan if rng.random() < 0.4 else None  # as decode steps mostly do
+        plan = rows.plan(step, like=again)
+        padded_size = rng.choice([None, 7, 12 - (len(plan.rows) - plan.num_decode)])
+        rows.load(batch, plan, padded_size=padded_size)
+        size = len(rows.expected(plan, expands, 0)) - (len(plan.rows) - plan.num_decode)
+        padding = 0 if padded_size is None else max(0, padded_size - size)
+        assert batch.num_padding == padding
+        check(batch, plan, rows, padding)
 
 
 def test_addresses_never_change() -> None:
-    rng, batch = random.Random(0), make(16)
-    table = np.full((MAX_ROWS, batch.max_pages), PAGES)
+    rng = random.Random(0)
+    batch, rows = make(16), Rows(rng, 16)
     names = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "kv_lens", "page_table")
-    names += ("logit_rows", "sample_rows")
+    names += ("logit_rows", "sample_rows", "cu_samples", "rows")
     seen = set()
     for step in range(10):
-        batch.load(
-            random_plan(rng, table, 16, step), torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32)
-        )
+        rows.load(batch, rows.plan(step))
         seen.add(tuple(getattr(batch, name).storage_offset() for name in names))
         seen.add(tuple(getattr(batch, name).untyped_storage().data_ptr() for name in names))
     assert len(seen) == 2
 
 
 def test_the_plan_may_be_reused_at_once() -> None:
-    batch, table = make(16), np.full((MAX_ROWS, 4), PAGES)
-    plan = random_plan(random.Random(3), table, 16, 0)
-    batch.load(plan, torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
+    batch, rows = make(16), Rows(random.Random(3), 16)
+    plan = rows.plan(0)
+    rows.load(batch, plan)
     before = batch.positions.clone(), batch.kv_lens.clone()
     plan.kv_len[:] = 0
     plan.rows[:] = 0
     assert torch.equal(before[0], batch.positions) and torch.equal(before[1], batch.kv_lens)
+
+
+def test_a_step_like_the_last_copies_only_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, rows = make(16), Rows(random.Random(3), 16)
+    uploads: list[int] = []
+    upload = batch._upload
+
+    def counted(target: torch.Tensor, arrays: list[np.ndarray]) -> list[torch.Tensor]:
+        uploads.append(sum(array.size for array in arrays))
+        return upload(target, arrays)
+
+    monkeypatch.setattr(batch, "_upload", counted)
+    plan = decode_plan([3, 1], [9, 9])
+    rows.load(batch, plan)
+    rows.committed_len[[3, 1]] = 9, 12
+    rows.load(batch, decode_plan([3, 1], [10, 13]))
+    assert batch.positions.tolist() == [9, 12] and len(uploads) == 1
+    delta = decode_plan([3, 1], [17, 13])
+    delta.page_rows = np.array([3], np.int32)
+    delta.page_index = np.array([1], np.int32)
+    delta.page_ids = np.array([8], np.int32)
+    rows.committed_len[3] = 16
+    rows.load(batch, delta)
+    assert uploads[1:] == [2] and batch.slot_mapping[0] == 8 * 16
+    with pytest.raises(ValueError, match="51 tokens of context"):
+        rows.load(batch, decode_plan([3, 1], [51, 13]))
+    rows.load(batch, decode_plan([3, 0], [17, 13]))
+    assert len(uploads) == 3 and batch.rows.tolist() == [3, 0]
 
 
 def test_the_last_of_two_pages_for_one_entry_wins() -> None:
@@ -143,7 +255,9 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
     plan.page_rows = np.array([3, 3, 3, 3, 3], np.int32)
     plan.page_index = np.array([0, 2, 1, 2, 0], np.int32)
     plan.page_ids = np.array([10, 11, 12, 13, 14], np.int32)
-    batch.load(plan, torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
+    rows = Rows(random.Random(0), 16)
+    rows.committed_len[3] = 39
+    rows.load(batch, plan)
     assert batch.page_table.tolist() == [[14, 12, 13]]
     assert batch.slot_mapping.tolist() == [13 * 16 + 7]
 
@@ -157,18 +271,40 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
 )
 def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(16).load(decode_plan(rows, kv), torch.zeros((MAX_ROWS + 1, 1), dtype=torch.int32))
+        Rows(random.Random(0), 16).load(make(16), decode_plan(rows, kv))
+
+
+def test_padding_and_drafts_that_do_not_fit() -> None:
+    rows = Rows(random.Random(0), 16)
+    with pytest.raises(ValueError, match="13 entries, the batch holds 12"):
+        rows.load(make(16), decode_plan([1, 2], [5, 5]), padded_size=13)
+    with pytest.raises(ValueError, match="16 entries, the batch holds 12"):
+        rows.load(make(16), decode_plan([0, 1, 2, 3], [5] * 4, query_len=4))
+
+
+def test_a_decode_entry_samples_after_every_token() -> None:
+    plan = decode_plan([1], [5], query_len=2)
+    plan.num_samples[:] = 1
+    with pytest.raises(ValueError, match="samples after every token"):
+        Rows(random.Random(0), 16).load(make(16), plan)
 
 
 def test_more_entries_than_an_index_can_count() -> None:
     sizes = {"max_tokens": 8, "max_batch": 1, "max_rows": 1 << 16}
+    meta = Device("cpu", torch.device("meta"))
     pool = KVPool(
-        1, 1, 1, 16, num_pages=1, dtype=torch.bfloat16, device=Device("cpu", torch.device("meta"))
+        num_layers=1,
+        num_pages=1,
+        page_size=1,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=torch.bfloat16,
+        device=meta,
     )
     with pytest.raises(
         ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"
     ):
-        ForwardBatch(Device("cpu", torch.device("meta")), pool, max_context=1 << 15, **sizes)
+        ForwardBatch(meta, pool, max_context=1 << 15, **sizes)
 
 
 def test_kv_pool() -> None:
@@ -177,4 +313,4 @@ def test_kv_pool() -> None:
     assert len(pool.k) == len(pool.v) == 3 and pool.dummy_page == 5
     assert all(t.shape == (6, 4, 2, 16) and not t.any() for t in (*pool.k, *pool.v))
     held = sum(t.nbytes for t in (*pool.k, *pool.v))
-    assert held == 6 * KVPool.page_bytes(3, 4, 2, 16, torch.bfloat16)
+    assert held == 6 * KVPool.page_bytes(dtype=torch.bfloat16, **shape)

@@ -198,7 +198,7 @@ def test_a_locked_node_on_the_host_is_seen() -> None:
 
 
 def test_content_of_every_group_is_compared() -> None:
-    from tests.runtime.fake_engine import check_content
+    from tests.runtime.check_content import check_content
 
     def host(rig: Rig) -> None:
         rig.engine.host_kv[:] = 1

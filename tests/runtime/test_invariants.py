@@ -11,7 +11,7 @@ import pytest
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_node import Node
 from radix_runtime.scheduler.request import State
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
 RNG = np.random.default_rng()

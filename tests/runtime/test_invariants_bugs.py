@@ -12,13 +12,13 @@ from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import batch_builder, lifecycle, policy, scheduler
 from radix_runtime.scheduler.batch_builder import Step
+from radix_runtime.scheduler.decision import Entry
 from radix_runtime.scheduler.lifecycle import Lifecycle
 from radix_runtime.scheduler.live import LiveRequests
-from radix_runtime.scheduler.decision import Entry
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.scheduler.results import Results
 from radix_runtime.step_plan import StepResult
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
 RNG = np.random.default_rng()
@@ -243,10 +243,11 @@ DRAFT_BUGS = [f for n, f in globals().items() if n[:10] == "draft_bug_"]
 CAUGHT = (InvariantViolation, AssertionError, ValueError, IndexError)
 
 
-def small_rig(samples: int) -> Rig:
+def small_rig(samples: int, page_size: int = 4) -> Rig:
     return Rig(
-        samples=samples, rows=4, pages=14, page_size=4, chunk=8, schedule_conservativeness=0.0
-    )
+        samples=samples, rows=4, pages=56 // page_size, page_size=page_size, chunk=8,
+        schedule_conservativeness=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda f: f.__name__[4:])
@@ -260,10 +261,11 @@ def test_a_bug_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> No
 def test_a_bug_with_drafts_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     with pytest.raises(CAUGHT):
-        traffic(small_rig(4), new=20)
+        for page_size in (4, 1):
+            traffic(small_rig(4, page_size), new=20)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("new", [8, 20])
-def test_the_same_traffic_without_a_bug_passes(samples: int, new: int) -> None:
-    traffic(small_rig(samples), new)
+@pytest.mark.parametrize(("new", "page_size"), [(8, 4), (20, 4), (20, 1)])
+def test_the_same_traffic_without_a_bug_passes(samples: int, new: int, page_size: int) -> None:
+    traffic(small_rig(samples, page_size), new)

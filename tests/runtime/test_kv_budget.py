@@ -10,7 +10,8 @@ from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device, Memory
 from radix_runtime.distributed import Communicator
-from radix_runtime.engine.model_runner import ModelRunner, kv_pages
+from radix_runtime.engine.kv_budget import kv_pages
+from radix_runtime.engine.model_runner import ModelRunner
 from radix_runtime.errors import ConfigError
 from radix_runtime.layers.attention import Attention
 from radix_runtime.memory.kv_pool import KVPool
@@ -71,18 +72,28 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
         ),  # others gave some back
         (
             {},
-            FakeDevice(70 * GIB, 80 * GIB, False),
+            FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
             need(full=100),
             int(80 * 1024 * 0.88) - 10 * 1024,
         ),
-        ({"model_path": None}, FakeDevice(70 * GIB, 80 * GIB, False), need(), 512),
+        ({"model_path": None}, FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False), need(), 512),
         ({"model_path": None}, FakeDevice(16 * GIB), need(), 512),  # the demo model
         # Half of the 20 GiB that were there, 4 of them weights.
         ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(), 6 * 1024),
         ({"mem_fraction_static": 0.5}, FakeDevice(16 * GIB), need(ranks=2), 3 * 1024),
         # A GPU: a share of all its memory, 10 of 80 GiB are in use.
-        ({}, FakeDevice(70 * GIB, 80 * GIB, False), need(), int(80 * 1024 * 0.88) - 10 * 1024),
-        ({"mem_fraction_static": 0.25}, FakeDevice(70 * GIB, 80 * GIB, False), need(), 10 * 1024),
+        (
+            {},
+            FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
+            need(),
+            int(80 * 1024 * 0.88) - 10 * 1024,
+        ),
+        (
+            {"mem_fraction_static": 0.25},
+            FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
+            need(),
+            10 * 1024,
+        ),
         ({"max_total_tokens": 33}, FakeDevice(16 * GIB), need(), 3),
         ({"max_total_tokens": 32}, FakeDevice(16 * GIB), need(full=1), 2),
     ],
@@ -129,7 +140,9 @@ def run_on(gpu, folder, monkeypatch, step_bytes, **settings):
         **settings,
     }
     args = ServerArgs(model_path=str(folder), **options)
-    return ModelRunner(args, ModelConfig.from_dir(folder), gpu, Communicator()), steps
+    config = ModelConfig.from_dir(folder)
+    runner = ModelRunner(args, config, device=gpu, communicator=Communicator())
+    return runner, steps
 
 
 def make_gpu():
@@ -156,7 +169,7 @@ def folder(tmp_path):
 
 def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
     monkeypatch.setattr(
-        KVPool, "page_bytes", lambda *sizes: 64 * MIB
+        KVPool, "page_bytes", lambda **sizes: 64 * MIB
     )  # a small model, as if it were large
     runner, steps = run_on(
         make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8
@@ -194,7 +207,8 @@ def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
     monkeypatch.setattr(fails, "__init__", full)
     with pytest.raises(
         ConfigError,
-        match="not enough memory on cpu: Tried to allocate 9 GiB; see --mem-fraction-static, --chunked-pre",
+        match="not enough memory on cpu: Tried to allocate 9 GiB; "
+        "see --mem-fraction-static, --chunked-pre",
     ):
         run_on(make_gpu(), folder, monkeypatch, lambda s: 0)
 

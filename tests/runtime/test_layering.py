@@ -33,7 +33,8 @@ ORDER = (
     ("cli", "__main__"),
 )
 BASE = set(
-    "config errors log hf messages model_config processes registry sampling_params step_plan".split()
+    "cache_spec config errors log hf messages model_config processes registry sampling_params"
+    " step_plan".split()
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER, 1) for room in rooms} | dict.fromkeys(
     BASE, 0

@@ -60,7 +60,8 @@ def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None
 def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr(
-        "radix_runtime.engine.executor.start_process", lambda module, **_: started.append(module)
+        "radix_runtime.engine.worker_group.start_process",
+        lambda module, **_: started.append(module),
     )
     with pytest.raises((AttributeError, AssertionError)):  # there is no process behind it
         TPExecutor(ServerArgs(tp_size=2, device="cpu"), None, lambda reason: None)  # type: ignore[arg-type]

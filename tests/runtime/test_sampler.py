@@ -94,10 +94,15 @@ class Row:
     def admission(self, **extra):
         with_counts = self.params.has_penalties
         return RowSampling(
-            self.number, self.seed, self.params, min_end=self.min_end, stop_ids=self.stop_ids,
+            row=self.number,
+            seed=self.seed,
+            params=self.params,
+            min_end=self.min_end,
+            stop_ids=self.stop_ids,
             prompt_ids=pack_ids(self.prompt) if with_counts else b"",
-            output_ids=pack_ids(self.output) if with_counts else b"", **extra,
-        )  # fmt: skip
+            output_ids=pack_ids(self.output) if with_counts else b"",
+            **extra,
+        )
 
     def want(self, logits):
         early = self.position < self.min_end
@@ -107,7 +112,7 @@ class Row:
 
 def step(sampler, rows, logits):
     numbers = np.array([r.number for r in rows], np.int32)
-    positions = np.array([r.position for r in rows], np.int32)
+    positions = torch.tensor([r.position for r in rows], dtype=torch.int64)
     return sampler.sample(torch.from_numpy(logits.copy()), numbers, positions)
 
 
@@ -115,9 +120,9 @@ def step(sampler, rows, logits):
 def test_steps_follow_the_definition_whatever_the_batch(seed):
     """30 steps over changing subsets of rows, with rows taken out and readmitted elsewhere."""
     rng = np.random.default_rng(seed)
-    sampler = Sampler(32, VOCAB, CPU)
+    sampler = Sampler(32, vocab_size=VOCAB, device=CPU)
     numbers = rng.permutation(32)
-    rows = [Row(int(n), p, rng) for n, p in zip(numbers, CASES, strict=False)]
+    rows = [Row(int(n), params=p, rng=rng) for n, p in zip(numbers, CASES, strict=False)]
     spare = [int(n) for n in numbers[len(rows) :]]
     for row in rows:
         sampler.admit(row.admission())
@@ -139,8 +144,8 @@ def test_steps_follow_the_definition_whatever_the_batch(seed):
 
 def test_logprobs_are_those_of_the_raw_logits():
     rng = np.random.default_rng(5)
-    sampler = Sampler(8, VOCAB, CPU)
-    rows = [Row(i, CASES[i], rng) for i in (7, 0, 6, 4)]
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    rows = [Row(i, params=CASES[i], rng=rng) for i in (7, 0, 6, 4)]
     tops = {7: 3, 0: 0, 4: 5}
     for row in rows:
         wanted = row.number in tops
@@ -162,8 +167,8 @@ def test_logprobs_are_those_of_the_raw_logits():
 
 def test_a_row_that_is_not_finite_hurts_no_other():
     rng = np.random.default_rng(6)
-    sampler = Sampler(8, VOCAB, CPU)
-    rows = [Row(i, CASES[c], rng) for i, c in enumerate((0, 1, 6, 0, 7))]
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    rows = [Row(i, params=CASES[c], rng=rng) for i, c in enumerate((0, 1, 6, 0, 7))]
     for row in rows:
         sampler.admit(row.admission(return_logprob=True))
     logits = rng.standard_normal((5, VOCAB)).astype(np.float32)
@@ -179,31 +184,110 @@ def test_a_row_that_is_not_finite_hurts_no_other():
 
 
 def test_greedy_takes_the_lowest_of_equals():
-    sampler = Sampler(2, VOCAB, CPU)
-    sampler.admit(RowSampling(0, 1, SamplingParams(temperature=0)))
-    sampler.admit(RowSampling(1, 1, SamplingParams(temperature=1, top_k=1)))
+    sampler = Sampler(2, vocab_size=VOCAB, device=CPU)
+    sampler.admit(RowSampling(row=0, seed=1, params=SamplingParams(temperature=0)))
+    sampler.admit(RowSampling(row=1, seed=1, params=SamplingParams(temperature=1, top_k=1)))
     logits = np.zeros((2, VOCAB), np.float32)
     logits[:, [7, 50, 120]] = 2.0
-    ids = sampler.sample(torch.from_numpy(logits[:1]), np.array([0], np.int32), np.array([3]))
+    ids = sampler.sample(torch.from_numpy(logits[:1]), np.array([0], np.int32), torch.tensor([3]))
     assert ids.ids.tolist() == [7]
     both = sampler.sample(
-        torch.from_numpy(logits), np.array([0, 1], np.int32), np.array([3, 3], np.int32)
+        torch.from_numpy(logits), np.array([0, 1], np.int32), torch.tensor([3, 3])
     )
     assert both.ids.tolist() == [7, 7]
 
 
 def test_counts_exist_only_for_rows_with_penalties():
     rng = np.random.default_rng(8)
-    sampler = Sampler(64, VOCAB, CPU)
+    sampler = Sampler(64, vocab_size=VOCAB, device=CPU)
     for i in range(64):
-        sampler.admit(Row(i, CASES[i % 5], rng).admission())
+        sampler.admit(Row(i, params=CASES[i % 5], rng=rng).admission())
     assert sampler._counts.shape[0] == 0
     for _ in range(50):  # the slot of a replaced row is used again
-        sampler.admit(Row(5, CASES[6], rng).admission())
+        sampler.admit(Row(5, params=CASES[6], rng=rng).admission())
     assert 0 < sampler._counts.shape[0] <= 4
-    rows = [Row(i, CASES[6], rng) for i in range(20)]
+    rows = [Row(i, params=CASES[6], rng=rng) for i in range(20)]
     for row in rows:
         sampler.admit(row.admission())
     logits = rng.standard_normal((20, VOCAB)).astype(np.float32)
     want = [r.want(x) for r, x in zip(rows, logits, strict=True)]
     assert step(sampler, rows, logits).ids.tolist() == want
+
+
+def test_a_bitmask_allows_ids_behind_the_other_edits():
+    rng = np.random.default_rng(9)
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    rows = [Row(i, params=CASES[i], rng=rng) for i in (0, 1, 5, 6, 7, 4)]
+    for row in rows:
+        sampler.admit(row.admission(return_logprob=row.number == 4, top_logprobs=2))
+    logits = (rng.standard_normal((len(rows), VOCAB)) * 3).astype(np.float32)
+    allowed = rng.random((len(rows), VOCAB)) < 0.1
+    allowed[:, 0] = True
+    bits = np.zeros((len(rows), -(-VOCAB // 32) * 32), np.uint8)
+    bits[:, :VOCAB] = allowed
+    words = np.packbits(bits, axis=1, bitorder="little").view("<i4")
+    numbers = np.array([r.number for r in rows], np.int32)
+    positions = torch.tensor([r.position for r in rows])
+    given = torch.from_numpy(logits.copy())
+    got = sampler.sample(given, numbers, positions, bitmask=torch.from_numpy(words))
+    want = []
+    for row, x, ids in zip(rows, logits, allowed, strict=True):
+        early = row.position < row.min_end
+        edited = edit(x, row.params, row.prompt, row.output, row.stop_ids, early)
+        edited[~ids] = -np.inf
+        want.append(draw(edited, row.params, row.seed, row.position))
+    assert got.ids.tolist() == want
+    raw = torch.log_softmax(torch.from_numpy(logits[5]).double(), -1)
+    assert abs(got.logprobs[5] - raw[want[5]]) < 1e-5, "of the logits as the model gave them"
+    assert got.logprobs[:5].isnan().all()
+
+
+def test_several_samples_of_a_row_are_those_of_single_ones():
+    rng = np.random.default_rng(10)
+    sampler = Sampler(16, vocab_size=VOCAB, device=CPU)
+    rows = [Row(n, params=CASES[c], rng=rng) for n, c in ((3, 1), (0, 3), (7, 4))]
+    rows[1].params = SamplingParams(temperature=1.3, top_p=0.6, logit_bias={5: 3.0})
+    for row in rows:
+        sampler.admit(row.admission(return_logprob=row.number == 7))
+    counts = [3, 1, 4]
+    samples = [(row, j) for row, n in zip(rows, counts, strict=True) for j in range(n)]
+    logits = (rng.standard_normal((len(samples), VOCAB)) * 3).astype(np.float32)
+    numbers = np.array([row.number for row, _ in samples], np.int32)
+    positions = torch.tensor([row.position + j for row, j in samples])
+    got = sampler.sample(torch.from_numpy(logits.copy()), numbers, positions)
+    for i, (row, _) in enumerate(samples):
+        one = sampler.sample(torch.from_numpy(logits[[i]]), numbers[[i]], positions[[i]])
+        assert one.ids.tolist() == [got.ids[i]]
+        if row.number == 7:
+            assert one.logprobs.tolist() == [got.logprobs[i]]
+
+
+def test_penalties_take_one_sample_of_a_row_a_step():
+    rng = np.random.default_rng(11)
+    sampler = Sampler(4, vocab_size=VOCAB, device=CPU)
+    for i, c in ((0, 5), (1, 1)):
+        sampler.admit(Row(i, params=CASES[c], rng=rng).admission())
+    logits = torch.zeros((3, VOCAB))
+    rows = np.array([0, 1, 1], np.int32)
+    assert len(sampler.sample(logits, rows, torch.tensor([9, 5, 6])).ids) == 3
+    with pytest.raises(ValueError, match="a row with penalties takes one sample a step"):
+        sampler.sample(logits, np.array([0, 0, 1], np.int32), torch.tensor([9, 10, 6]))
+
+
+def test_greedy_is_what_needs_no_logits_but_the_largest():
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    greedy = SamplingParams(temperature=0)
+    others = [
+        {"params": SamplingParams(temperature=0.5)},
+        {"params": SamplingParams(temperature=0, logit_bias={3: 1.0})},
+        {"params": SamplingParams(temperature=0, frequency_penalty=0.1)},
+        {"params": greedy, "return_logprob": True},
+        {"params": greedy, "min_end": 9, "stop_ids": [4]},
+    ]
+    sampler.admit(RowSampling(row=0, seed=1, params=greedy, min_end=9))  # with nothing to mask
+    assert sampler.is_greedy(np.array([0, 7], np.int32))
+    for row, state in enumerate(others, 1):
+        sampler.admit(RowSampling(row=row, seed=1, **state))
+        assert not sampler.is_greedy(np.array([0, row], np.int32))
+    sampler.admit(RowSampling(row=1, seed=1, params=greedy))
+    assert sampler.is_greedy(np.array([0, 1], np.int32))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.scheduler_rig import Rig
 

@@ -53,9 +53,11 @@ def test_every_consumer_gets_every_frame_in_order(capacity):
     frames = [rng.randbytes(max(0, rng.choice(sizes))) for _ in range(60)]
     ring = StepRing(3, capacity)
     got = [[] for _ in range(3)]
-    threads = [
-        collect(ring, i, got[i], lambda i=i: 0.002 * (i == 2) * rng.random()) for i in range(3)
-    ]
+
+    def slow():
+        return 0.002 * rng.random()
+
+    threads = [collect(ring, 0, got[0]), collect(ring, 1, got[1]), collect(ring, 2, got[2], slow)]
     for frame in frames:
         ring.publish(frame)
     deadline = time.monotonic() + 30
@@ -96,7 +98,7 @@ def test_close_ends_readers_and_writer():
 def test_waiting_uses_no_processor():
     ring = StepRing(1)
     reader = StepRingReader(ring.handle, 0)
-    threading.Timer(1.0, ring.publish, [b"late"]).start()
+    threading.Timer(1.0, ring.publish, args=[b"late"]).start()
     before = resource.getrusage(resource.RUSAGE_THREAD)
     assert reader.receive() == b"late"
     after = resource.getrusage(resource.RUSAGE_THREAD)
@@ -139,9 +141,14 @@ def test_a_plan_crosses_unchanged():
         input_ids=rng.integers(0, 9999, 11, dtype=np.int32),
         num_samples=np.array([1, 1, 0, 0, 1], np.int32),
         new_rows=[
-            RowSampling(3, -5, SamplingParams(seed=7, logit_bias={3: 1.5}), output_ids=b"abcd")
+            RowSampling(
+                row=3,
+                seed=-5,
+                params=SamplingParams(seed=7, logit_bias={3: 1.5}),
+                output_ids=b"abcd",
+            )
         ],
-        logprob_spans=[LogprobSpan(2, 0, b"12345678", 2)],
+        logprob_spans=[LogprobSpan(index=2, first=0, targets=b"12345678", top_n=2)],
     )  # fmt: skip
     ring = StepRing(1, capacity=64)
     got = []

@@ -136,7 +136,12 @@ class Driver:
         args = args or ServerArgs(model_path=str(folder))
         method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(
-            comm, attention, method, dtype, CPU.torch_device, self.config.max_context
+            communicator=comm,
+            backend=attention,
+            linear_method=method,
+            dtype=dtype,
+            device=CPU.torch_device,
+            max_positions=self.config.max_context,
         )
         self.model = load_model(self.config, args, ctx)
         self.batch = ForwardBatch(
@@ -148,6 +153,7 @@ class Driver:
             max_context=self.config.max_context,
         )
         self.next_token = torch.zeros((max_rows + 1, 1), dtype=torch.int32)
+        self.committed_len = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
@@ -166,6 +172,7 @@ class Driver:
                 seq.pages.append(deltas[-1][2])
             if index < num_decode:
                 self.next_token[seq.row, 0] = seq.ids[seq.computed]
+                self.committed_len[seq.row] = seq.computed
             else:
                 prompt += seq.ids[seq.computed : end]
             seq.computed = end
@@ -187,7 +194,7 @@ class Driver:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor | None:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
-        self.batch.load(plan, self.next_token)
+        self.batch.load(plan, self.next_token, self.committed_len)
         hidden = self.model.forward(self.batch)
         return self.model.compute_logits(hidden[: plan.num_tokens])
 

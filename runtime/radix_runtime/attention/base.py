@@ -27,6 +27,8 @@ class AttentionBackend(ABC):
     """Only reads the KV cache, in which the step's keys and values are already. One instance serves
     all layers."""
 
+    expands_decode = True  # takes q tokens of a decode entry as q entries of one token
+
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self.config, self.device = config, device
 

@@ -21,7 +21,7 @@ class TorchNativeAttention(AttentionBackend):
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
         pool, start = batch.kv_pool, 0
-        lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens_host.tolist(), strict=True)
+        lengths = zip(batch.query_lens_host.tolist(), batch.kv_lens.tolist(), strict=True)
         for entry, (query_len, kv_len) in enumerate(lengths):
             pages = batch.page_table[entry, : -(-kv_len // pool.page_size)]
             caches = (pool.k[layer.layer_id], pool.v[layer.layer_id])

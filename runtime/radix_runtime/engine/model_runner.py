@@ -1,10 +1,13 @@
 """ModelRunner: one rank's model, KV pool and sampler; runs one StepPlan at a time.
 
-Everything here happens on the engine's stream, in the order of the plans: a step reads the token
-that the one before has written to `next_token`, and the host sees results only through copies."""
+Everything here happens on the engine's stream, in the order of the plans: a step reads the tokens
+and lengths that the one before has left in the RowState, and the host sees results only through
+copies."""
 
 import ctypes
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,228 +20,265 @@ from ..config import ServerArgs
 from ..device import Device, Memory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
-from ..hf import DEMO_MODEL_DIR, resolve_model_path
 from ..layers.base import BuildContext
 from ..memory.kv_pool import KVPool
 from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.registry import linear_methods
-from ..sampling_params import SamplingParams
-from ..step_plan import (
-    LOGPROB_ROWS,
-    LogprobSpan,
-    RowSampling,
-    StepPlan,
-    StepResult,
-    decode_plan,
-    prefill_plan,
-)
+from ..step_plan import LogprobSpan, StepPlan, StepResult
+from .kv_budget import kv_pages
+from .profiler import Profiler
+from .row_state import RowState
 from .sampler import Sampled, Sampler
+from .warm_up import warm_up_plans
 
-_CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
-_CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
-_GPU_FRACTION = 0.88
-_DEMO_LIMIT = 512 << 20
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
-_MIB = 1 << 20
 # glibc keeps what packing has freed, a quarter of a small model, and what the first steps have:
 # back to the system.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 
 
+@dataclass(slots=True)
+class Forwarded:
+    """What `ModelRunner.forward` leaves for `draw`: `hidden` [S, hidden_size], on the device, the
+    last hidden state before each sample; and `prompt_logprobs` as StepResult has them."""
+
+    hidden: torch.Tensor
+    prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
 class ModelRunner:
     """Loads the model; raises ConfigError. All ranks construct it together: their pools get the
-    smallest's size."""
+    smallest's size.
+
+    `max_samples` is how many tokens a decode entry may run and sample in one step."""
 
     def __init__(
-        self, args: ServerArgs, config: ModelConfig, device: Device, communicator: Communicator
+        self,
+        args: ServerArgs,
+        config: ModelConfig,
+        device: Device,
+        communicator: Communicator,
+        *,
+        max_samples: int = 1,
     ) -> None:
-        self.config, self.device, self._comm = config, device, communicator
+        self.config = config
+        self.device = device
+        self.max_samples = max_samples
+        self._comm = communicator
+        self.profiler = Profiler(communicator.rank, device)
         self.max_context = args.context_length or config.max_context
         if self.max_context > config.max_context:
-            raise ConfigError(
-                f"--context-length {self.max_context} exceeds the model's {config.max_context} positions"
-            )
+            limit = f"the model's {config.max_context} positions"
+            raise ConfigError(f"--context-length {self.max_context} exceeds {limit}")
+        self._max_batch = args.max_running_requests
         self.max_rows = 2 * args.max_running_requests  # released rows wait for their last step
-        chunk, running = args.chunked_prefill_size, args.max_running_requests
-        max_tokens = self.max_context + self.max_rows if chunk == -1 else max(chunk, running)
         dtype = getattr(torch, config.dtype if args.dtype == "auto" else args.dtype)
         kv_dtype = dtype if args.kv_cache_dtype == "auto" else getattr(torch, args.kv_cache_dtype)
         self.backend = create_attention_backend(
             args.attention_backend, config, device, kv_dtype, args.page_size
         )
         communicator.barrier(_LOAD_TIMEOUT)  # no rank has loaded yet
-        before, where = device.memory(), device.torch_device
+        before = device.memory()
         communicator.barrier(_LOAD_TIMEOUT)
-        method = linear_methods.get(args.quantization or "dense")()
-        # On a CPU no row is longer than the pool, on a GPU a step of the warm-up may be.
-        room = -(-(args.max_total_tokens or self.max_context) // args.page_size) * args.page_size
-        positions = min(self.max_context, room) if device.is_cpu else self.max_context
-        ctx = BuildContext(communicator, self.backend, method, dtype, where, positions)
-        self._limits = {"max_tokens": max_tokens, "max_batch": running, "max_rows": self.max_rows}
         try:
-            self.model = load_model(config, args, ctx)
-            _trim(0)
-            kept = device.is_cpu and communicator.world_size == 1
-            self._logits = torch.empty(running, config.vocab_size) if kept else None
-            self._next_token = torch.zeros((self.max_rows + 1, 1), dtype=torch.int32, device=where)
-            self._sampler = (
-                None if communicator.rank else Sampler(self.max_rows, config.vocab_size, where)
-            )
+            self._load(args, dtype)
             self._make_pool(args, kv_dtype, before)
         except (
             RuntimeError
         ) as error:  # torch has a class of its own for a GPU's memory, none for the host's
             if not (wanted := re.search(r"tried to allocate [\d.]+ \w+", str(error), re.I)):
                 raise
-            flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
+            flags = (
+                "--mem-fraction-static, --chunked-prefill-size, --max-running-requests "
+                "and --tp-size"
+            )
             raise ConfigError(
                 f"not enough memory on {device.torch_device}: {wanted[0]}; see {flags}"
             ) from None
         _trim(0)
 
-    def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
-        config, world = self.config, self._comm.world_size
-        shape = (
-            config.num_layers,
-            args.page_size,
-            config.kv_heads_per_rank(world),
-            config.head_dim,
+    def _load(self, args: ServerArgs, dtype: torch.dtype) -> None:
+        where = self.device.torch_device
+        positions = self.max_context
+        if self.device.is_cpu:  # no row is longer than the pool; on a GPU the warm-up's may be
+            pages = -(-(args.max_total_tokens or self.max_context) // args.page_size)
+            positions = min(positions, pages * args.page_size)
+        method = linear_methods.get(args.quantization or "dense")()
+        ctx = BuildContext(
+            communicator=self._comm,
+            backend=self.backend,
+            linear_method=method,
+            dtype=dtype,
+            device=where,
+            max_positions=positions,
         )
-        page_bytes = KVPool.page_bytes(*shape, dtype)
-        kind: dict[str, Any] = {"dtype": dtype, "device": self.device}
-        if (
-            not self.device.is_cpu
-        ):  # the memory of the largest steps, which torch keeps, is not there for the pool
-            self._warm_up(KVPool(*shape, num_pages=1, **kind))
+        self.model = load_model(self.config, args, ctx)
+        _trim(0)
+        # Fresh memory of more than 32 MiB is the system's: every step would be the first to touch
+        # its pages.
+        self._logits = None
+        if self.device.is_cpu and self._comm.world_size == 1:
+            self._logits = torch.empty(self._max_batch * self.max_samples, self.config.vocab_size)
+        self._state = RowState(self.max_rows, max_samples=self.max_samples, device=self.device)
+        self._sampler = None
+        if self._comm.rank == 0:
+            self._sampler = Sampler(self.max_rows, vocab_size=self.config.vocab_size, device=where)
+
+    def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
+        world = self._comm.world_size
+        shape = {
+            "num_layers": self.config.num_layers,
+            "page_size": args.page_size,
+            "num_kv_heads": self.config.kv_heads_per_rank(world),
+            "head_dim": self.config.head_dim,
+        }
+        make_pool = partial(KVPool, **shape, dtype=dtype, device=self.device)
+        if not self.device.is_cpu:
+            # torch keeps the memory of the largest steps: the pool cannot have it.
+            self._use_pool(make_pool(num_pages=1), args)
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
-        full = args.max_running_requests * -(-self.max_context // args.page_size)
-        sharers = world if self.device.is_cpu else 1
         pages = kv_pages(
-            args, self.device, page_bytes, ranks=sharers, full_pages=full, before=before
+            args,
+            self.device,
+            KVPool.page_bytes(**shape, dtype=dtype),
+            ranks=world if self.device.is_cpu else 1,
+            full_pages=args.max_running_requests * -(-self.max_context // args.page_size),
+            before=before,
         )
         mine = torch.tensor([pages], device=self.device.torch_device)
-        self._warm_up(KVPool(*shape, num_pages=int(self._comm.all_gather(mine).min()), **kind))
+        self._use_pool(make_pool(num_pages=int(self._comm.all_gather(mine).min())), args)
+
+    def _use_pool(self, pool: KVPool, args: ServerArgs) -> None:
+        """From now on steps run on `pool`: first those of the warm-up, into its dummy page."""
+        max_tokens = max(args.chunked_prefill_size, self._max_batch * self.max_samples)
+        if args.chunked_prefill_size == -1:
+            max_tokens = self.max_context + self.max_rows * self.max_samples
+        self.kv_pool = pool
+        self.batch = ForwardBatch(
+            self.device,
+            pool,
+            max_tokens=max_tokens,
+            max_batch=self._max_batch,
+            max_rows=self.max_rows,
+            max_context=self.max_context,
+            max_samples=self.max_samples,
+            expands_decode=self.backend.expands_decode,
+        )
+        for plan in warm_up_plans(self.batch):
+            self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
+            self.run(plan)
+        self._state.reset()
+        self.device.synchronize()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """`forward` and `draw`."""
+        return self.draw(plan, self.forward(plan))
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Queues one step, on all ranks; results are rank 0's, on a GPU filled when the stream has
-        passed."""
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """Queues the model's part of a step, on all ranks: it stores the keys and values of the
+        plan's tokens. `draw` or `skip_draw` of the same plan must follow before another step."""
         if self._sampler is not None:
             for state in plan.new_rows:
                 self._sampler.admit(state)
-        self.batch.load(plan, self._next_token)
+        self.batch.load(plan, self._state.next_token, self._state.committed_len)
         self.backend.plan(self.batch)
-        hidden = self.model(self.batch)
-        sampled = self._sample(plan, hidden)
-        result = StepResult(
+        with self.profiler.span(f"forward {self.batch.num_tokens} tokens"):
+            hidden = self.model(self.batch)
+        scores = [self._score(plan, span, hidden) for span in plan.logprob_spans]
+        return Forwarded(
+            hidden=hidden.index_select(0, self.batch.logit_rows),
+            prompt_logprobs=[score for score in scores if score is not None],
+        )
+
+    def _score(
+        self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """A span's entry in StepResult.prompt_logprobs; None on ranks other than 0."""
+        targets = upload(unpack_ids(span.targets).copy(), hidden.device)
+        start = self.batch.first_token(plan, span.index) + span.first
+        logits = self.model.compute_logits(hidden[start : start + len(targets)])
+        if logits is None:
+            return None
+        logprobs, top_logprobs, top_ids = ops.token_logprobs(logits, targets, span.top_n)
+        return self._to_host(logprobs), self._to_host(top_ids), self._to_host(top_logprobs)
+
+    @torch.inference_mode()
+    def draw(
+        self, plan: StepPlan, forwarded: Forwarded, masks: np.ndarray | None = None
+    ) -> StepResult:
+        """Queues the rest of the step, on all ranks: samples, and moves the rows past what they
+        accept. Results are rank 0's, on a GPU filled when the stream has passed. `masks`, rank 0's
+        alone, have passed `check_masks`."""
+        bitmask = None
+        if masks is not None:
+            words = np.ascontiguousarray(masks).view(np.int32)
+            bitmask = upload(words, self.device.torch_device)
+        with self.profiler.span("draw"):
+            sampled = self._sample(plan, forwarded.hidden, bitmask)
+            return self._finish(plan, forwarded, sampled)
+
+    @torch.inference_mode()
+    def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
+        """Instead of `draw`, on rank 0: every sample is -1, as for logits that are not finite. A
+        later step finds valid state."""
+        count = len(forwarded.hidden)
+        if count:
+            self._compute_logits(forwarded.hidden)  # the other ranks draw: it is a collective
+        ids = torch.full((count,), -1, dtype=torch.int32, device=self.device.torch_device)
+        return self._finish(plan, forwarded, Sampled(ids))
+
+    def check_masks(self, plan: StepPlan, masks: np.ndarray) -> None:
+        """Raises ValueError unless `masks` are uint32 [S, ceil(V / 32)]."""
+        wanted = (int(plan.num_samples.sum()), -(-self.config.vocab_size // 32))
+        if masks.dtype != np.uint32 or masks.shape != wanted:
+            found = f"{masks.dtype} {list(masks.shape)}"
+            raise ValueError(f"they are {found}, the step needs uint32 {list(wanted)}")
+
+    def _sample(
+        self, plan: StepPlan, hidden: torch.Tensor, bitmask: torch.Tensor | None
+    ) -> Sampled:
+        """Rank 0's samples; on the others memory for the ids, which are to be received."""
+        count = len(hidden)
+        rows = np.repeat(plan.rows, plan.num_samples)
+        sampler = self._sampler
+        if sampler is not None and bitmask is None and count and sampler.is_greedy(rows):
+            ids = self.model.greedy_tokens(hidden)
+            if ids is not None:
+                return Sampled(ids)
+        if count:
+            logits = self._compute_logits(hidden)
+            if logits is not None and sampler is not None:
+                before = self.batch.positions.index_select(0, self.batch.logit_rows)
+                return sampler.sample(logits, rows, before.long() + 1, bitmask)
+        return Sampled(torch.empty(count, dtype=torch.int32, device=hidden.device))
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        out = None if self._logits is None else self._logits[: len(hidden)]
+        return self.model.compute_logits(hidden, out)
+
+    def _finish(self, plan: StepPlan, forwarded: Forwarded, sampled: Sampled) -> StepResult:
+        """Tells the other ranks the ids and moves the rows on."""
+        counts = np.ones(self.batch.num_sampling, np.int32)
+        if len(sampled.ids):
+            self._comm.broadcast(sampled.ids)
+            accepted = self._state.accept(self.batch, sampled.ids)
+            if self.batch.num_samples > self.batch.num_sampling:
+                counts = self._to_host(accepted)
+        return StepResult(
             step_id=plan.step_id,
             ids=self._to_host(sampled.ids),
-            counts=np.ones(len(sampled.ids), np.int32),
+            counts=counts,
             logprobs=self._to_host(sampled.logprobs),
             top_ids=self._to_host(sampled.top_ids),
             top_logprobs=self._to_host(sampled.top_logprobs),
+            prompt_logprobs=forwarded.prompt_logprobs,
         )
-        for span in plan.logprob_spans:
-            targets = upload(unpack_ids(span.targets).copy(), hidden.device)
-            start = int(plan.query_len[: span.index].sum()) + span.first
-            logits = self.model.compute_logits(hidden[start : start + len(targets)])
-            if logits is not None:
-                logprobs, top, top_ids = ops.token_logprobs(logits, targets, span.top_n)
-                result.prompt_logprobs.append(tuple(map(self._to_host, (logprobs, top_ids, top))))
-        return result
-
-    # Samples on rank 0, tells the others, leaves the ids where the next step reads them.
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> Sampled:
-        entries = np.flatnonzero(plan.num_samples)
-        rows = plan.rows[entries]
-        sampled = Sampled(torch.empty(len(rows), dtype=torch.int32, device=hidden.device))
-        if len(rows) == 0:
-            return sampled
-        hidden, sampler = hidden.index_select(0, self.batch.logit_rows), self._sampler
-        # Fresh memory of more than 32 MiB is the system's: every step would be the first to touch
-        # its pages.
-        kept = () if self._logits is None else (self._logits[: len(rows)],)
-        if (
-            sampler is not None
-            and sampler.is_greedy(rows)
-            and (ids := self.model.greedy_tokens(hidden)) is not None
-        ):
-            sampled = Sampled(ids)
-        elif (
-            logits := self.model.compute_logits(hidden, *kept)
-        ) is not None and sampler is not None:
-            sampled = sampler.sample(logits, rows, plan.kv_len[entries])
-        self._comm.broadcast(sampled.ids)
-        self._next_token[:, 0].index_copy_(0, self.batch.sample_rows.long(), sampled.ids)
-        return sampled
 
     def _to_host(self, tensor: torch.Tensor | None) -> Any:
         if tensor is None:
             return None
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
-
-    # From now on `pool` is used: first by a prefill and a decode step into its dummy page, so that
-    # what is slow once, or cannot run, shows now. On a GPU these are the largest that there can be.
-    def _warm_up(self, pool: KVPool) -> None:
-        self.kv_pool, self.batch = (
-            pool,
-            ForwardBatch(self.device, pool, max_context=self.max_context, **self._limits),
-        )
-        small = self.device.is_cpu
-        length = min(
-            self.max_context, self.batch.max_tokens, pool.page_size if small else self.max_context
-        )
-        rows = range(1 if small else self.batch.max_batch)
-        drawn = [RowSampling(row=r, seed=0, params=SamplingParams(top_p=0.9)) for r in rows]
-        targets = bytes(4 * min(length, LOGPROB_ROWS))
-        scored = [LogprobSpan(index=0, first=0, targets=targets, top_n=1)]
-        prompt = np.zeros(length, np.int32)
-        self.run(prefill_plan(rows[:1], [prompt], new_rows=drawn, logprob_spans=scored))
-        self.run(decode_plan(rows, [length] * len(rows)))
-        self.device.synchronize()
-
-
-def kv_pages(
-    args: ServerArgs,
-    device: Device,
-    page_bytes: int,
-    *,
-    ranks: int,
-    full_pages: int,
-    before: Memory,
-) -> int:
-    """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or
-    what the memory gives (on a GPU, what the largest steps have left). Raises ConfigError with the
-    numbers. `ranks` share the memory; `full_pages`: every running request at its longest; `before`:
-    memory before any weights were loaded."""
-    memory = device.memory()
-    room = memory.available // ranks
-    if args.max_total_tokens is not None:
-        pages = -(-args.max_total_tokens // args.page_size)
-        if pages * page_bytes > room:
-            needs = f"needs {pages * page_bytes // _MIB} MiB, {room // _MIB} MiB are available"
-            raise ConfigError(f"--max-total-tokens {args.max_total_tokens} {needs}")
-        return pages
-    fraction = args.mem_fraction_static
-    if not device.is_cpu:
-        used = memory.total - memory.available
-        budget = int(memory.total * (fraction or _GPU_FRACTION)) - used
-    elif fraction is not None:
-        budget = int(before.available * fraction) - max(0, before.available - memory.available)
-    else:
-        budget = min(
-            int(memory.available * _CPU_SHARE), _CPU_FULL * full_pages * page_bytes * ranks
-        )
-    if fraction is None and resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR:
-        budget = min(budget, _DEMO_LIMIT)
-    budget = min(room, budget // ranks)
-    if budget < page_bytes:
-        needs = f"{budget // _MIB} MiB are left after the weights, a page takes {page_bytes / _MIB:.1f} MiB"
-        raise ConfigError(
-            f"no memory for a KV cache: {needs}; see --mem-fraction-static and --page-size"
-        )
-    pages = budget // page_bytes
-    return min(full_pages, pages) if args.disable_radix_cache else pages

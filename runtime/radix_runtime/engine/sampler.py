@@ -5,8 +5,7 @@ them. A draw is keyed by (seed of the row, absolute position of the token), so i
 batch nor rank. State is kept by row of the request table; what a batch needs of it is gathered once
 and kept while the batch stays the same."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +14,36 @@ import torch
 from .. import ops
 from ..device import upload
 from ..messages import unpack_ids
-from ..sampling_params import SamplingParams
 from ..step_plan import RowSampling
 
 _IN_PROMPT = 1 << 30
+_FIRST_COUNT_SLOTS = 4
+
+# One record a row. `slot`: row of the penalty counts, -1 without penalties. `min_end`: position
+# from which stop ids may be sampled. `plain`: nothing but the largest logit is asked for.
+_ROW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("seed", np.int64),
+        ("slot", np.int32),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+        ("min_end", np.int64),
+        ("scored", np.bool_),
+        ("top_n", np.int32),
+        ("plain", np.bool_),
+    ]
+)
 
 
 class Sampled(NamedTuple):
-    """Device tensors of S sampled rows: ids int32 [S], -1 where the logits were not finite; the
-    rest is None when no row asks: logprobs float32 [S] (NaN where not asked), top_* [S, top_n]."""
+    """Device tensors of S samples: ids int32 [S], -1 where the logits were not finite; the rest is
+    None when no row asks: logprobs float32 [S] (NaN where not asked for), top_ids int32 and
+    top_logprobs float32 [S, top_n of the step]."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor | None = None
@@ -32,17 +52,27 @@ class Sampled(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Batch:
-    """State of the rows of one batch; tensors are on the device, None where no row needs them."""
+class _Draw:
+    """The columns of a draw, on the device: one value a sample."""
 
-    rows: bytes
-    greedy: bool  # the largest logits, as the model gives them, are all that is asked for
-    # temperature, top_k, top_p, min_p, seed
-    draw: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-    penalties: list[torch.Tensor] | None  # row of the counts or -1, repetition, frequency, presence
-    bias: list[torch.Tensor] | None  # batch index, id, value
-    stops: np.ndarray  # int64 [3, n]: batch index, id, position before which it is masked
-    scored: torch.Tensor | None  # batch indices that want logprobs
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Batch:
+    """State of the rows of one batch; tensors are on the device."""
+
+    key: bytes  # the rows, one a sample
+    plain: bool  # the largest logits, as the model gives them, are all that is asked for
+    draw: _Draw
+    edits: ops.LogitEdits | None
+    penalty_slots: torch.Tensor | None  # int32 [S]; None: no row has penalties
+    scored: bool  # some row wants logprobs
+    unscored: torch.Tensor | None  # int64: samples that want none although another does
     top_n: int
 
 
@@ -50,116 +80,176 @@ class Sampler:
     """Sampling state of `max_rows` rows. Used by one thread, on the engine's stream."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
-        self._rows = [RowSampling(0, 0, SamplingParams(temperature=0))] * max_rows
-        self._slots = np.full(max_rows, -1, np.int32)  # the row's row of the counts
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows = np.zeros(max_rows, _ROW)
+        self._rows["slot"] = -1
+        self._rows["plain"] = True
+        self._stop_ids: list[list[int]] = [[] for _ in range(max_rows)]
+        self._bias: list[dict[int, float]] = [{} for _ in range(max_rows)]
+        # [slots, V]: bit 30 of a word is "in the prompt", the rest how often it was generated.
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
         self._batch: _Batch | None = None
 
     def admit(self, state: RowSampling) -> None:
-        if (slot := int(self._slots[state.row])) >= 0:
-            self._free_slots.append(slot)
-        self._slots[state.row] = self._fill_counts(state) if state.params.has_penalties else -1
-        self._rows[state.row] = state
+        """Replaces all state of `state.row`."""
+        params = state.params
+        row = self._rows[state.row]
+        if row["slot"] >= 0:
+            self._free_slots.append(int(row["slot"]))
+        row["temperature"] = params.temperature
+        row["top_k"] = min(params.top_k, self._vocab_size)
+        row["top_p"] = params.top_p
+        row["min_p"] = params.min_p
+        row["seed"] = state.seed
+        row["slot"] = self._fill_counts(state) if params.has_penalties else -1
+        row["repetition"] = params.repetition_penalty
+        row["frequency"] = params.frequency_penalty
+        row["presence"] = params.presence_penalty
+        row["min_end"] = state.min_end if state.stop_ids else 0
+        row["scored"] = state.return_logprob
+        row["top_n"] = state.top_logprobs if state.return_logprob else 0
+        row["plain"] = not (
+            params.temperature
+            or params.has_penalties
+            or params.logit_bias
+            or row["min_end"]
+            or state.return_logprob
+        )
+        self._stop_ids[state.row] = state.stop_ids
+        self._bias[state.row] = params.logit_bias
         self._batch = None
 
     def _fill_counts(self, state: RowSampling) -> int:
+        """A slot of the counts, filled with the row's prompt bits and generated tokens."""
         if not self._free_slots:
             old = self._counts
-            more = max(4, len(old))
+            more = max(_FIRST_COUNT_SLOTS, len(old))
             self._counts = torch.cat([old, old.new_zeros((more, self._vocab_size))])
             self._free_slots = list(range(len(old), len(old) + more))
         slot = self._free_slots.pop()
-        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size).astype(
-            np.int32
-        )
+        words = np.bincount(unpack_ids(state.output_ids), minlength=self._vocab_size)
+        words = words.astype(np.int32)
         words[unpack_ids(state.prompt_ids)] |= _IN_PROMPT
         self._counts[slot] = self._upload(words)
         return slot
 
     def is_greedy(self, rows: np.ndarray) -> bool:
-        """Whether the largest logit of each row, as the model gives it, says all that `sample`
-        would."""
-        return self._gather(rows).greedy
+        """Whether `sample` for these rows would only give the id of the largest logit of each, as
+        the model gives it. `rows` is that of `sample`."""
+        return self._gather(rows).plain
 
-    def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> Sampled:
-        """One token a row. `logits` float32 [S, V] may be overwritten; `positions` [S]: where each
-        token will stand."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        positions: torch.Tensor,
+        bitmask: torch.Tensor | None = None,
+    ) -> Sampled:
+        """One token for each row of `logits` float32 [S, V].
+
+        `rows` int32 [S], on the host, is the request-table row of each sample. `positions` int64
+        [S] is where each token will stand in its sequence. `bitmask` int32 [S, ceil(V / 32)]: bit
+        `id % 32` of word `id // 32` allows an id. Raises ValueError if a row with penalties has
+        more than one sample: its counts must know every token before."""
         batch = self._gather(rows)
-        # index_select copies, so the raw values survive the edits below.
-        raw = None if batch.scored is None else logits.index_select(0, batch.scored)
-        if batch.bias is not None:
-            *places, values = batch.bias
-            logits.index_put_(tuple(places), values, accumulate=True)
-        if batch.penalties is not None:
-            ops.apply_penalties_inplace(logits, self._counts, *batch.penalties)
-        index, ids, ends = batch.stops
-        early = positions[index] < ends
-        if early.any():
-            where = self._upload(index[early]), self._upload(ids[early])
-            # Assigning a Python number would make the host wait for the device.
-            logits.index_put_(where, logits.new_full((), -torch.inf))
-        # Greedy rows cost no more than an argmax.
-        tokens = ops.top_k_top_p_sampling(
-            logits, *batch.draw, self._upload(positions.astype(np.int64))
-        )
-        if batch.penalties is not None:
-            ops.count_tokens_inplace(self._counts, batch.penalties[0], tokens)
-        if raw is None or (scored := batch.scored) is None:
-            return Sampled(tokens)
-        chosen = tokens.index_select(0, scored).clamp_min(0)
-        logprobs, top, top_ids = ops.token_logprobs(raw, chosen, batch.top_n)
-
-        def spread(scores: torch.Tensor, absent: float) -> torch.Tensor:
-            full = scores.new_full((len(tokens), *scores.shape[1:]), absent)
-            return full.index_copy_(0, scored, scores)
-
-        tops = (spread(top_ids, -1), spread(top, torch.nan)) if batch.top_n else ()
-        return Sampled(tokens, spread(logprobs, torch.nan), *tops)
+        edits = batch.edits
+        if bitmask is not None:
+            edits = replace(edits or ops.LogitEdits(), bitmask=bitmask)
+        draw = batch.draw
+        columns = (draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seed, positions)
+        if batch.scored:
+            ids, logprobs, top_logprobs, top_ids = ops.top_k_top_p_sampling_with_logprobs(
+                logits, *columns, top_n=batch.top_n, edits=edits
+            )
+            if batch.unscored is not None:
+                logprobs.index_fill_(0, batch.unscored, torch.nan)
+                top_logprobs.index_fill_(0, batch.unscored, torch.nan)
+                top_ids.index_fill_(0, batch.unscored, -1)
+            sampled = Sampled(ids, logprobs)
+            if batch.top_n:
+                sampled = sampled._replace(top_ids=top_ids, top_logprobs=top_logprobs)
+        else:
+            # Rows of temperature 0 cost no more than an argmax.
+            sampled = Sampled(ops.top_k_top_p_sampling(logits, *columns, edits=edits))
+        if batch.penalty_slots is not None:
+            ops.count_tokens_inplace(self._counts, batch.penalty_slots, sampled.ids)
+        return sampled
 
     def _gather(self, rows: np.ndarray) -> _Batch:
         key = rows.tobytes()
-        if self._batch is not None and self._batch.rows == key:
+        if self._batch is not None and self._batch.key == key:
             return self._batch
-        states, slots = [self._rows[row] for row in rows.tolist()], self._slots[rows]
-        bias = [
-            (i, token, value)
-            for i, s in enumerate(states)
-            for token, value in s.params.logit_bias.items()
-        ]
-        stops = [
-            (i, token, s.min_end) for i, s in enumerate(states) if s.min_end for token in s.stop_ids
-        ]
-        scored = [i for i, s in enumerate(states) if s.return_logprob]
-
-        def column(values: Iterable[float], dtype: type = np.float32) -> torch.Tensor:
-            return self._upload(np.array([*values], dtype))
-
-        def floats(*names: str) -> list[torch.Tensor]:
-            return [column(getattr(s.params, name) for s in states) for name in names]
-
-        temperature, top_p, min_p = floats("temperature", "top_p", "min_p")
-        top_k = column((min(s.params.top_k, self._vocab_size) for s in states), np.int32)
-        factors = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        state = self._rows[rows]
+        penalised = rows[state["slot"] >= 0]
+        if len(np.unique(penalised)) < len(penalised):
+            raise ValueError("a row with penalties takes one sample a step")
+        scored = state["scored"]
+        unscored = np.flatnonzero(~scored)
+        penalties = self._gather_penalties(state) if len(penalised) else None
+        edits = ops.LogitEdits(
+            bias=self._gather_bias(rows),
+            penalties=penalties,
+            min_tokens=self._gather_min_tokens(rows, state),
+        )
         self._batch = _Batch(
-            rows=key,
-            greedy=not (
-                bias
-                or stops
-                or scored
-                or any(s.params.temperature or s.params.has_penalties for s in states)
+            key=key,
+            plain=bool(state["plain"].all()),
+            draw=_Draw(
+                temperature=self._column(state, "temperature"),
+                top_k=self._column(state, "top_k"),
+                top_p=self._column(state, "top_p"),
+                min_p=self._column(state, "min_p"),
+                seed=self._column(state, "seed"),
             ),
-            draw=(temperature, top_k, top_p, min_p, column((s.seed for s in states), np.int64)),
-            penalties=[self._upload(slots), *floats(*factors)] if (slots >= 0).any() else None,
-            bias=[*map(column, zip(*bias, strict=True), (np.int64, np.int64, np.float32))]
-            if bias
-            else None,
-            stops=np.array(stops, np.int64).reshape(-1, 3).T,
-            scored=column(scored, np.int64) if scored else None,
-            top_n=max((s.top_logprobs for s in states if s.return_logprob), default=0),
+            edits=edits if any(part is not None for part in edits.flat()) else None,
+            penalty_slots=None if penalties is None else penalties[1],
+            scored=bool(scored.any()),
+            unscored=self._upload(unscored) if len(unscored) else None,
+            top_n=int(state["top_n"].max(initial=0)),
         )
         return self._batch
+
+    def _gather_penalties(
+        self, state: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return (
+            self._counts,
+            self._column(state, "slot"),
+            self._column(state, "repetition"),
+            self._column(state, "frequency"),
+            self._column(state, "presence"),
+        )
+
+    def _gather_bias(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Ids int32 [S, M], a row's list ended by -1, and values float32 [S, M]."""
+        biases = [self._bias[row] for row in rows.tolist()]
+        longest = max(len(bias) for bias in biases)
+        if longest == 0:
+            return None
+        ids = np.full((len(rows), longest), -1, np.int32)
+        values = np.zeros((len(rows), longest), np.float32)
+        for sample, bias in enumerate(biases):
+            ids[sample, : len(bias)] = list(bias.keys())
+            values[sample, : len(bias)] = list(bias.values())
+        return self._upload(ids), self._upload(values)
+
+    def _gather_min_tokens(
+        self, rows: np.ndarray, state: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Stop ids int32 [S, M], a row's list ended by -1, and the position int64 [S] before which
+        they are masked."""
+        if not state["min_end"].any():
+            return None
+        stop_ids = [self._stop_ids[row] for row in rows.tolist()]
+        ids = np.full((len(rows), max(len(stops) for stops in stop_ids)), -1, np.int32)
+        for sample, stops in enumerate(stop_ids):
+            ids[sample, : len(stops)] = stops
+        return self._upload(ids), self._column(state, "min_end")
+
+    def _column(self, state: np.ndarray, name: str) -> torch.Tensor:
+        return self._upload(state[name].copy())
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return upload(array, self._device)

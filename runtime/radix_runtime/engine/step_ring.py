@@ -1,8 +1,9 @@
-"""The way of a StepPlan from rank 0 to the workers: one producer, many consumers, shared memory.
+"""Carries plans and commands from rank 0 to the workers: one producer, many consumers, shared
+memory.
 
-A ring of bytes carries frames, each behind its length in 8 bytes. A frame larger than the free room
+The ring holds bytes; each frame follows its length in 8 bytes. A frame larger than the free space
 travels in pieces. Each consumer sleeps on its own eventfd, so an idle worker costs nothing. The
-memory is an anonymous memfd: it goes with the last process, however that one dies."""
+memory is an anonymous memfd: it is freed with the last process, however that one ends."""
 
 import mmap
 import os
@@ -20,22 +21,22 @@ _FULL_SLEEP = 200e-6
 
 
 class RingHandle(msgspec.Struct, forbid_unknown_fields=True):
-    """What a child needs to attach: the inherited descriptors of the memory and of each consumer's
-    event, the size."""
+    """What a child needs to attach. `fds` are the descriptors that it inherits: the memory, then
+    the event of each consumer. `capacity` is in bytes."""
 
     fds: list[int]
     capacity: int
 
 
 class _Ring:
-    """The mapped words and data, as both ends see them. x86 keeps the order of stores."""
+    """The mapped words and data, as both ends see them. Positions count bytes since the start:
 
-    # Positions count the bytes since the start:
-    #
-    #   word 0            bytes published
-    #   word 8            closed flag
-    #   word 8 * (2 + r)  acknowledgement of consumer r: bytes that it has taken
-    #   data              byte p is at p % capacity
+        word 0            bytes published
+        word 8            closed flag
+        word 8 * (2 + r)  bytes that consumer r has taken
+        data              byte p is at p % capacity
+
+    A store to a word must not overtake the stores to the data before it: x86 keeps their order."""
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
@@ -45,28 +46,32 @@ class _Ring:
             os.ftruncate(handle.fds[0], size)
         self._memory = mmap.mmap(handle.fds[0], size)
         memory = memoryview(self._memory)
-        self._words, self._data = memory[: 8 * words].cast("q"), memory[8 * words :]
+        self._words = memory[: 8 * words].cast("q")
+        self._data = memory[8 * words :]
         self._acks = self._words[_LINE * 2 :: _LINE]
 
     @property
     def closed(self) -> bool:
+        """Whether rank 0 has closed the ring."""
         return bool(self._words[_LINE])
 
 
 class StepRing(_Ring):
-    """Rank 0's end. Not thread-safe but for `close`."""
+    """Rank 0's end. Used by one thread, except `close`, which any thread may call."""
 
     def __init__(self, consumers: int, capacity: int = 1 << 20) -> None:
         events = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(consumers)]
-        super().__init__(RingHandle([os.memfd_create("radix-steps"), *events], capacity))
+        memory = os.memfd_create("radix-steps")
+        super().__init__(RingHandle(fds=[memory, *events], capacity=capacity))
         self._published = 0
 
     def publish(self, frame: bytes, timeout: float = 60.0) -> None:
-        """To every consumer. Raises EngineDeadError: the ring is closed, or stays full (names the
-        slow)."""
+        """Sends `frame` to every consumer. Raises EngineDeadError: the ring is closed, or stays
+        full for `timeout` seconds; then it names the ranks that take nothing."""
         rest = memoryview(len(frame).to_bytes(8, "little") + frame)
         while rest:
-            room, start = self._room(timeout), self._published % self.handle.capacity
+            room = self._room(timeout)
+            start = self._published % self.handle.capacity
             part = rest[: min(room, self.handle.capacity - start)]
             self._data[start : start + len(part)] = part
             self._published += len(part)
@@ -75,10 +80,12 @@ class StepRing(_Ring):
             rest = rest[len(part) :]
 
     def _room(self, timeout: float) -> int:
+        """Waits for free space; returns how many bytes there are."""
         deadline = time.monotonic() + timeout
         while not self.closed:
             taken = self._acks.tolist()
-            if room := self.handle.capacity - self._published + min(taken):
+            room = self.handle.capacity - self._published + min(taken)
+            if room:
                 return room
             if time.monotonic() > deadline:
                 slow = ", ".join(str(r) for r, ack in enumerate(taken, 1) if ack == min(taken))
@@ -96,11 +103,12 @@ class StepRing(_Ring):
             os.eventfd_write(fd, 1)
 
     def release(self) -> None:
-        """Gives the memory and the descriptors back, after the consumers have gone; the ring can do
-        nothing then."""
+        """Frees the memory and the descriptors, after the consumers have ended. The ring must not
+        be used any more."""
         for view in (self._acks, self._words, self._data):
             view.release()
-        self._memory.close()  # it holds a descriptor of its own, which should not wait for the collector
+        # It holds a descriptor of its own, which should not wait for the garbage collector.
+        self._memory.close()
         for fd in self.handle.fds:
             os.close(fd)
 
@@ -110,13 +118,14 @@ class StepRingReader(_Ring):
 
     def __init__(self, handle: RingHandle, index: int) -> None:
         super().__init__(handle)
-        self._index, self._event_fd = index, handle.fds[1 + index]
+        self._index = index
+        self._event_fd = handle.fds[1 + index]
         self._taken = self._acks[index]
         self._poll = select.poll()
         self._poll.register(self._event_fd, select.POLLIN)
 
     def receive(self) -> bytes | None:
-        """The next frame; None when the ring is closed. Sleeps until then."""
+        """Sleeps until there is a frame and returns it; None when the ring is closed."""
         size = self._take(8)
         return None if size is None else self._take(int.from_bytes(size, "little"))
 
@@ -133,13 +142,15 @@ class StepRingReader(_Ring):
             self._acks[self._index] = self._taken
         return bytes(taken)
 
-    # The number of bytes that are there; 0 when the ring is closed.
     def _wait(self) -> int:
+        """Sleeps until there are bytes; returns how many, 0 when the ring is closed."""
         spin_until = time.monotonic() + _SPIN_SECONDS
         while not self.closed:
-            if available := self._words[0] - self._taken:
+            available = self._words[0] - self._taken
+            if available:
                 return available
-            if time.monotonic() > spin_until and self._poll.poll():
+            if time.monotonic() > spin_until:
+                self._poll.poll()
                 with suppress(BlockingIOError):  # drained for earlier bytes
                     os.eventfd_read(self._event_fd)
         return 0

@@ -1,7 +1,7 @@
-"""A tensor-parallel worker (rank > 0): takes step plans from the ring and runs its shard.
+"""A tensor-parallel worker (rank > 0): takes plans and commands from the ring and runs its shard.
 
-Rank 0 starts it with a WorkerSpec on standard input, open as long as rank 0 lives. It decides and
-samples nothing."""
+Rank 0 starts it with a WorkerSpec on standard input, which stays open as long as rank 0 lives. A
+worker schedules and samples nothing."""
 
 import ctypes
 import logging
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -17,9 +18,11 @@ from ..distributed import connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..step_plan import deserialize_plan
-from .executor import WorkerSpec, build_rank
+from ..step_plan import StepPlan, deserialize_plan
+from .commands import execute
+from .executor import build_rank
 from .step_ring import StepRingReader
+from .worker_group import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
+    """Runs until rank 0 closes the ring; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
     args = spec.args
@@ -37,10 +41,15 @@ def main() -> int:
     try:
         config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
         ring = StepRingReader(spec.ring, spec.rank - 1)
+        replies = Connection(spec.reply_fd, readable=False)
         runner = build_rank(args, config, device, communicator)
         while (frame := ring.receive()) is not None:
-            runner.run(deserialize_plan(frame))
-            communicator.check()
+            work = deserialize_plan(frame)
+            if isinstance(work, StepPlan):
+                runner.run(work)
+                communicator.check()
+            else:
+                replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
     except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
         echo = "aborted by rank" in str(error)  # who aborted the group has said why
         is_config = isinstance(error, ConfigError)
@@ -52,8 +61,8 @@ def main() -> int:
     return EXIT_CLEAN
 
 
-# No worker outlives rank 0, however that one ends.
 def _die_with_parent(spec: WorkerSpec) -> None:
+    """No worker outlives rank 0, however that one ends."""
     if spec.main_thread:
         # The signal comes with the end of the *thread* that started us: only for the main one.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

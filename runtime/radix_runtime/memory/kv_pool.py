@@ -10,25 +10,36 @@ class KVPool:
 
         k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
 
-    Pages 0 .. num_pages-1 are the page allocator's; page `dummy_page` is never owned: warming up
-    uses it. `num_kv_heads` is this rank's share."""
+    Pages 0 .. num_pages-1 are the page allocator's. No request ever owns page `dummy_page`: warm-up
+    and padding entries point at it. `num_kv_heads` is this rank's share."""
 
     def __init__(
-        self, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, *,
-        num_pages: int, dtype: torch.dtype, device: Device,
-    ) -> None:  # fmt: skip
-        self.dtype, self.page_size = dtype, page_size
-        self.num_pages = self.dummy_page = num_pages
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: Device,
+    ) -> None:
+        self.dtype = dtype
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.dummy_page = num_pages
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-        # Written once, so that memory that is not there is missed now and not under load.
-        tensors = [
-            torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0)
-            for _ in range(2 * num_layers)
-        ]
-        self.k, self.v = tensors[::2], tensors[1::2]
+        self.k = [_written_once(shape, dtype, device) for _ in range(num_layers)]
+        self.v = [_written_once(shape, dtype, device) for _ in range(num_layers)]
 
     @staticmethod
     def page_bytes(
-        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
+        """Bytes that a page takes in all layers, keys and values."""
         return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def _written_once(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
+    """Zeros that were written, so that memory that is not there fails now and not under load."""
+    return torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0)

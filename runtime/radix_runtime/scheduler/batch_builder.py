@@ -81,15 +81,15 @@ def _plan_groups(plan: StepPlan, entries: list[Entry], life: Lifecycle) -> None:
     for group in life.snapshots:
         number = group.pool.index + 1
         for row, slot, position in group.take_restores():
-            plan.restores.append(SnapshotCopy(group=number, row=row, slot=slot, position=position))
+            restore = SnapshotCopy(group=number, row=row, slot=slot, position=position)
+            plan.restores.append(restore)
         for entry in entries:
-            position = _snapshot_position(entry, life.page_size)
-            slot = group.plan() if position is not None else None
-            if position is not None and slot is not None:
+            border = _snapshot_position(entry, life.page_size)
+            free = group.plan() if border is not None else None
+            if border is not None and free is not None:
                 row = entry.request.row
-                plan.snapshots.append(
-                    SnapshotCopy(group=number, row=row, slot=slot, position=position)
-                )
+                snapshot = SnapshotCopy(group=number, row=row, slot=free, position=border)
+                plan.snapshots.append(snapshot)
     if life.host is not None:
         plan.copy_source, plan.copy_target, plan.copy_to_host = life.host.take_copies()
 

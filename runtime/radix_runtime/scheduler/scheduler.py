@@ -12,6 +12,7 @@ from ..config import ServerArgs
 from ..step_plan import Executor
 from . import figures, invariants
 from .batch_builder import Step, build_step
+from .controls import Controls
 from .decision import Decision
 from .intake import Intake
 from .lifecycle import Lifecycle
@@ -23,7 +24,7 @@ from .results import Results
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
 IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
-PENDING_WAIT = 0.005  # seconds between looks at the requests that are held
+PENDING_WAIT = 0.005  # seconds between looks at what is awaited from outside
 
 
 class Scheduler:
@@ -31,6 +32,7 @@ class Scheduler:
     nothing to do. In its order it
 
     1. takes in messages: `intake` validates, queues, aborts, and fails what is past its deadline;
+       `controls` passes commands to the engine and its answers back;
     2. plans the next step (`policy.plan_step`), takes rows and pages for it (`build_step`) and
        launches it. A shortage of pages first waits for the steps in flight, then retracts the
        request that arrived last;
@@ -66,6 +68,7 @@ class Scheduler:
         self.counters = figures.Counters()
         self.life = _lifecycle(args, executor)
         self.output = Output(outbox)
+        self.controls = Controls(executor, outbox)
         self.live = LiveRequests(life=self.life, output=self.output, counters=self.counters)
         self.intake = Intake(
             args,
@@ -111,13 +114,14 @@ class Scheduler:
         for message in messages:
             self._handle(message)
         released = self.intake.release()
+        answered = self.controls.answer()
         self.intake.expire()
         launched = self._launch()
         if len(self.in_flight) > (self.max_in_flight if launched else 0):
             self._complete_oldest()
         self.output.flush()
         completed_any = completed != self.life.completed_step
-        happened = bool(messages) or released or launched or completed_any
+        happened = bool(messages) or released or answered or launched or completed_any
         if happened:
             self._checked_idle = False
             if self.args.check_invariants == "step":
@@ -128,7 +132,7 @@ class Scheduler:
         """Sleeps until a message arrives; checks the idle state once in each idle period."""
         check = self.args.check_invariants != "off" and not self._checked_idle
         timeout = IDLE_CHECK_AFTER if check else IDLE_WAIT
-        if self.life.pending:
+        if self.life.pending or self.controls:
             timeout = PENDING_WAIT
         arrived = self.inbox.wait(timeout)
         if check and not arrived and self.is_idle:
@@ -171,6 +175,8 @@ class Scheduler:
                 self.outbox.send(msg.ControlReply(number, ok=True, stats=self.stats()))
             case msg.Control(number, "flush_cache"):
                 self.outbox.send(msg.ControlReply(number, ok=self.flush_cache()))
+            case msg.Control(number, "engine", command):
+                self.controls.call(number, command)
             case _:
                 raise TypeError(f"the scheduler got a {type(message).__name__}")
 

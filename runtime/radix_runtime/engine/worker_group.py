@@ -1,0 +1,145 @@
+"""The processes of ranks 1 .. N-1: started, watched and ended by rank 0."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from ..config import ServerArgs
+from ..errors import EngineDeadError
+from ..processes import start_process
+from .commands import CommandReply
+from .step_ring import RingHandle, StepRing
+
+logger = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 5.0  # that a worker has to end by itself
+_REPLY_SECONDS = 600.0  # that it has for a command
+
+
+class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker reads from its standard input."""
+
+    args: ServerArgs
+    rank: int
+    memory_fd: int
+    ring: RingHandle
+    reply_fd: int  # write end of the pipe for CommandReplies
+    parent_pid: int  # rank 0's process
+    # The main thread started the worker, which may then ask the kernel to end it with that thread.
+    main_thread: bool
+
+
+class WorkerGroup:
+    """Starts one process a rank on construction. Each holds the read end of a pipe whose other end
+    is in this process, so none outlives it.
+
+    Frames reach the workers through `ring`; `memory_path` names the file that all ranks share for
+    their Communicator."""
+
+    def __init__(self, args: ServerArgs) -> None:
+        self.ring = StepRing(args.tp_size - 1)
+        self._memory_fd = os.memfd_create("radix-comm")
+        self._replies: list[Connection] = []
+        self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
+        self._watchers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._death_told = threading.Event()
+
+    @property
+    def memory_path(self) -> str:
+        return f"/proc/self/fd/{self._memory_fd}"
+
+    def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
+        read_fd, reply_fd = os.pipe()
+        self._replies.append(Connection(read_fd, writable=False))
+        spec = WorkerSpec(
+            args=args,
+            rank=rank,
+            memory_fd=self._memory_fd,
+            ring=self.ring.handle,
+            reply_fd=reply_fd,
+            parent_pid=os.getpid(),
+            main_thread=threading.current_thread() is threading.main_thread(),
+        )
+        descriptors = [self._memory_fd, reply_fd, *self.ring.handle.fds]
+        # What it prints is no output of this program.
+        process = start_process("radix_runtime.engine.worker", stdout=2, pass_fds=descriptors)
+        os.close(reply_fd)  # its end in the worker is the last: a death ends what waits for a reply
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()  # and stays open: its end tells the worker that we are gone
+        return process
+
+    def watch(self, on_death: Callable[[str], None]) -> None:
+        """From now on `on_death(reason)` is called, once, on another thread, when a worker ends
+        before `close`."""
+        for rank, process in enumerate(self.processes, 1):
+            watcher = threading.Thread(
+                target=self._watch, args=(rank, process, on_death), daemon=True
+            )
+            watcher.start()
+            self._watchers.append(watcher)
+
+    def _watch(
+        self, rank: int, process: subprocess.Popen[bytes], on_death: Callable[[str], None]
+    ) -> None:
+        code = process.wait()
+        with self._lock:
+            if self._closed or self._death_told.is_set():
+                return  # asked for, or the consequence of the first death
+            if code < 0:
+                how = f"was killed by {signal.Signals(-code).name}"
+            else:
+                how = f"exited with {code}"
+            reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
+            logger.error("%s", reason)
+            on_death(reason)
+            self._death_told.set()
+
+    def receive_replies(self) -> list[CommandReply]:
+        """Each worker's answer to the command that was published last, in the order of ranks.
+
+        Raises EngineDeadError: a worker has died, or does not answer."""
+        replies = []
+        for rank, connection in enumerate(self._replies, 1):
+            try:
+                if not connection.poll(_REPLY_SECONDS):
+                    text = f"worker rank {rank} did not answer in {_REPLY_SECONDS:g} s"
+                    raise EngineDeadError(text)
+                frame = connection.recv_bytes()
+            except (EOFError, ConnectionError):
+                raise EngineDeadError(f"worker rank {rank} has gone") from None
+            replies.append(msgspec.msgpack.decode(frame, type=CommandReply))
+        return replies
+
+    def await_death(self, seconds: float) -> None:
+        """Gives a death that is under way the time to be reported."""
+        self._death_told.wait(seconds)
+
+    def stop_watching(self) -> None:
+        """Deaths from now on are asked for."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Ends the workers after the last published frame; kills what does not end. Once."""
+        self.stop_watching()
+        self.ring.close()
+        for process in self.processes:
+            with process:  # closes its input too
+                try:
+                    process.wait(_EXIT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        for watcher in self._watchers:
+            watcher.join()
+        for connection in self._replies:
+            connection.close()
+        self.ring.release()
+        os.close(self._memory_fd)
