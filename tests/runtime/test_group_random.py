@@ -75,3 +75,21 @@ def test_random_requests(name: str, samples: int) -> None:
         assert rig.life.host.loaded_pages_total > 0
         copied = rig.life.host.loaded_pages_total + rig.life.host.stored_pages_total
         assert rig.engine.num_copies == copied
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    ("page_size", "window", "span"), [(4, 11, 5), (1, 7, 11), (1, 1, 5), (16, 5, 2)]
+)
+def test_the_smallest_pool_of_a_window_serves_everyone(
+    page_size: int, window: int, span: int, samples: int
+) -> None:
+    """It holds the window of one request and its next tokens: the others wait or are retracted."""
+    seed = random.SystemRandom().getrandbits(32)
+    traffic = traffic_of(
+        seed, samples=samples, model=FakeModel(window=window), page_size=page_size,
+        pages=192 // page_size, chunk=24, group_sizes=(span, 0),
+    )  # fmt: skip
+    assert traffic.rig.life.windows[0].span == span
+    drive(traffic, 40)
+    traffic.rig.verify_rest()
