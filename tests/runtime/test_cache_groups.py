@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from radix_runtime.cache_spec import FullPagesSpec, GroupSpec, RowSnapshotsSpec, WindowPagesSpec
 from radix_runtime.errors import InvariantViolation
-from radix_runtime.memory.cache_groups import HandlePool, RowSnapshots, WindowPages, make_groups
+from radix_runtime.memory.cache_groups import make_groups
+from radix_runtime.memory.handle_pool import HandlePool
 from radix_runtime.memory.host_tier import HostTier
 from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.memory.radix_check import check_tree
+from radix_runtime.memory.row_snapshots import RowSnapshots
+from radix_runtime.memory.window_pages import WindowPages
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.scheduler_rig import BOTH, Rig, prompt
 

@@ -10,10 +10,12 @@ import pytest
 
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory import radix_cache
-from radix_runtime.memory.cache_groups import HandlePool, RowSnapshots, WindowPages
+from radix_runtime.memory.handle_pool import HandlePool
 from radix_runtime.memory.host_tier import HostTier
 from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.memory.radix_node import Node
+from radix_runtime.memory.row_snapshots import RowSnapshots
+from radix_runtime.memory.window_pages import WindowPages
 from radix_runtime.scheduler import results
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.random_traffic import drive, traffic_of

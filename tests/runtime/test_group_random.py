@@ -14,7 +14,8 @@ import pytest
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.random_traffic import check_end, drive, traffic_of
 
-TOTAL = 10_000 if os.environ.get("RADIX_TEST_FULL") else 1_600
+FULL = bool(os.environ.get("RADIX_TEST_FULL"))
+TOTAL = 10_000 if FULL else 1_600
 WINDOW = FakeModel(window=11)
 RECURRENT = FakeModel(recurrent=True)
 BOTH = FakeModel(window=6, recurrent=True)
@@ -62,12 +63,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("name", SETTINGS)
+CASES = [(name, samples) for name in SETTINGS for samples in (1, 4)]
+QUICK = CASES[::4] + CASES[3::4]  # each of the settings, without drafts or with them
+
+
+@pytest.mark.parametrize(("name", "samples"), CASES if FULL else QUICK)
 def test_random_requests(name: str, samples: int) -> None:
     seed = random.SystemRandom().getrandbits(32)
     traffic = traffic_of(seed, samples=samples, chunk=24, **SETTINGS[name])
-    drive(traffic, TOTAL // len(SETTINGS) // 2)
+    drive(traffic, TOTAL // len(CASES))
     check_end(traffic)
     rig = traffic.rig
     assert rig.scheduler.counters.cached_tokens_total > 0
@@ -77,9 +81,9 @@ def test_random_requests(name: str, samples: int) -> None:
         assert rig.engine.num_copies == copied
 
 
-@pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize(
-    ("page_size", "window", "span"), [(4, 11, 5), (1, 7, 11), (1, 1, 5), (16, 5, 2)]
+    ("page_size", "window", "span", "samples"),
+    [(4, 11, 5, 1), (1, 7, 11, 4), (1, 1, 5, 1), (16, 5, 2, 4)],
 )
 def test_the_smallest_pool_of_a_window_serves_everyone(
     page_size: int, window: int, span: int, samples: int

@@ -50,6 +50,16 @@ def handles_of(parts: list[Part], num_groups: int) -> tuple[np.ndarray, ...]:
     )
 
 
+def pages_upwards(node: Node, num_pages: int) -> Iterator[tuple[int, Node, int]]:
+    """(page of the prefix, node, page within the node), from the last page of a prefix of
+    `num_pages` pages, which `node` ends, to the first."""
+    page = num_pages
+    for part in node.path():
+        for offset in range(len(part.pages) - 1, -1, -1):
+            page -= 1
+            yield page, part, offset
+
+
 class Match(NamedTuple):
     """`length` tokens in `num_pages` pages are cached, and `node` ends exactly there (lock it to
     keep them). `pages` are those on the device, which come first; the others are on the host.

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..errors import require
-from ..memory.cache_groups import RowSnapshots, WindowPages
+from ..memory.row_snapshots import RowSnapshots
+from ..memory.window_pages import WindowPages
 from .batch_builder import Step
 from .lifecycle import Lifecycle
 from .request import Request, State

@@ -16,12 +16,14 @@ from concurrent.futures import Future
 import numpy as np
 
 from ..cache_spec import ONLY_FULL_PAGES, GroupSpec
-from ..memory.cache_groups import RowSnapshots, WindowPages, make_groups
+from ..memory.cache_groups import make_groups
 from ..memory.host_tier import HostTier
 from ..memory.page_allocator import PageAllocator
 from ..memory.radix_cache import RadixCache
 from ..memory.radix_node import Match
 from ..memory.request_table import RequestTable
+from ..memory.row_snapshots import RowSnapshots
+from ..memory.window_pages import WindowPages
 from .request import Request, State
 
 

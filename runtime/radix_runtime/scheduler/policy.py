@@ -99,7 +99,6 @@ def expected_len(request: Request, ratio: float, margin: int) -> int:
 
 # The step -------------------------------------------------------------------------------------
 
-
 # The waiting requests in the policy's order; called only when someone can get in.
 Queue = Callable[[], Iterable[Request]]
 
@@ -131,8 +130,8 @@ def plan_step(
         left = request.total_len - request.computed_len
         held = request.num_pages * size - request.computed_len
         length = chunk_length(left, min(budget, held + room * size))
-        if length < min(left, budget):
-            starved = True
+        if length < chunk_length(left, budget):
+            starved = True  # of pages
         if length > 0:
             decision.chunks.append(chunk(request, request.computed_len, length))
             budget -= length
@@ -215,13 +214,11 @@ def _admit(
         need = expect(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
         most = min([budget, *[window.most_tokens(match) for window in windows]])
-        if need > room or most <= 0:
-            decision.blocked[request] = Blocked.NO_PAGES
-            return  # nobody passes it, or it might never get in
         length = chunk_length(request.total_len - match.length, most)
-        if length == 0:
-            decision.blocked[request] = Blocked.NO_BUDGET
-            return  # too little of the budget is left
+        if need > room or length <= 0:
+            lacks_pages = need > room or most < budget
+            decision.blocked[request] = Blocked.NO_PAGES if lacks_pages else Blocked.NO_BUDGET
+            return  # nobody passes it, or it might never get in
         decision.chunks.append(chunk(request, match.length, length, match))
         locked.update(newly_locked)
         for window in windows:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from ..memory.cache_groups import WindowPages
 from ..memory.radix_node import Match
+from ..memory.window_pages import WindowPages
 from .decision import Entry
 from .lifecycle import Lifecycle
 from .request import Request
