@@ -109,15 +109,20 @@ def drive(traffic: Traffic, requests: int) -> None:
 
 
 def check_end(traffic: Traffic) -> None:
-    """Every path was met, nothing is left, and every request is accounted for."""
+    """Nothing is left, and every request is accounted for."""
     rig = traffic.rig
     counters = rig.scheduler.counters
     rig.verify_rest()
     ended = counters.num_finished_requests_total + counters.num_aborted_requests_total
     assert ended + counters.num_failed_requests_total == counters.num_requests_total
+
+
+def check_coverage(traffic: Traffic) -> None:
+    """Of many requests: most came to their end, aborts met every state, some were retracted."""
+    counters = traffic.rig.scheduler.counters
     assert counters.num_finished_requests_total > counters.num_requests_total // 3
     assert traffic.aborted_in.keys() >= {State.WAITING.name, State.DECODE.name}
-    assert counters.num_retractions_total > 1
+    assert counters.num_retractions_total > 10
 
 
 def traffic_of(seed: int, **options: object) -> Traffic:

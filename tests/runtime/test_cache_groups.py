@@ -342,7 +342,11 @@ def test_a_prefix_on_the_host_is_loaded_by_the_plan_that_admits() -> None:
     plan = plans[before]
     assert (plan.copy_to_host == 0).any() and (plan.copy_to_host == 1).any()  # others made room
     loaded = sum(int((plan.copy_to_host == 0).sum()) for plan in plans)
-    assert loaded == rig.life.host.loaded_pages_total
+    stats = rig.scheduler.stats()
+    assert loaded == stats["host_loaded_pages_total"]
+    stored = sum(int((plan.copy_to_host == 1).sum()) for plan in plans)
+    assert stored == stats["host_stored_pages_total"]
+    assert stats["host_used_pages"] == stored - loaded  # nothing was dropped or computed again
     rig.verify_all()
 
 

@@ -54,7 +54,7 @@ class RadixCache:
         self.total_pages = 0
         self.evictable_pages = 0
         self.num_nodes = 0
-        self.evicted_pages_total = 0
+        self.evicted_pages_total = 0  # from the device, to the host too
         self.lookups_total = 0
         self.hits_total = 0
         self._changes = 0
