@@ -163,6 +163,8 @@ def _decode_entries(
 ) -> list[Entry]:
     """An entry for each of `streams`, with as many drafts as fit its length and its pages; `room`
     is the number of pages beyond one token each."""
+    if max_samples == 1:
+        return [decode(request, 1) for request in streams]
     entries = []
     for request in streams:
         wanted = min(max_samples, request.max_total_len - request.total_len)
