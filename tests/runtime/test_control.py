@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import msgspec
 import pytest
 
-from radix_runtime.errors import RequestError
+from radix_runtime.errors import EngineCommandError, EngineDeadError, RequestError
 from radix_runtime.messages import Control, ControlReply, decode, encode, pack_body, unpack_body
 from radix_runtime.scheduler.control import Operations
-from tests.runtime.scheduler_rig import Rig
+from radix_runtime.step_plan import EngineCommand, Profile
+from tests.runtime.scheduler_rig import Rig, prompt
+
+START = Profile(action="start", directory="/traces")
 
 
 class Adapter(msgspec.Struct):
@@ -34,7 +39,9 @@ def ask(operations: Operations, op: str, body: object = None) -> ControlReply:
     """As over a link: both messages are encoded and decoded."""
     message = decode(encode(Control(7, op, body=pack_body(body))))
     assert isinstance(message, Control)
-    reply = decode(encode(operations.answer(message)))
+    answer = operations.answer(message)
+    assert answer is not None
+    reply = decode(encode(answer))
     assert isinstance(reply, ControlReply) and reply.id == 7
     return reply
 
@@ -75,3 +82,79 @@ def test_the_scheduler_answers_by_name() -> None:
         rig.ask("nonsense").result(bool)
     rig.scheduler.operations.register("sum", lambda body: sum(unpack_body(body, list[int])))
     assert rig.ask("sum", [1, 2, 3]).result(int) == 6
+
+
+# Commands that the scheduler passes to its engine ---------------------------------------------
+
+
+def test_the_engine_gets_a_command_behind_the_steps_launched_before_it() -> None:
+    rig = Rig()
+    rig.submit("a", prompt(10), max_new_tokens=5, ignore_eos=True)
+    rig.step()
+    assert not rig.engine.results
+    rig.inbox.send(Control(id=0, op="engine", body=pack_body(START)))
+    rig.step()
+    rig.step()
+    assert rig.engine.commands == [START]
+    assert [reply.result(list[str]) for reply in rig.replies] == [["done"]]
+    rig.run()
+    rig.verify_all()
+
+
+def test_a_command_that_fails_is_answered_and_serving_goes_on() -> None:
+    rig = Rig()
+    rig.engine.command_error = EngineCommandError(1, "no such folder")
+    rig.submit("a", prompt(10), max_new_tokens=5)
+    reply = rig.ask("engine", START)
+    with pytest.raises(RequestError, match="rank 1: no such folder") as caught:
+        reply.result(list[str])
+    assert (caught.value.status, caught.value.code) == (500, "engine_command_failed")
+    rig.run()
+    rig.verify_all()
+
+
+def test_a_dead_engine_is_no_answer() -> None:
+    rig = Rig()
+    rig.engine.command_error = EngineDeadError("gone")
+    rig.inbox.send(Control(id=0, op="engine", body=pack_body(START)))
+    with pytest.raises(EngineDeadError):
+        rig.run(2)
+
+
+def test_answers_come_in_the_order_of_the_commands_while_the_loop_looks_often() -> None:
+    rig = Rig(check="off")
+    futures: list[Future[list[str]]] = []
+
+    def call(command: EngineCommand) -> Future[list[str]]:
+        futures.append(Future())
+        return futures[-1]
+
+    rig.engine.call = call  # type: ignore[method-assign]
+    for number in range(2):
+        rig.inbox.send(Control(id=number, op="engine", body=pack_body(START)))
+    rig.step()
+    futures[1].set_result(["late"])
+    rig.step()
+    assert not rig.replies
+    waits: list[float | None] = []
+
+    def wait(timeout: float | None) -> bool:
+        waits.append(timeout)
+        if len(waits) == 2:
+            futures[0].set_result(["early"])
+        return False
+
+    rig.inbox.wait = wait  # type: ignore[method-assign]
+    rig.scheduler.run(lambda: len(waits) > 2)
+    rig.step()
+    assert waits == [0.005, 0.005, 1.0]
+    assert [reply.result(list[str]) for reply in rig.replies] == [["early"], ["late"]]
+
+
+@pytest.mark.parametrize("body", [None, {"type": "Profile", "action": "begin"}])
+def test_a_command_that_is_none_is_refused(body: object) -> None:
+    rig = Rig()
+    with pytest.raises(RequestError) as caught:
+        rig.ask("engine", body).result(list[str])
+    assert caught.value.code == "invalid_value"
+    assert not rig.engine.commands

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from radix_runtime.errors import InvariantViolation, refusal
-from radix_runtime.scheduler.policy import Blocked
+from radix_runtime.scheduler.decision import Blocked
 from radix_runtime.scheduler.request import Request, State
 from tests.runtime.scheduler_rig import BOTH, Rig, prompt
 
@@ -63,8 +63,7 @@ def test_end_ids_outside_of_the_vocabulary_are_dropped(
     assert rig.engine.vocab_size == 97
     [record] = caplog.records
     assert "end ids" in record.message and "97 ids" in record.message
-    plans, launch = [], rig.engine.launch
-    rig.engine.launch = lambda plan: (plans.append(plan), launch(plan))[1]
+    plans = rig.record_plans()
     rig.submit("a", prompt(9), max_new_tokens=6, min_new_tokens=3)
     rig.run()
     assert [row.stop_ids for plan in plans for row in plan.new_rows] == [[1, 2]]

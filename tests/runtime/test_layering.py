@@ -18,6 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a file or folder of the package. A part may import its own layer and those before it.
 BASE = (
+    "cache_spec",
     "config",
     "errors",
     "hub",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import Communicator, connect, core_share
@@ -75,6 +76,8 @@ class LocalExecutor:
         self.max_context = self.runner.max_context
         self.vocab_size = config.vocab_size
         self.max_samples = self.runner.max_samples
+        self.cache_groups = ONLY_FULL_PAGES
+        self.host_pages = 0
 
     def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Executor.launch."""
