@@ -324,10 +324,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._pump()  # takes in what was sent, as the abort of a stream that was closed early
             while not self._scheduler.is_idle and not self._open:
                 self._pump()  # the last steps of what has ended
-            is_idle = self._scheduler.is_idle
-            if is_idle:
-                self._scheduler.life.cache.reset()
-            return is_idle
+            return self._scheduler.flush_cache()
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
