@@ -108,7 +108,7 @@ class Abort(_Message):
 
 
 class Control(_Message):
-    """Asks the scheduler for an operation, by its name; answered by a ControlReply with the same id.
+    """Asks the scheduler for an operation by name; answered by a ControlReply with the same id.
     `body` is the argument of the operation in msgpack: see `pack_body`."""
 
     id: int

@@ -76,6 +76,8 @@ class Topology:
             )
             if unknown:
                 raise ValueError(f"role {role.name} sends {', '.join(sorted(unknown))}: unknown")
+            if role.serves_http and role.restartable:  # its socket is gone with it
+                raise ValueError(f"role {role.name} serves HTTP and cannot be restarted")
 
     def role(self, process: str) -> Role:
         """The role of a process."""
