@@ -108,8 +108,8 @@ class Abort(_Message):
 
 
 class Control(_Message):
-    """An operation on the process that gets it, by name; answered by ControlReply with the same id.
-    `body` is the operation's argument in msgpack: see `pack_body`."""
+    """Asks the scheduler for an operation by name; answered by a ControlReply with the same id.
+    `body` is the argument of the operation in msgpack: see `pack_body`."""
 
     id: int
     op: str
@@ -163,6 +163,7 @@ class RequestFailed(_Message):
 
     @classmethod
     def of(cls, rid: str, error: RequestError) -> "RequestFailed":
+        """The message that ends request `rid` with `error`."""
         return cls(
             rid=rid,
             status=error.status,
@@ -278,16 +279,17 @@ def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
 
 
 class ProcessDown(_Message):
-    """From the supervisor: a process that this one has links with, as "role/instance", has died.
-    `gone`: it is not started again."""
+    """From the supervisor to the peers of a restartable process: it has died. `process` is its id,
+    as "scheduler/0"; `gone`: it will not be restarted."""
 
     process: str
     gone: bool = False
 
 
 class ProcessUp(_Message):
-    """From the supervisor: a process that had died runs again, for the `generation`-th time since.
-    What was sent to it before and has not been answered is lost."""
+    """From the supervisor to the peers of a process that had died: it has been restarted, for the
+    `generation`-th time, and takes messages. Whatever was sent to it before and has not been
+    answered is lost: send it again."""
 
     process: str
     generation: int
@@ -336,12 +338,15 @@ class LocalChannel:
         self._arrived = threading.Event()
 
     def send(self, message: Message) -> None:
+        """Appends a message and wakes the receiver."""
         self._messages.append(message)
         self._arrived.set()
 
     def receive(self) -> list[Message]:
+        """All messages that have arrived, in order; never blocks."""
         self._arrived.clear()
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def wait(self, timeout: float | None) -> bool:
+        """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
         return self._arrived.wait(timeout)

@@ -53,10 +53,10 @@ class Net:
         self.open.append(sender)
         return sender
 
-    def frame(self, sender: str, sequence: int, body: bytes, *, generation: int = 0) -> bytes:
-        """A frame from the first `generation` of its sender to that of its receiver."""
+    def frame(self, sender: str, sequence: int, body: bytes) -> bytes:
+        """A frame of processes that were never restarted."""
         number = self.topology.senders().index(sender)
-        return struct.pack("<32sHIIQ", TOKEN, number, generation, 0, sequence) + body
+        return struct.pack("<32sHIIQ", TOKEN, number, 0, 0, sequence) + body
 
     def raw(self, target: str) -> zmq.Socket[bytes]:
         socket = zmq.Context.instance().socket(zmq.PUSH)

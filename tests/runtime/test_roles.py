@@ -100,6 +100,7 @@ def test_a_process_that_was_started_again(net: Net) -> None:
         [Role(name="a", module="", sends={"NoMessage": "a"})],
         [Role(name="a", module="", sends={"Abort": "b"})],
         [Role(name="supervisor", module="", sends={})],
+        [Role(name="a", module="", sends={}, serves_http=True, restartable=True)],
     ],
 )
 def test_roles_that_do_not_fit_together(roles: list[Role]) -> None:

@@ -46,8 +46,8 @@ class LinkError(EngineDeadError):
 
 
 class ProcessUnavailable(Exception):
-    """A process that may die and be started again cannot be reached now; nothing was sent. When it
-    is back a ProcessUp comes."""
+    """A restartable process cannot be reached now; nothing was sent. A ProcessUp comes when it is
+    back."""
 
 
 def endpoint(directory: Path, process: str) -> str:
@@ -59,7 +59,7 @@ def endpoint(directory: Path, process: str) -> str:
 class Node:
     """One process among the others of its instance: its id, and what all links have in common.
 
-    `generations` are those of the processes that were started again, this one included."""
+    `generations` are those of the processes that were restarted, this one included."""
 
     process: str
     topology: Topology
@@ -68,7 +68,7 @@ class Node:
     generations: Mapping[str, int] = field(default_factory=dict)
 
     def generation(self, process: str) -> int:
-        """How often a process was started again, as far as this one was told at its start."""
+        """How often a process had been restarted when this one started."""
         return self.generations.get(process, 0)
 
 
@@ -136,7 +136,7 @@ class Receiver:
         return any(source is self._socket for source, _ in ready)
 
     def _open(self, frame: bytes) -> Message | None:
-        """The message; None if its sender or its receiver has been started again since."""
+        """The message; None if its sender or its receiver has been restarted since."""
         _, number, sender_generation, own_generation, sequence = _HEADER.unpack_from(frame)
         if number >= len(self._senders):
             raise LinkError(f"message {sequence} came of sender {number}, who does not exist")
@@ -226,7 +226,7 @@ class Link:
         self._generation = generation
         self._sequence = 0
         self._connect()
-        self.wait_writable(_RECONNECT_TIMEOUT)  # if it has died again, that is told next
+        self.wait_writable(_RECONNECT_TIMEOUT)  # False: it has died again, and ProcessDown follows
 
 
 class Sender:
@@ -245,8 +245,8 @@ class Sender:
 
     def send(self, message: Message, instance: int = 0) -> None:
         """Sends to one `instance` of the role that the type of the message belongs to. Waits while
-        the link is full or not yet connected, and raises LinkError when that lasts; does not wait
-        for a process that may be started again, but raises ProcessUnavailable."""
+        the link is full or not yet connected, and raises LinkError when that lasts. Never waits for
+        a restartable process: raises ProcessUnavailable."""
         link = self._link(message, instance)
         body = _encoded(message)
         while not link.try_send(body):
@@ -270,7 +270,7 @@ class Sender:
                 raise LinkError(f"no connection to {target} within {timeout:g} s")
 
     def follow(self, change: ProcessChange) -> None:
-        """Takes note of what the supervisor tells of another process."""
+        """Closes or reopens the link to a process that has died or been restarted."""
         link = self._links.get(change.process)
         if link is None:
             return
@@ -281,8 +281,8 @@ class Sender:
 
 
 class Announcer:
-    """The supervisor's links: tells processes what has become of others. `node.generations` are
-    the present ones whenever it is used."""
+    """The supervisor's links, for its notices to single processes. `node.generations` must be the
+    present ones whenever it is used."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -298,7 +298,7 @@ class Announcer:
             raise LinkError(f"{target} takes no messages")
 
     def forget(self, target: str) -> None:
-        """This process has died; a message to its next generation takes a new link."""
+        """This process has died; messages to its next generation take a new link."""
         link = self._links.pop(target, None)
         if link is not None:
             link.close()

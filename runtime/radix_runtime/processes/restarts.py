@@ -1,4 +1,4 @@
-"""Processes that are started again when they die: how often, and what their peers are told."""
+"""The restart policy: how often a process may die, and the notices that its peers get."""
 
 import time
 from collections import defaultdict, deque
@@ -11,8 +11,9 @@ DEATH_WINDOW = 60.0  # seconds
 
 
 class Restarts:
-    """The deaths of restartable processes. `generations` says how often each was started again; it
-    is that of `node`, which is the supervisor's. Methods that tell peers raise LinkError."""
+    """Counts the deaths of restartable processes and notifies their peers. `generations` is the
+    number of restarts of each, shared with `node`, the supervisor's. Both methods raise LinkError
+    if a peer that is not restartable takes no messages."""
 
     def __init__(self, node: Node, generations: dict[str, int]) -> None:
         self.generations = generations
@@ -21,8 +22,8 @@ class Restarts:
         self._deaths: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def died(self, process: str, listeners: set[str]) -> bool:
-        """Counts a death and tells those of the peers that listen. Whether the process is to be
-        started again, as a new generation."""
+        """Counts a death and sends ProcessDown to those peers that are in `listeners`. Whether the
+        process is to be restarted, as its next generation."""
         deaths = self._deaths[process]
         deaths.append(time.monotonic())
         while deaths[0] < deaths[-1] - DEATH_WINDOW:
@@ -37,8 +38,8 @@ class Restarts:
         return not gone
 
     def started(self, process: str, listeners: set[str]) -> None:
-        """A new generation is ready: tells those of the peers that listen, and tells it which of
-        them are not the first of their kind, since that may have changed while it started."""
+        """A new generation is ready: sends ProcessUp to those peers that are in `listeners`, and
+        the same about restarted peers to the new one: they may have changed while it started."""
         news = ProcessUp(process, self.generations[process])
         for peer in self._topology.peers(process):
             if peer not in listeners:

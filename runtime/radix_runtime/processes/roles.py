@@ -1,7 +1,6 @@
-"""The processes of an instance: what each kind does, whom it sends what, and what its end means.
+"""The processes of an instance: what each kind does, where its messages go, what its exit means.
 
-A further kind of process is a further `Role` in the table that the supervisor gets; links,
-heartbeats, titles and restarts follow from it.
+To add a kind of process, add a `Role` to the table: links, heartbeats, titles and restarts follow.
 """
 
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ class Role(msgspec.Struct, frozen=True):
     role gets its messages, by the name of their type.
 
     `serves_http`: it gets the listening socket and the supervisor's commands; exactly one process
-    does. `restartable`: it is started again when it dies while serving, and its peers are told;
-    the end of any other process ends the instance."""
+    does. `restartable`: it is restarted when it dies while the instance serves, and its peers are
+    notified; the exit of any other process ends the instance."""
 
     name: str
     module: str
@@ -77,6 +76,8 @@ class Topology:
             )
             if unknown:
                 raise ValueError(f"role {role.name} sends {', '.join(sorted(unknown))}: unknown")
+            if role.serves_http and role.restartable:  # its socket is gone with it
+                raise ValueError(f"role {role.name} serves HTTP and cannot be restarted")
 
     def role(self, process: str) -> Role:
         """The role of a process."""

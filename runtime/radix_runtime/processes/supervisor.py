@@ -1,6 +1,6 @@
 """The supervisor of `radix serve`: starts the processes, watches them, ends them together.
 
-docs/serving.md has the cases in which it ends them. A process whose role is restartable may die
+docs/serving.md has the cases in which it ends them. Only a process of a restartable role may die
 alone."""
 
 # Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each
@@ -170,7 +170,7 @@ class Supervisor:
         child.ready = True
         if self._serving:
             log.info("the %s process is back", child.label)
-            with self._links_needed():
+            with self._link_errors_fatal():
                 self._restarts.started(child.process, self._listeners(child))
             return
         self._info |= info
@@ -189,13 +189,13 @@ class Supervisor:
             self._decide(EXIT_INTERNAL, child.exit_text())
 
     def _restart(self, child: ChildProcess) -> None:
-        """Starts a new generation of a process that has died, unless that happens too often."""
+        """Starts the next generation of a process that has died, unless it dies too often."""
         if child.status in self._selector.get_map():
             self._selector.unregister(child.status)
         how = child.exit_text()
         child.close()
         self._heartbeats.clear(child.process)
-        with self._links_needed():
+        with self._link_errors_fatal():
             if self._restarts.died(child.process, self._listeners(child)):
                 log.error("%s; it is started again", how)
                 self._start(child.process)
@@ -212,7 +212,7 @@ class Supervisor:
         }
 
     @contextmanager
-    def _links_needed(self) -> Iterator[None]:
+    def _link_errors_fatal(self) -> Iterator[None]:
         """A process that takes no message from the supervisor ends the instance."""
         try:
             yield

@@ -43,6 +43,7 @@ class ChatAnswer(OpenAIAnswer):
         )
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        """The message and its log-probabilities."""
         return {
             "message": {"role": "assistant", "content": delta.text},
             "logprobs": self._logprobs(delta),

@@ -127,10 +127,12 @@ class GenerateAnswer(Answer):
         self._tokenizer = call.manager.tokenizer if body.return_text_in_logprobs else None
 
     def whole(self, deltas: list[TextDelta]) -> Any:
+        """One object, or a list of them."""
         results = [self._result(i, delta) for i, delta in enumerate(deltas)]
         return results if self._listed else results[0]
 
     def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """An object for each choice that has grown."""
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:

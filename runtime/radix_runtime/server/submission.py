@@ -34,6 +34,7 @@ class Submission(Choices, AbstractContextManager["Submission"]):
         self._news = asyncio.Event()
 
     def add(self, delta: TextDelta) -> int:
+        """Takes ownership of `delta` and wakes the reader; the number of its choice."""
         self._news.set()
         return super().add(delta)
 
