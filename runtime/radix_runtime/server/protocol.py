@@ -66,8 +66,9 @@ OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
-    """What /v1/chat/completions and /v1/completions share."""
+    """What /v1/chat/completions and /v1/completions share. `lowest_length`: of max_tokens."""
 
+    lowest_length: ClassVar[int] = 1
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     model: str | None = None
@@ -83,12 +84,9 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
             self.no_stop_trim = True
         if self.stream_options is not None and not self.stream:
             raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
-        lowest = self._lowest_length()
+        lowest = self.lowest_length
         if self.max_new_tokens is not None and self.max_new_tokens < lowest:
             raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
-
-    def _lowest_length(self) -> int:
-        return 1
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -116,15 +114,13 @@ class ChatBody(OpenAIBody, kw_only=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
-    """POST /v1/completions. With `echo` the prompt alone may be asked for: 0 new tokens."""
+    """POST /v1/completions. Its max_tokens may be 0: the prompt is computed, nothing is added."""
 
     default_length = 16
+    lowest_length = 0
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-
-    def _lowest_length(self) -> int:
-        return 0 if self.echo else 1
 
 
 class GenerateSampling(Sampling, kw_only=True):
