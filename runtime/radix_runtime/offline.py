@@ -5,13 +5,14 @@ until its own requests are done, and so advances the requests of other threads t
 tensor-parallel ranks are child processes.
 """
 
+import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -20,7 +21,6 @@ import numpy as np
 from .config import SECRETS, ServerArgs
 from .engine.executor import create_executor
 from .errors import EngineDeadError
-from .hub import resolve_model_path
 from .messages import (
     Abort,
     LocalChannel,
@@ -30,7 +30,6 @@ from .messages import (
     TextDelta,
     TextStop,
 )
-from .model_config import ModelConfig
 from .offline_requests import (
     InputIds,
     LogprobOptions,
@@ -39,13 +38,17 @@ from .offline_requests import (
     RequestBuilder,
     are_ids,
 )
+from .prepare import prepare_model
 from .sampling_params import SamplingParams
 from .scheduler.scheduler import Scheduler
 from .server.detokenizer import Detokenizer
 from .server.generation import Choices, native_output, sampling_defaults, scored
 from .signals import interrupts_held
+from .start_log import pool_warning
 from .text.generation_config import eos_token_ids
 from .text.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 _IDLE_WAIT = 0.05  # seconds until an idle engine looks for messages again
 
@@ -77,15 +80,19 @@ class Engine(AbstractContextManager["Engine"]):
         server_args.setdefault("max_queued_requests", 1 << 30)
         args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
         args.validate()
-        folder = resolve_model_path(args.model_path)
-        args = replace(args, model_path=str(folder))
+        args, self.config, _ = prepare_model(args)
+        folder = Path(args.model_path or "")
         self.args = args
-        self.config = ModelConfig.from_dir(folder, args.json_model_override_args)
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
         self._lock = threading.Lock()  # held by the thread that pumps
         self._dead: str | None = None  # why the engine has died
         self._open: dict[str, _Call] = {}  # by request id
         self.executor = create_executor(args, self.config)
+        warning = pool_warning(
+            self.executor.num_pages * self.executor.page_size, self.executor.max_context
+        )
+        if warning is not None:
+            log.warning("%s", warning)
         # Called once: by `shutdown`, with the last reference, or at exit. Not in a forked process:
         # threads and other ranks are its parent's.
         self._close = weakref.finalize(self, self.executor.close)
@@ -389,7 +396,7 @@ class _Call(Choices):
 def _load_tokenizer(args: ServerArgs, folder: Path) -> Tokenizer | None:
     """The tokenizer that the settings name, or the model's; None if it has none."""
     if args.tokenizer_path is not None:
-        folder = resolve_model_path(args.tokenizer_path)
+        folder = Path(args.tokenizer_path)
     elif not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return load_tokenizer(folder, args.chat_template)

@@ -18,6 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a file or folder of the package. A part may import its own layer and those before it.
 BASE = (
+    "checkpoint",
     "config",
     "errors",
     "hub",
@@ -44,6 +45,7 @@ ORDER = (
     ("models",),
     ("engine",),
     ("scheduler",),
+    ("prepare", "start_log"),
     ("server",),
     ("offline", "offline_requests"),
     ("cli",),
@@ -54,6 +56,8 @@ TORCH_FREE = [
     "text.chat_template",
     "text.generation_config",
     "text.tokenizer",
+    "prepare",
+    "start_log",
     "memory.page_allocator",
     "memory.radix_cache",
     "scheduler.policy",

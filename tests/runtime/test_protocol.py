@@ -72,6 +72,29 @@ def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
         assert error.message == f"{name} is not supported: {field.why}"
 
 
+@pytest.mark.parametrize("kind", BODIES)
+def test_an_unknown_field_that_is_null_passes(kind: type[Body]) -> None:
+    """Clients that send whole objects fill what they do not use with nulls."""
+    base = {"messages": USER} if kind is ChatBody else {"prompt": "x"}
+    base = {"text": "x"} if kind is GenerateBody else base
+    for lenient in (False, True):
+        body = json.dumps({**base, "mm_processor_kwargs": None}).encode()
+        _, warnings = decode_body(kind, body, lenient, {})
+        assert warnings == []
+
+
+def test_an_unknown_field_is_told_what_may_have_been_meant() -> None:
+    for name, meant in (("temprature", "temperature"), ("max_token", "max_tokens")):
+        error = refusal(ChatBody, {"messages": USER, name: 1})
+        assert error.message == f"unknown parameter {name}; did you mean {meant}?"
+    error = refusal(GenerateBody, {"text": "x", "sampling_params": {"topp": 1}})
+    assert error.message == "unknown parameter sampling_params.topp; did you mean top_p?"
+    error = refusal(ChatBody, {"messages": USER, "frobnicate": 1})
+    assert error.message == (
+        "unknown parameter frobnicate; a server with --allow-unknown-fields ignores it"
+    )
+
+
 def test_true_is_not_one() -> None:
     assert refusal(CompletionBody, {"prompt": "x", "best_of": True}).param == "best_of"
     assert refusal(ChatBody, {"messages": USER, "continue_final_message": 0}).param

@@ -93,10 +93,17 @@ class ChildProcess:
 
 class Supervisor:
     """One serving instance. The caller binds `listener`, so that a port in use is known before
-    anything else happens."""
+    anything else happens. `on_serving` is called once, with the URL and what the processes have
+    reported, when requests are taken."""
 
-    def __init__(self, args: ServerArgs, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        args: ServerArgs,
+        listener: socket.socket,
+        on_serving: Callable[[str, Info], None],
+    ) -> None:
         self._args = args
+        self._on_serving = on_serving
         self._listener = listener
         self._url = _url_of(listener)
         self._heartbeats = Heartbeats()
@@ -180,6 +187,7 @@ class Supervisor:
                     self._children[API].write(b"ready " + msgspec.json.encode(self._info))
             elif event == "serving":
                 self._serving = True
+                self._on_serving(self._url, self._info)
                 log.info("ready: %s", self._url)
             elif event == "config":
                 raise ConfigError(message)

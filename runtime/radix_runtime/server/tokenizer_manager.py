@@ -20,6 +20,7 @@ from .metrics import Metrics, Outcome
 from .submission import OpenRequest, Submission
 
 MAX_PROMPTS = 256
+_MAX_SHOWN = 100  # characters of a client's name that come back
 _ABORTS_KEPT = 4096
 _ALL = ""  # the label that stands for every request
 
@@ -102,11 +103,14 @@ class TokenizerManager:
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError 404 unless `name` means the served model; None does."""
-        if name not in (None, self.model_name, self.args.model_path, "default"):
+        if name is not None and name not in (self.model_name, self.args.model_path, "default"):
             raise RequestError(
                 status=404,
                 code="model_not_found",
-                message=f"the model is {self.model_name}",
+                message=(
+                    f"The model `{name[:_MAX_SHOWN]}` does not exist; "
+                    f"this server has `{self.model_name}`"
+                ),
                 param="model",
             )
 
