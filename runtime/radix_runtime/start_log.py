@@ -8,7 +8,6 @@ from .checkpoint import CheckpointSize
 from .model_config import ModelConfig
 
 
-
 def pool_warning(tokens: int, context: int) -> str | None:
     """A sentence where a KV cache of `tokens` tokens is smaller than the model's context."""
     if tokens >= context:

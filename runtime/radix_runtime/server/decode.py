@@ -105,9 +105,7 @@ class _Sieve:
                 kept[name] = value if nested is None else self.sift(nested, value, where)
         return kept
 
-    def _check_foreign(
-        self, name: str, value: Any, where: str, built: Sequence[str]
-    ) -> None:
+    def _check_foreign(self, name: str, value: Any, where: str, built: Sequence[str]) -> None:
         """Raises RequestError unless a field that is not one of `built` may be left out."""
         if name in HARMLESS:
             return

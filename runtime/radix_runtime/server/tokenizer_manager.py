@@ -52,7 +52,7 @@ class TokenizerManager:
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.model_name)
         self.counts = self.metrics.counts
         self.dead: RequestError | None = None
         self.health: Callable[[], str | None] = lambda: None
@@ -232,6 +232,7 @@ class TokenizerManager:
             choices_left=request.sampling.n,
         )
         self.counts.accepted += 1
+        self.metrics.prompt_length.observe(m.num_ids(request.input_ids))
         if self._was_aborted((_ALL, submission.name, label), since=submission.started):
             self._link.send(m.Abort(request.rid))
 
@@ -333,6 +334,7 @@ class TokenizerManager:
     def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
         self._time_tokens(request, delta, now)
         if delta.finish is not None:
+            self.metrics.output_length.observe(delta.completion_tokens)
             request.choices_left -= 1
             if delta.finish.type == "abort":
                 request.aborted = True
