@@ -26,6 +26,7 @@ BASE = (
     "messages",
     "model_config",
     "processes",
+    "progress",
     "registry",
     "sampling_params",
     "shortcuts",
@@ -47,7 +48,7 @@ ORDER = (
     ("scheduler",),
     ("prepare", "start_log"),
     ("server",),
-    ("offline", "offline_requests"),
+    ("offline", "offline_loop", "offline_requests"),
     ("cli",),
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}

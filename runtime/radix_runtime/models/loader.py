@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .. import ops
 from ..checkpoint import checkpoint_files, open_checkpoint_file
@@ -22,6 +21,7 @@ from ..config import ServerArgs
 from ..errors import ConfigError
 from ..layers.base import BuildContext, Layer, Part, TensorSource
 from ..model_config import ARCHITECTURES, ModelConfig
+from ..progress import with_progress
 from ..registry import Registry
 from .base import CausalLM
 from .llama import LlamaForCausalLM
@@ -62,8 +62,7 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
 def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
     """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. A last
     line says how long it took. `quiet`: no bar, and lines of level debug."""
-    disable = True if quiet else None  # None: where stderr is no terminal
-    bar = tqdm(items, desc="loading weights", total=total, disable=disable)
+    bar = with_progress(items, "loading weights", total, hidden=quiet)
     level = logging.DEBUG if quiet else logging.INFO
     start = time.monotonic()
     last_line = start
