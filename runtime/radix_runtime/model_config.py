@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _FILE_NAMES = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
+T = TypeVar("T")
 _Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
@@ -47,10 +48,16 @@ class _Common(msgspec.Struct, kw_only=True, frozen=True, rename=_FILE_NAMES):
     tie_word_embeddings: bool = False
 
 
+class _HFKind(msgspec.Struct, kw_only=True, frozen=True):
+    """What config.json says of the kind of model: judged before sizes, whose names may differ."""
+
+    architectures: list[str]
+    quantization_config: dict[str, Any] | None = None
+
+
 class _HFConfig(_Common, frozen=True):
     """The other keys of config.json that matter; types as the files have them."""
 
-    architectures: list[str]
     num_key_value_heads: _Size | None = None
     head_dim: _Size | None = None
     hidden_act: str = "silu"
@@ -67,7 +74,6 @@ class _HFConfig(_Common, frozen=True):
     layer_types: list[str] | None = None
     torch_dtype: str = "float32"
     dtype: str | None = None
-    quantization_config: dict[str, Any] | None = None
 
 
 class RopeConfig(NamedTuple):
@@ -106,7 +112,7 @@ class ModelConfig(_Common, frozen=True):
         the two are merged key by key. Raises ConfigError, naming the key that is not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
-            raise ConfigError(f"{file} does not exist")
+            raise ConfigError(_no_config(file))
         changes = _parse_overrides(overrides)
         raw = read_json(file)
         old = _rope_settings(raw)
@@ -122,14 +128,8 @@ class ModelConfig(_Common, frozen=True):
         the wrong type or is not supported."""
         # null means "absent" except where it switches a default off.
         given = {k: v for k, v in raw.items() if v is not None or k == "sliding_window"}
-        try:
-            hf = msgspec.convert(given, _HFConfig)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"config.json: {error}") from None
-        architecture = _architecture(hf)
-        if hf.quantization_config is not None:
-            method = hf.quantization_config.get("quant_method", "unnamed")
-            raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+        architecture = _architecture(given)
+        hf = _convert(given, _HFConfig)
         family = architecture.removesuffix("ForCausalLM")
         bias = hf.attention_bias and family not in ("Mistral", "Qwen2")
         head_dim = _head_dim(hf)
@@ -171,6 +171,13 @@ class ModelConfig(_Common, frozen=True):
             raise ConfigError(f"--tp-size {tp_size} does not fit {self.num_kv_heads} KV heads")
 
 
+def _no_config(file: Path) -> str:
+    folder = file.parent
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds GGUF files, a format that is not supported, and no {file.name}"
+    return f"{file} does not exist"
+
+
 def _require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise ConfigError(f"config.json: {otherwise}")
@@ -182,18 +189,31 @@ def _parse_overrides(overrides: str) -> dict[str, Any]:
         changes = msgspec.json.decode(overrides, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{flag} must be a JSON object: {error}") from None
-    unknown = sorted(set(changes) - set(_HFConfig.__struct_encode_fields__))
+    known = {*_HFKind.__struct_encode_fields__, *_HFConfig.__struct_encode_fields__}
+    unknown = sorted(set(changes) - known)
     if unknown:
         raise ConfigError(f"{flag}: {', '.join(unknown)} would change nothing")
     return changes
 
 
-def _architecture(hf: _HFConfig) -> str:
+def _convert(raw: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from None
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    """The architecture of a checkpoint that can be served. Raises ConfigError."""
+    kind = _convert(raw, _HFKind)
     known = ARCHITECTURES + [entry.name for entry in entry_points(group="radix.models")]
-    supported = len(hf.architectures) == 1 and hf.architectures[0] in known
+    supported = len(kind.architectures) == 1 and kind.architectures[0] in known
     names = ", ".join(known)
-    _require(supported, f"architecture {hf.architectures} is not supported; supported: {names}")
-    return hf.architectures[0]
+    _require(supported, f"architecture {kind.architectures} is not supported; supported: {names}")
+    if kind.quantization_config is not None:
+        method = kind.quantization_config.get("quant_method", "unnamed")
+        raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
+    return kind.architectures[0]
 
 
 def _kv_heads(hf: _HFConfig) -> int:

@@ -132,7 +132,7 @@ def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None
         "    for i, output in enumerate(outputs):\n"
         "        yield output\n"
         "        if i == 2: raise KeyboardInterrupt\n"
-        "g.track = interrupted; sys.exit(main(sys.argv[1:]))"
+        "g.with_progress = interrupted; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "generate", str(source), "-o", str(target), *SMALL]
     result = subprocess.run(command, timeout=120, env=environment("/tmp"), check=False)

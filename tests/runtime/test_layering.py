@@ -19,12 +19,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A part is a file or folder of the package. A part may import its own layer and those before it.
 BASE = (
     "cache_spec",
+    "checkpoint",
     "config",
     "errors",
     "hub",
     "log",
     "messages",
     "model_config",
+    "progress",
     "registry",
     "sampling_params",
     "shortcuts",
@@ -46,7 +48,8 @@ ORDER = (
     ("models",),
     ("engine",),
     ("scheduler",),
-    ("offline", "offline_requests"),
+    ("prepare", "start_log"),
+    ("offline", "offline_loop", "offline_requests"),
     ("processes",),
     ("cli",),
 )
@@ -56,6 +59,8 @@ MAY_IMPORT_HTTP = (HTTP, "processes", "cli")
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 TORCH_FREE = [
     *BASE,
+    "prepare",
+    "start_log",
     "memory.page_allocator",
     "memory.radix_cache",
     "scheduler.policy",

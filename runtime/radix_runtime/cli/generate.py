@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import track
-
 from ..errors import ConfigError
 from ..offline import Engine
+from ..progress import with_progress
 from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
 from .prompt_file import Line, read_lines
 
@@ -60,7 +58,7 @@ def _write_records(out: TextIO, stream: Iterable[dict[str, Any]], count: int) ->
     waiting: dict[int, dict[str, Any]] = {}
     written = 0
     try:
-        for output in track(finished, "prompts", count, console=Console(stderr=True)):
+        for output in with_progress(finished, "prompts", count):
             waiting[output["index"]] = output
             while written in waiting:
                 out.write(_record(written, waiting.pop(written)))

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError, RequestError
-from ..server.decode import decode_body
-from ..server.protocol import TokenizeBody, template_messages
+from ..text.conversation import read_messages
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,9 +43,7 @@ def read_lines(path: Path) -> list[Line]:
 def _parse(text: str) -> Line:
     line = msgspec.json.decode(text, type=Line)
     if line.messages is not None:
-        messages = msgspec.json.encode({"messages": line.messages})
-        body, _ = decode_body(TokenizeBody, messages, False, {})
-        line.messages = template_messages(body.messages or [])
+        line.messages = read_messages(line.messages)
     sources = (line.prompt, line.messages, line.input_ids)
     if len([source for source in sources if source is not None]) != 1:
         raise ConfigError("one of prompt, messages, input_ids is due")

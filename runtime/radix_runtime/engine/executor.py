@@ -15,7 +15,7 @@ from ..device import Device
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
-from ..step_plan import EngineCommand, Executor, StepPlan, StepResult, serialize_plan
+from ..step_plan import EngineCommand, StepPlan, StepResult, serialize_plan
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
 from .model_runner import ModelRunner
@@ -26,7 +26,7 @@ _NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that 
 
 def create_executor(
     args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
-) -> Executor:
+) -> "LocalExecutor":
     """Loads the model in the local directory `args.model_path`.
 
     `on_death(reason)` is called once, on another thread, when another rank dies; then the steps in

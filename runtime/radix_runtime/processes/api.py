@@ -53,7 +53,7 @@ async def _serve(child: Child) -> None:
         asyncio.ensure_future(_receive(link, manager)),
         asyncio.ensure_future(_obey(child, manager, sender, server)),
     ]
-    child.report("ready")
+    child.report("ready", info={"has_chat_template": manager.tokenizer.chat_template is not None})
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         task.result()

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from ..engine.executor import create_executor
+from ..engine.facts import engine_facts, resolved_settings
 from ..errors import EXIT_INTERNAL
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
@@ -85,10 +86,11 @@ def serve(child: Child) -> None:
         _watch_steps(child, scheduler)
         outbox.wait_connected()
         tokens = executor.num_pages * executor.page_size
-        log.info("KV cache: %d tokens in pages of %d", tokens, executor.page_size)
         child.report(
             "ready",
             info={
+                **resolved_settings(args, config),
+                **engine_facts(executor.runner),
                 "max_total_num_tokens": tokens,
                 "max_context": executor.max_context,
                 "page_size": executor.page_size,

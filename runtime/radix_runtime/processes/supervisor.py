@@ -40,12 +40,18 @@ log = logging.getLogger(__name__)
 
 class Supervisor:
     """One serving instance of the processes that `roles` describe. The caller binds `listener`, so
-    that a port in use is known before anything else happens."""
+    that a port in use is known before anything else happens. `on_serving` is called once, with the
+    URL and what the processes have reported, when requests are taken."""
 
     def __init__(
-        self, args: ServerArgs, listener: socket.socket, roles: Sequence[Role] = ROLES
+        self,
+        args: ServerArgs,
+        listener: socket.socket,
+        on_serving: Callable[[str, Info], None],
+        roles: Sequence[Role] = ROLES,
     ) -> None:
         self._args = args
+        self._on_serving = on_serving
         self._listener = listener
         self._url = url_of(listener)
         self._roles = list(roles)
@@ -160,6 +166,7 @@ class Supervisor:
                 self._child_ready(child, info)
             elif event == "serving":
                 self._serving = True
+                self._on_serving(self._url, self._info)
                 log.info("ready: %s", self._url)
             elif event == "config" and not self._serving:
                 raise ConfigError(message)

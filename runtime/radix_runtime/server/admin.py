@@ -96,11 +96,13 @@ async def model_info(call: HttpCall) -> None:
 
 
 async def server_info(call: HttpCall) -> None:
-    """GET /server_info: all settings (a key that is set shows as "***"), the command line that
-    gives them, and the engine's figures."""
+    """GET /server_info: all settings as they were resolved (a key that is set shows as "***"), the
+    command line that gives them, and the engine's figures."""
     manager = call.manager
     args = manager.args
     settings = asdict(args)
+    for name in settings.keys() & manager.engine_info.keys():  # decided at start
+        settings[name] = manager.engine_info[name]
     for name in SECRETS:
         if settings[name] is not None:
             settings[name] = "***"

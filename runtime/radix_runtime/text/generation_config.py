@@ -8,6 +8,7 @@ import msgspec
 from ..config import ServerArgs
 from ..errors import ConfigError
 from ..hub import read_json
+from ..sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 
@@ -25,9 +26,14 @@ class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     eos_token_id: int | list[int] | None = None
 
     def sampling_defaults(self) -> dict[str, float | int]:
-        """The sampling parameters that the file sets, by the names of SamplingParams."""
+        """The sampling parameters that the file sets, by the names of SamplingParams. Raises
+        ConfigError on a value out of range, which every request would be refused for."""
         given = msgspec.to_builtins(self)
-        return {name: value for name, value in given.items() if name != "eos_token_id"}
+        given.pop("eos_token_id", None)
+        for _, message in SamplingParams(**given).violations(vocab_size=1, max_n=1):
+            hint = "--sampling-defaults openai leaves the file's values out"
+            raise ConfigError(f"generation_config.json: {message} ({hint})")
+        return given
 
     @property
     def eos_token_ids(self) -> list[int]:
