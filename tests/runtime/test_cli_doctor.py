@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,14 @@ def test_doctor(here: Run) -> None:
     result = here("doctor", "--ops")
     assert "torch" in result.stdout and "rmsnorm" in result.stdout
     assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
+
+
+def test_columns_stand_below_one_another(here: Run) -> None:
+    lines = here("doctor", "--ops").stdout.splitlines()
+    ops_lines = [line for line in lines if line.startswith("  ")]
+    assert any(line.startswith("  top_k_top_p_sampling_with_logprobs ") for line in ops_lines)
+    gaps = [re.match(r"  \S+ +", line) for line in ops_lines]
+    assert len({gap.end() for gap in gaps if gap is not None}) == 1
 
 
 def test_doctor_says_it_as_it_is(

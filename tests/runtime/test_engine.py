@@ -220,7 +220,10 @@ def test_a_model_without_tokenizer_takes_ids_only(plain):
         ({"input_ids": [[5], []]}, "prompt 1: the prompt is empty"),
         ({"input_ids": [[5], [6]], "sampling_params": [{}, {"heat": 1}]}, "prompt 1: .*heat"),
         ({"input_ids": [5] * 3000}, "requested 3001 tokens"),
-        ({"input_ids": [5], "sampling_params": {"max_new_tokens": 10**6}}, "requested 1000001 tokens"),
+        (
+            {"input_ids": [5], "sampling_params": {"max_new_tokens": 10**6}},
+            "requested 1000001 tokens",
+        ),
         ({"input_ids": [5], "top_logprobs_num": 3}, "need return_logprob"),
         ({"input_ids": [5], "return_logprob": True, "logprob_start_len": 2}, r"in \[-1, 1\]"),
         ({"input_ids": [5], "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
