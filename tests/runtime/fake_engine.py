@@ -80,7 +80,7 @@ class FakeEngine:
     max_samples: int = 1
     lazy: bool = True
     luck: float = 0.75
-    model: FakeModel = FakeModel()
+    model: FakeModel = field(default_factory=FakeModel)
     group_sizes: tuple[int, int] = (64, 64)  # pages of the window group, slots of snapshots
     host_pages: int = 0
     nan_rows: Callable[[int, int], bool] = lambda step, row: False

@@ -243,7 +243,7 @@ def test_what_the_host_has_no_room_for_is_gone_and_all_below_it() -> None:
 
 
 def test_a_locked_node_on_the_host_stays_until_it_is_loaded() -> None:
-    allocator, cache, host = hosted(pages=2)
+    allocator, cache, _ = hosted(pages=2)
     add(cache, allocator, [1, 2])
     cache.evict(2)
     node = cache.match(i32(1, 2)).node

@@ -36,7 +36,7 @@ SETTINGS = {
         "group_sizes": (200, 0),
         "host_pages": 60,
         "schedule_policy": "lpm",
-    },  # fmt: skip
+    },
     "recurrent and host": {
         "model": RECURRENT,
         "page_size": 4,
@@ -44,7 +44,7 @@ SETTINGS = {
         "group_sizes": (0, 40),
         "host_pages": 30,
         "overlap": False,
-    },  # fmt: skip
+    },
     "window and recurrent": {
         "model": BOTH,
         "page_size": 3,
@@ -52,14 +52,14 @@ SETTINGS = {
         "group_sizes": (40, 20),
         "radix_eviction_policy": "lfu",
         "lazy": False,
-    },  # fmt: skip
+    },
     "all": {
         "model": BOTH,
         "page_size": 4,
         "pages": 40,
         "group_sizes": (120, 60),
         "host_pages": 40,
-    },  # fmt: skip
+    },
 }
 
 
