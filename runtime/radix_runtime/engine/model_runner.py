@@ -152,9 +152,10 @@ class ModelRunner:
 
     def _use_pool(self, pool: KVPool, args: ServerArgs) -> None:
         """From now on steps run on `pool`: first those of the warm-up, into its dummy page."""
-        max_tokens = max(args.chunked_prefill_size, self._max_batch * self.max_samples)
+        max_tokens = max(args.chunked_prefill_size, self._max_batch)
         if args.chunked_prefill_size == -1:
-            max_tokens = self.max_context + self.max_rows * self.max_samples
+            max_tokens = self.max_context + self.max_rows
+        max_tokens += self._max_batch * (self.max_samples - 1)  # drafts come on top
         self.kv_pool = pool
         self.batch = ForwardBatch(
             self.device,
