@@ -163,6 +163,9 @@ class ServerArgs:
     )
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
     log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
+    profile_dir: str | None = _server(
+        None, "folder for the traces of /start_profile and /stop_profile, which it enables"
+    )
     log_requests: bool = _server(False, "log one line a request (never its text)")
     skip_server_warmup: bool = _server(False, "be ready without a first token")
 

@@ -205,3 +205,11 @@ def test_flush_while_busy(slow: Stack) -> None:
     assert (error.status_code, error.json()["error"]["code"]) == (400, "busy")
     assert httpx.post(f"{slow.url}/flush_cache?timeout=20", timeout=30).status_code == 200
     thread.join(10)
+
+
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+def test_only_the_operator_enables_profiling(client: httpx.Client, path: str) -> None:
+    refused = client.post(path, json={})
+    assert refused.status_code == 400 and "--profile-dir" in refused.json()["error"]["message"]
+    chosen = client.post(path, json={"output_dir": "/tmp"})
+    assert chosen.json()["error"]["code"] == "unknown_parameter"

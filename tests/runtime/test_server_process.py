@@ -263,3 +263,17 @@ def _stats(server: Server) -> dict[str, float]:
     info = json.loads(httpx.get(f"{server.url}/get_server_info").content)
     stats: dict[str, float] = info["internal_states"][0]
     return stats
+
+
+def test_a_profile_of_the_running_server(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    with Server("--profile-dir", str(folder)) as server:
+        again = httpx.post(f"{server.url}/stop_profile", json={}).json()["error"]
+        assert again["code"] == "engine_command_failed" and "not profiling" in again["message"]
+        (file,) = httpx.post(f"{server.url}/start_profile", json={}).json()["files"]
+        body = {"prompt": "Hello", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).is_success
+        stopped = httpx.post(f"{server.url}/stop_profile", json={}, timeout=60)
+        assert stopped.json() == {"success": True, "files": [file]}
+    assert Path(file).parent == folder
+    assert json.loads(Path(file).read_text())["traceEvents"]

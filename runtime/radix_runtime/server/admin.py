@@ -4,19 +4,22 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 
 from .. import __version__
 from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import RequestError, refusal
+from ..step_plan import Profile
 from .http_call import HttpCall
+from .protocol import ProfileBody
 from .tokenizer_manager import TokenizerManager
 
 _PROBE_TIMEOUT = 20.0
 _STATS_TIMEOUT = 1.0
 _MAX_FLUSH_WAIT = 600.0
+_PROFILE_TIMEOUT = 120.0  # a trace of many steps takes long to write
 _FLUSH_RETRY = 0.05  # seconds until a busy scheduler is asked again
 
 
@@ -166,6 +169,27 @@ async def flush_cache(call: HttpCall) -> None:
             raise refusal("busy", "requests run or wait")
         await asyncio.sleep(_FLUSH_RETRY)
     await call.answer({"success": True, "message": "the cache is empty"})
+
+
+async def start_profile(call: HttpCall, body: ProfileBody) -> None:
+    """POST /start_profile: every rank records its steps until /stop_profile."""
+    files = await _profile(call.manager, "start")
+    await call.answer({"success": True, "files": files})
+
+
+async def stop_profile(call: HttpCall, body: ProfileBody) -> None:
+    """POST /stop_profile: writes the traces, one a rank, in Chrome's format."""
+    files = await _profile(call.manager, "stop")
+    await call.answer({"success": True, "files": files})
+
+
+async def _profile(manager: TokenizerManager, action: Literal["start", "stop"]) -> list[str]:
+    """The operator chooses the folder: no request decides where the server writes."""
+    folder = manager.args.profile_dir
+    if folder is None:
+        raise refusal("unsupported_parameter", "start the server with --profile-dir to profile it")
+    command = Profile(action=action, directory=folder)
+    return await manager.control("engine", list[str], body=command, timeout=_PROFILE_TIMEOUT)
 
 
 async def embeddings(call: HttpCall) -> None:

@@ -117,6 +117,20 @@ _INFORMATION = (
         watch=True,
     ),
     Endpoint(
+        paths=("/start_profile",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.start_profile,
+        body=protocol.ProfileBody,
+    ),
+    Endpoint(
+        paths=("/stop_profile",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.stop_profile,
+        body=protocol.ProfileBody,
+    ),
+    Endpoint(
         paths=("/metrics",),
         methods=("GET",),
         access=Access.PUBLIC,

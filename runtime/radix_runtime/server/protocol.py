@@ -160,6 +160,10 @@ class AbortBody(Body, kw_only=True):
     abort_all: bool | None = None
 
 
+class ProfileBody(Body, kw_only=True):
+    """POST /start_profile and /stop_profile: nothing can be chosen."""
+
+
 def require_one_of(body: Body, first: str, second: str) -> str:
     """Which of two fields the client gave. Raises RequestError unless it is exactly one."""
     given = [name for name in (first, second) if getattr(body, name) is not None]
