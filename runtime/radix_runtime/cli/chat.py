@@ -83,7 +83,7 @@ def _talk_to_an_engine(
         if engine.tokenizer is None or engine.tokenizer.chat_template is None:
             lacks = "tokenizer" if engine.tokenizer is None else "chat template (--chat-template)"
             raise ConfigError(f"this model has no {lacks}, so there is no way to talk to it")
-        _converse(_Local(engine, settings, sampling), system)
+        _converse(_Local(engine, settings=settings, sampling=sampling), system)
 
 
 class _Local:
