@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -60,7 +61,7 @@ def test_chat_in_process() -> None:
 class Terminal:
     """The command on a terminal of its own; `screen` is what it has shown."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(self, argv: Sequence[str]) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "radix_runtime.cli", *argv],
@@ -93,7 +94,7 @@ class Terminal:
 def test_chat_greets_and_shows_what_is_typed_once() -> None:
     """What is typed while an answer comes waits for the next prompt, and is not shown before."""
     with Stack(delay=0.02, pages=256) as stack:
-        terminal = Terminal("chat", "--url", stack.url, "--max-new-tokens", "60")
+        terminal = Terminal(["chat", "--url", stack.url, "--max-new-tokens", "60"])
         try:
             terminal.wait_for("> ")
             assert f"{MODEL} at {stack.url}" in terminal.screen and "/help" in terminal.screen
@@ -114,7 +115,7 @@ def test_chat_greets_and_shows_what_is_typed_once() -> None:
 
 
 def test_chat_with_a_model_says_what_runs() -> None:
-    terminal = Terminal("chat", *SMALL)
+    terminal = Terminal(["chat", *SMALL])
     try:
         terminal.wait_for("> ")
         assert "radix-demo in bfloat16 on cpu, 1 threads; context 2048 tokens" in terminal.screen

@@ -12,6 +12,7 @@ import pytest
 
 from radix_runtime.attention.registry import attention_backends
 from radix_runtime.checkpoint import check_checkpoint
+from radix_runtime.cli import serve
 from radix_runtime.cli.flags import changed
 from radix_runtime.config import ATTENTION_BACKENDS, FORMER_BACKENDS, QUANTIZATIONS, ServerArgs
 from radix_runtime.errors import ConfigError
@@ -128,7 +129,7 @@ def test_the_architecture_is_judged_before_sizes(folder: Path) -> None:
 
 # What a start says ----------------------------------------------------------------------------
 
-INFO = {
+INFO: dict[str, Any] = {
     "dtype": "bfloat16",
     "device": "cpu",
     "device_name": None,
@@ -175,6 +176,21 @@ def test_a_pool_smaller_than_the_context_is_told() -> None:
     assert pool_warning(2048, 2048) is None
     warning = pool_warning(16, 2048)
     assert warning is not None and "holds 16 tokens, the context is 2048" in warning
+
+
+@pytest.mark.parametrize(("template", "tokens"), [(True, 4096), (False, 4096), (True, 512)])
+def test_what_may_surprise_is_a_warning(
+    template: bool, tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A base model has no chat template; the server would refuse chats one by one."""
+    prepared = prepare_model(ServerArgs(served_model_name="base"))
+    info = {**INFO, "has_chat_template": template, "max_total_num_tokens": tokens}
+    with caplog.at_level(logging.INFO):
+        serve._announce(prepared, "http://h:1", info)
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("this model has no chat template" in text for text in told) == (not template)
+    assert any("holds 512 tokens" in text for text in told) == (tokens == 512)
+    assert caplog.messages[0].startswith("serving base: ")
 
 
 def test_an_engine_warns_of_a_small_pool(caplog: pytest.LogCaptureFixture) -> None:

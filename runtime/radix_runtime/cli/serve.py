@@ -49,7 +49,7 @@ def run(namespace: argparse.Namespace) -> int:
         def announce(url: str, info: Info) -> None:
             _announce(prepared, url, info)
 
-        return Supervisor(prepared.args, listener, on_serving=announce).run()
+        return Supervisor(prepared.args, listener=listener, on_serving=announce).run()
 
 
 def _resolved(args: ServerArgs) -> dict[str, Any]:
