@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Collection
 from importlib.util import find_spec
 
 from .errors import ConfigError
@@ -44,16 +45,20 @@ from radix_kernels import (
     DenseDecoder,
     GpuCommunicator,
     LogitEdits,
+    PackedExperts,
     PackedWeight,
     ShmCommunicator,
     capabilities,
     count_tokens_inplace,
     embedding,
     flash_attn_with_kvcache,
+    fused_experts,
+    fused_experts_packed,
     fused_qk_norm_rope_store,
     gelu_and_mul,
     gelu_tanh_and_mul,
     get_num_threads,
+    layernorm,
     linear,
     linear_argmax,
     linear_silu_and_mul,
@@ -65,7 +70,11 @@ from radix_kernels import (
     token_logprobs,
     top_k_top_p_sampling,
     top_k_top_p_sampling_with_logprobs,
+    topk_softmax,
 )
+
+# Ops that few models need; a layer that does says so (Layer.special_ops).
+_SPECIAL = {"fused_experts", "fused_experts_packed", "layernorm", "topk_softmax"}
 
 
 def has_native(op: str, dtype: str, device_kind: str) -> bool:
@@ -75,11 +84,13 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
     return impl.split(":")[0] == device_kind
 
 
-def use_native(*, quiet: bool = False) -> None:
+def use_native(special: Collection[str] = (), *, quiet: bool = False) -> None:
     """From now on an op without a kernel is an error. A source tree whose library lacks one of the
-    ops above keeps the reference. Warns, unless `quiet`, of the portable instruction set."""
+    ops that every model needs, or of the `special` ones, keeps the reference. Warns, unless
+    `quiet`, of the portable instruction set."""
     found = capabilities()
-    used = [dtypes for op, dtypes in found["ops"].items() if op in globals()]
+    needed = set(globals()) - _SPECIAL | set(special)
+    used = [dtypes for op, dtypes in found["ops"].items() if op in needed]
     impls = [entry["impl"] for dtypes in used for entry in dtypes.values()]
     is_complete = found["backend"] is not None and "reference" not in impls
     radix_kernels.set_fallback("error" if is_complete else "warn")

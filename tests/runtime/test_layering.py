@@ -22,6 +22,7 @@ BASE = (
     "checkpoint",
     "config",
     "errors",
+    "families",
     "hub",
     "log",
     "messages",
@@ -32,6 +33,7 @@ BASE = (
     "shortcuts",
     "signals",
     "spawn",
+    "specs",
     "step_plan",
 )
 ORDER = (

@@ -20,8 +20,8 @@ from radix_runtime.layers.embedding import VocabParallel
 from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from radix_runtime.layers.norm import HeadNormWeight, RMSNorm
 from radix_runtime.layers.rotary import rotary_table
-from radix_runtime.model_config import RopeConfig
 from radix_runtime.quantization.dense import DenseMethod
+from radix_runtime.specs import Rope
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
@@ -209,7 +209,7 @@ def test_gated_activation(name: str, function: Any) -> None:
 def test_rotary_rotates_slices(rotary_dim: int) -> None:
     """q, k and v are views of one tensor, as the attention layer has them: q turns in place, k on
     its way to the cache, the rest stays."""
-    table = rotary_table(context(positions=100), RopeConfig(1e4, rotary_dim))
+    table = rotary_table(context(positions=100), Rope(theta=1e4, rotary_dim=rotary_dim))
     qkv = torch.randn(4, 5, 16)
     before = qkv.clone()
     positions = torch.tensor([0, 3, 99, 50], dtype=torch.int32)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime import model_config, ops, registry
+from radix_runtime import ops, registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
-from radix_runtime.models.llama import LlamaForCausalLM
+from radix_runtime.models.decoder import DecoderForCausalLM
 from tests.runtime.tiny_models import (
     TINY,
     Driver,
@@ -309,7 +309,7 @@ def test_dummy_values(original: Path) -> None:
 def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point of `radix.models` is reached from config.json."""
 
-    class Mine(LlamaForCausalLM):
+    class Mine(DecoderForCausalLM):
         pass
 
     class Entry:
@@ -326,8 +326,7 @@ def test_a_model_of_another_package(folder: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text(file.read_text().replace("LlamaForCausalLM", Entry.name))
     with pytest.raises(ConfigError, match="'MineForCausalLM'. is not supported"):
         Driver(folder)
-    for module in (registry, model_config):
-        monkeypatch.setattr(module, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr(loader.models, "_items", {})
     driver = Driver(folder)
     assert type(driver.model) is Mine

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import transformers
 
-from radix_runtime import model_config
+from radix_runtime import registry
 from radix_runtime.errors import ConfigError
 from radix_runtime.model_config import ModelConfig
+from radix_runtime.specs import Gqa, HeadNorm, Mlp, RmsNorm, Rope
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,6 +31,26 @@ def config(family: str = "Llama", **changes: Any) -> ModelConfig:
     return ModelConfig.from_dict({**BASE, "architectures": [f"{family}ForCausalLM"], **changes})
 
 
+def attention(model: ModelConfig) -> Gqa:
+    return model.spec.layers[0].mixer
+
+
+def feed_forward(model: ModelConfig) -> Mlp:
+    block = model.spec.layers[0].feed_forward
+    assert isinstance(block, Mlp)
+    return block
+
+
+def rope(model: ModelConfig) -> Rope:
+    found = attention(model).rope
+    assert found is not None
+    return found
+
+
+def windows(model: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(layer.mixer.window for layer in model.spec.layers)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_transformers_defaults(family: str, tmp_path: Path) -> None:
     """What a file does not say is what the model's class in transformers says."""
@@ -37,14 +58,17 @@ def test_equals_transformers_defaults(family: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     theirs = getattr(transformers, f"{family}Config").from_pretrained(tmp_path)
     ours = ModelConfig.from_dir(tmp_path)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    norm = RmsNorm(eps=theirs.rms_norm_eps)
+    assert ours.spec.final_norm == norm
+    assert all(layer.pre_norm == norm and layer.post_norm is None for layer in ours.spec.layers)
+    assert ours.spec.tied_head == theirs.tie_word_embeddings
+    assert rope(ours).theta == theirs.rope_parameters["rope_theta"]
     window = getattr(theirs, "sliding_window", None)
-    assert ours.layer_windows == (window,) * 4
-    assert ours.qkv_bias == (family == "Qwen2") and not ours.o_bias and not ours.mlp_bias
-    assert ours.qk_norm == (family == "Qwen3")
-    assert ours.hidden_act == "silu" and ours.dtype == "float32"
+    assert windows(ours) == (window,) * 4
+    assert attention(ours).qkv_bias == (family == "Qwen2") and not attention(ours).o_bias
+    assert attention(ours).qk_norm == (HeadNorm(norm=norm) if family == "Qwen3" else None)
+    assert feed_forward(ours) == Mlp(width=96, activation="silu", bias=False)
+    assert ours.dtype == "float32"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,11 +86,14 @@ def test_reads_what_transformers_writes(family: str, tmp_path: Path) -> None:
     theirs.architectures = [f"{family}ForCausalLM"]
     theirs.save_pretrained(tmp_path)
     ours = ModelConfig.from_dir(tmp_path)
-    assert (ours.head_dim, ours.num_kv_heads, ours.num_heads) == (32, 2, 4)
-    assert ours.rms_norm_eps == 3e-5 and ours.tie_word_embeddings and ours.dtype == "bfloat16"
-    assert ours.rope.theta == 5e5 and ours.rope.rotary_dim == 32
-    assert ours.rope.scaling is not None
-    assert ours.rope.scaling["rope_type"] == "yarn" and ours.rope.scaling["factor"] == 2.0
+    assert (ours.head_dim, ours.spec.num_kv_heads, attention(ours).num_heads) == (32, 2, 4)
+    assert ours.spec.final_norm == RmsNorm(eps=3e-5)
+    assert ours.spec.tied_head and ours.dtype == "bfloat16"
+    assert rope(ours).theta == 5e5 and rope(ours).rotary_dim == 32
+    scaling = rope(ours).scaling
+    assert scaling is not None
+    assert scaling["rope_type"] == "yarn" and scaling["factor"] == 2.0
+    assert not ours.unknown_keys
 
 
 @pytest.mark.parametrize(
@@ -87,20 +114,20 @@ def test_both_spellings_of_dtype() -> None:
 
 
 def test_partial_rotary() -> None:
-    assert config(head_dim=64, partial_rotary_factor=0.5).rope.rotary_dim == 32
+    assert rope(config(head_dim=64, partial_rotary_factor=0.5)).rotary_dim == 32
     nested = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
-    assert config(head_dim=64, **nested).rope.rotary_dim == 16
+    assert rope(config(head_dim=64, **nested)).rotary_dim == 16
 
 
 def test_qwen_windows() -> None:
     on = {"use_sliding_window": True, "sliding_window": 8}
-    assert config("Qwen2", sliding_window=8).layer_windows == (None,) * 4
-    assert config("Qwen2", max_window_layers=2, **on).layer_windows == (None, None, 8, 8)
-    assert config("Qwen2", max_window_layers=0, **on).layer_windows == (8,) * 4
-    assert config("Qwen2", max_window_layers=4, **on).layer_windows == (None,) * 4
+    assert windows(config("Qwen2", sliding_window=8)) == (None,) * 4
+    assert windows(config("Qwen2", max_window_layers=2, **on)) == (None, None, 8, 8)
+    assert windows(config("Qwen2", max_window_layers=0, **on)) == (8,) * 4
+    assert windows(config("Qwen2", max_window_layers=4, **on)) == (None,) * 4
     types = ["full_attention", "sliding_attention"] * 2
-    assert config("Qwen3", layer_types=types, **on).layer_windows == (None, 8, None, 8)
-    assert config("Qwen3", layer_types=types).layer_windows == (None,) * 4
+    assert windows(config("Qwen3", layer_types=types, **on)) == (None, 8, None, 8)
+    assert windows(config("Qwen3", layer_types=types)) == (None,) * 4
 
 
 @pytest.mark.parametrize("max_window_layers", [0, 1, 3, 4, 28])
@@ -112,13 +139,13 @@ def test_qwen_windows_equal_transformers(max_window_layers: int) -> None:
     }
     theirs = transformers.Qwen2Config(num_hidden_layers=4, **settings)
     expected = tuple(16 if t == "sliding_attention" else None for t in theirs.layer_types)
-    assert config("Qwen2", **settings).layer_windows == expected
+    assert windows(config("Qwen2", **settings)) == expected
 
 
 def test_mistral_windows() -> None:
-    assert config("Mistral", sliding_window=None).layer_windows == (None,) * 4
-    assert config("Mistral", sliding_window=32).layer_windows == (32,) * 4
-    assert config("Llama", sliding_window=32).layer_windows == (None,) * 4
+    assert windows(config("Mistral", sliding_window=None)) == (None,) * 4
+    assert windows(config("Mistral", sliding_window=32)) == (32,) * 4
+    assert windows(config("Llama", sliding_window=32)) == (None,) * 4
 
 
 def test_max_context() -> None:
@@ -140,7 +167,7 @@ def test_overrides(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     text = '{"num_hidden_layers": 2, "rope_theta": 7}'
     changed = ModelConfig.from_dir(tmp_path, text)
-    assert changed.num_layers == 2 and changed.rope.theta == 7.0
+    assert changed.num_layers == 2 and rope(changed).theta == 7.0
     for bad in ("{", "[]", "3"):
         with pytest.raises(ConfigError, match="--json-model-override-args"):
             ModelConfig.from_dir(tmp_path, bad)
@@ -181,8 +208,8 @@ def test_rope_overrides_are_merged(
     }
     for form in ({"rope_parameters": file}, beside):
         (tmp_path / "config.json").write_text(json.dumps(BASE | form))
-        rope = ModelConfig.from_dir(tmp_path, json.dumps(override)).rope
-        assert (rope.theta, rope.scaling) == (theta, scaling)
+        found = rope(ModelConfig.from_dir(tmp_path, json.dumps(override)))
+        assert (found.theta, found.scaling) == (theta, scaling)
 
 
 @pytest.mark.parametrize("key", ["rope_scalling", "num_layers", "eos_token_id"])
@@ -202,7 +229,7 @@ def test_an_override_that_would_change_nothing_is_refused(key: str, tmp_path: Pa
 def test_the_original_context(kind: str, inside: dict[str, int], beside: dict[str, int]) -> None:
     """As transformers where it stands among the others, or nowhere; but nothing is made up for
     llama3."""
-    rope = {
+    settings = {
         "rope_type": kind,
         "factor": 4.0,
         "low_freq_factor": 1.0,
@@ -213,10 +240,10 @@ def test_the_original_context(kind: str, inside: dict[str, int], beside: dict[st
         with pytest.raises(
             ConfigError, match="needs a positive original_max_position_embeddings, got None"
         ):
-            config(rope_parameters=rope)
+            config(rope_parameters=settings)
         return
-    scaling = config(**beside, rope_parameters={**rope, **inside}).rope.scaling
-    theirs = transformers.LlamaConfig(**BASE, rope_parameters={**rope, **beside, **inside})
+    scaling = rope(config(**beside, rope_parameters={**settings, **inside})).scaling
+    theirs = transformers.LlamaConfig(**BASE, rope_parameters={**settings, **beside, **inside})
     assert scaling is not None and scaling[_ORIGINAL] == theirs.rope_parameters[_ORIGINAL]
 
 
@@ -233,15 +260,17 @@ def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match="is not supported; supported: Llama.*Qwen3ForCausalLM$"):
         config(**names)
     monkeypatch.setattr(
-        model_config, "entry_points", lambda group: [Entry()] if group == "radix.models" else []
+        registry, "entry_points", lambda group: [Entry()] if group == "radix.models" else []
     )
-    mine = config(**names)
-    assert mine.architecture == "MyForCausalLM" and mine.qkv_bias and mine.o_bias and mine.mlp_bias
-    assert mine.layer_windows == (None,) * 4
-    windows = config(
+    mine = config(**names, odd={"a": 1})
+    assert mine.architecture == "MyForCausalLM"
+    assert attention(mine).qkv_bias and attention(mine).o_bias and feed_forward(mine).bias
+    assert mine.raw["odd"] == {"a": 1}
+    assert windows(mine) == (None,) * 4
+    sliding = config(
         **names, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"] * 2
     )
-    assert windows.layer_windows == (None, 8, None, 8)
+    assert windows(sliding) == (None, 8, None, 8)
     with pytest.raises(ConfigError, match="MyForCausalLM$"):
         config(architectures=["YourForCausalLM"])
 
@@ -277,7 +306,7 @@ def test_tp() -> None:
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"torch_dtype": "float8"}, "dtype 'float8'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' needs a positive original_max"),
         ({"rope_scaling": {"type": "linear"}}, "needs a positive factor, got None"),
         ({"rope_scaling": {"type": "yarn", "factor": -1}}, "needs a positive factor, got -1"),
         (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from radix_runtime.errors import ConfigError
-from radix_runtime.models.loader import models
+from radix_runtime.families import families
 from tests.runtime.tiny_models import (
     TINY,
     Driver,
@@ -233,4 +233,4 @@ def test_nothing_is_read_or_written_outside_of_the_rows(checkpoint: Any) -> None
 
 def test_unknown_architecture() -> None:
     with pytest.raises(ConfigError, match="architecture 'Nobody' is unknown; there are: Llama"):
-        models.get("Nobody")
+        families.get("Nobody")

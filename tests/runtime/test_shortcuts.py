@@ -17,7 +17,7 @@ from radix_runtime.attention.registry import attention_backends
 from radix_runtime.device import Device
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.base import CausalLM
-from radix_runtime.models.llama import LlamaForCausalLM
+from radix_runtime.models.decoder import DecoderForCausalLM
 from radix_runtime.models.loader import models
 from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.dense import DenseMethod, Int8Method
@@ -204,11 +204,11 @@ def test_a_method_that_overrides_the_product_is_used(
     assert torch.equal(found, run(switch_off(Driver(folder)))) and not torch.equal(found, usual)
 
 
-class Plain(LlamaForCausalLM):
+class Plain(DecoderForCausalLM):
     pass
 
 
-class Shifted(LlamaForCausalLM):
+class Shifted(DecoderForCausalLM):
     """Its best token is another one."""
 
     def compute_logits(
@@ -222,14 +222,14 @@ class ShiftedToo(Shifted):
     """Knows its best token again."""
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        tokens = LlamaForCausalLM.greedy_tokens(self, hidden)
+        tokens = DecoderForCausalLM.greedy_tokens(self, hidden)
         return None if tokens is None else (tokens + 1) % self.head.vocab_size
 
 
 @needs_library
 @pytest.mark.parametrize(
     ("kind", "has_shortcut"),
-    [(LlamaForCausalLM, True), (Plain, True), (Shifted, False), (ShiftedToo, True)],
+    [(DecoderForCausalLM, True), (Plain, True), (Shifted, False), (ShiftedToo, True)],
 )
 def test_greedy_tokens_are_those_of_the_logits(
     kind: type[CausalLM], has_shortcut: bool, folder: Path, monkeypatch: pytest.MonkeyPatch

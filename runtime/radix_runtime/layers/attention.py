@@ -1,77 +1,124 @@
 """The attention layer: q/k norm, RoPE, KV store, then the backend."""
 
+from dataclasses import replace
+
 import torch
 
 from .. import ops
 from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
-from ..model_config import ModelConfig
-from .base import BuildContext, Fusible
+from ..families.tensor_views import TensorSource
+from ..quantization.base import meta_parameter
+from ..specs import AllHeadsNorm, Gqa, HeadNorm
+from .base import BuildContext, Fusible, Layer, Part, check_shape
 from .linear import QKVLinear, RowParallelLinear
-from .norm import HeadNormWeight
+from .norm import AllHeadsRMSNorm, HeadNormWeight
 
 
-class Attention(Fusible):
+class Attention(Layer, Fusible):
     """Multi-head attention with grouped KV heads over the paged cache. `rotary`: float32
-    [max_positions, rotary_dim], shared by all layers (rotary.py)."""
+    [max_positions, rotary_dim], shared by layers of the same RoPE (rotary.py)."""
 
     fusible = True
 
     def __init__(
-        self, ctx: BuildContext, config: ModelConfig, *, layer_id: int, rotary: torch.Tensor
+        self,
+        ctx: BuildContext,
+        hidden_size: int,
+        spec: Gqa,
+        *,
+        layer_id: int,
+        rotary: torch.Tensor,
     ) -> None:
         super().__init__()
-        head_dim = config.head_dim
         self.qkv_proj = QKVLinear(
             ctx,
-            in_features=config.hidden_size,
-            head_dim=head_dim,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            bias=config.qkv_bias,
+            in_features=hidden_size,
+            head_dim=spec.head_dim,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            bias=spec.qkv_bias,
         )
         self.o_proj = RowParallelLinear(
             ctx,
-            in_features=config.num_heads * head_dim,
-            out_features=config.hidden_size,
-            bias=config.o_bias,
+            in_features=spec.num_heads * spec.head_dim,
+            out_features=hidden_size,
+            bias=spec.o_bias,
         )
-        self.q_norm = HeadNormWeight(ctx, head_dim) if config.qk_norm else None
-        self.k_norm = HeadNormWeight(ctx, head_dim) if config.qk_norm else None
-        self.eps = config.rms_norm_eps
+        self.q_norm = self._qk_norm(ctx, spec, "q_proj")
+        self.k_norm = self._qk_norm(ctx, spec, "k_proj")
+        self.eps = 0.0 if spec.qk_norm is None else spec.qk_norm.norm.eps
+        self.norms_all_heads = isinstance(spec.qk_norm, AllHeadsNorm)
         self.rotary = rotary
+        self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.spec = AttentionSpec(
             layer_id=layer_id,
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            window=config.layer_windows[layer_id],
+            head_dim=spec.head_dim,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
         )
+        self.sinks = None
+        if spec.sinks:
+            self.sinks = meta_parameter(self.spec.num_heads, dtype=torch.float32)
+        self._first_head = ctx.communicator.rank * self.spec.num_heads
+        self._total_heads = spec.num_heads
         self._backend = ctx.backend
 
+    def _qk_norm(
+        self, ctx: BuildContext, spec: Gqa, part: str
+    ) -> HeadNormWeight | AllHeadsRMSNorm | None:
+        if isinstance(spec.qk_norm, HeadNorm):
+            unit_offset = spec.qk_norm.norm.unit_offset
+            return HeadNormWeight(ctx, spec.head_dim, unit_offset=unit_offset)
+        if isinstance(spec.qk_norm, AllHeadsNorm):
+            block = self.qkv_proj.block(part)
+            return AllHeadsRMSNorm(ctx, block, eps=spec.qk_norm.norm.eps)
+        return None
+
+    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
+        """Of the sinks."""
+        check_shape(source, (self._total_heads,))
+        param.copy_(source[self._first_head : self._first_head + len(param)])
+
+    def finalize(self, name: str) -> None:
+        assert self.sinks is not None
+        self.spec = replace(self.spec, sinks=self.sinks.data)
+
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
     ) -> torch.Tensor:
         """residual + attention of hidden, both [T, hidden_size]; stores the tokens' keys and
         values. residual's memory may become the result."""
         spec = self.spec
         pool = batch.kv_pool
-        parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
+        q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
+        q_weight = None
+        k_weight = None
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.norms_all_heads:
+                q = self.q_norm(q)
+                k = self.k_norm(k)
+            else:
+                q_weight = self.q_norm.weight
+                k_weight = self.k_norm.weight
         # Of the cache's dtype: the same tensors unless it has another than the model.
-        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(pool.dtype) for part in parts)
+        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(pool.dtype) for part in (q, k, v))
         ops.fused_qk_norm_rope_store(
             q,
             k,
             v,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
+            q_weight,
+            k_weight,
             self.rotary,
             batch.positions,
             pool.k[spec.layer_id],
             pool.v[spec.layer_id],
             batch.slot_mapping,
             eps=self.eps,
+            is_neox=not self.interleaved,
         )
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
         return self.o_proj(out.flatten(1).to(hidden.dtype), residual)

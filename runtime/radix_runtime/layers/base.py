@@ -1,13 +1,14 @@
 """What every layer shares: how it is built, and how a checkpoint tensor finds its place in it."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention.base import AttentionBackend
 from ..distributed import Communicator
+from ..families.tensor_views import TensorSource
 from ..quantization.base import LinearMethod
 from ..shortcuts import reset_shortcuts
 
@@ -28,23 +29,27 @@ class BuildContext:
     device: torch.device
     max_positions: int
 
-
-class TensorSource(Protocol):
-    """A tensor of a checkpoint that is read only where it is indexed (safetensors' slice)."""
-
-    def get_shape(self) -> list[int]: ...
-
-    def __getitem__(self, index: Any) -> torch.Tensor: ...
+    def with_method(self, method: LinearMethod) -> "BuildContext":
+        """The same for layers whose weights are held by another method."""
+        return replace(self, linear_method=method)
 
 
 class Layer(nn.Module):
-    """A module with parameters, created on the meta device. For each parameter the loader gives it
-    memory, calls `weight_loader` once for every part, then `finalize`. These defaults are of a
+    """A module with parameters, created on the meta device. For each parameter the loader calls
+    `allocate`, then `weight_loader` once for every part, then `finalize`. These defaults are of a
     parameter that every rank holds whole."""
+
+    # Ops of the wheel that this layer needs and most models do not.
+    special_ops: tuple[str, ...] = ()
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """The parts that parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
+
+    def allocate(self, name: str, device: torch.device) -> torch.Tensor:
+        """Memory for parameter `name`, of its shape and dtype."""
+        param: torch.Tensor = getattr(self, name)
+        return torch.empty(param.shape, dtype=param.dtype, device=device)
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         """Copies this rank's slice of `source` into its place in `param`. Raises ValueError on an

@@ -19,10 +19,10 @@ class CpuDecoder:
     """Runs the layers and the last norm of a decoder in one call, on one CPU rank, where this gives
     the bits of the modules' own `forward`: Python between small kernels takes a fifth of a step.
 
-    `layers`: each has input_layernorm, self_attn, post_attention_layernorm and mlp. They are read
-    when a KV pool is first used, which is after loading."""
+    `layers`: those that it can run have input_layernorm, self_attn, post_attention_layernorm and
+    mlp. They are read when a KV pool is first used, which is after loading."""
 
-    def __init__(self, ctx: BuildContext, layers: Iterable[nn.Module], norm: RMSNorm) -> None:
+    def __init__(self, ctx: BuildContext, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         self._layers = layers
         self._norm = norm
         self._is_possible = (
@@ -59,7 +59,7 @@ class CpuDecoder:
         )
 
 
-def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
+def _fuse(layers: list[Any], norm: Any, pool: KVPool) -> ops.DenseDecoder:
     """Raises NotImplementedError where the wheel's decoder would not give what the modules give:
     other modules, settings that differ by layer, weights or a cache that it does not take, no CPU
     library."""
@@ -73,14 +73,16 @@ def _fuse(layers: list[Any], norm: RMSNorm, pool: KVPool) -> ops.DenseDecoder:
             and layer.self_attn.rotary is attention.rotary
             and layer.mlp.activation == activation
         )
-        normed = (layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, norm)
-        if not same_settings or any(x.eps != attention.eps for x in normed):
+        normed = [layer.input_layernorm, layer.post_attention_layernorm]
+        if layer.self_attn.q_norm is not None:
+            normed.append(layer.self_attn)
+        if not same_settings or any(x.eps != norm.eps for x in normed):
             raise NotImplementedError("the layers do not share their settings")
     return ops.DenseDecoder(
         described,
         norm=norm.weight,
         cos_sin_cache=attention.rotary,
-        eps=attention.eps,
+        eps=norm.eps,
         softmax_scale=attention.spec.scale,
         activation=activation,
     )
@@ -95,8 +97,10 @@ def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
     _require_fusible(layer.post_attention_layernorm, RMSNorm)
     _require_fusible(mlp, GatedMLP)
     spec = attention.spec
-    if spec.softcap is not None or spec.sinks is not None:
+    if spec.softcap is not None or attention.sinks is not None:
         raise NotImplementedError("the attention has a soft cap or sinks")
+    if attention.norms_all_heads or attention.interleaved:
+        raise NotImplementedError("the attention has other norms or another RoPE")
     return ops.DecoderLayer(
         input_norm=layer.input_layernorm.weight,
         post_norm=layer.post_attention_layernorm.weight,

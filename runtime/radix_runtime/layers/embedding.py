@@ -3,8 +3,9 @@
 import torch
 
 from .. import ops
+from ..families.tensor_views import TensorSource
 from ..quantization.dense import DenseMethod
-from .base import BuildContext, Layer, Part, TensorSource, check_shape
+from .base import BuildContext, Layer, Part, check_shape
 
 
 class VocabParallel(Layer):

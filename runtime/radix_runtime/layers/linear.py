@@ -1,5 +1,6 @@
 """Linear layers and how tensor parallelism cuts them.
 
+ReplicatedLinear       every rank has it whole
 ColumnParallelLinear   outputs are split; several checkpoint tensors may be merged in one
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
 RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
@@ -8,12 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..families.tensor_views import TensorSource
 from ..quantization.base import meta_parameter
-from .base import BuildContext, Fusible, Layer, Part, TensorSource, check_shape
+from .base import BuildContext, Fusible, Layer, Part, check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class Block:
     """Rows [first, first + size) of a checkpoint tensor that has `total` rows."""
 
     total: int
@@ -21,10 +23,26 @@ class _Block:
     size: int
 
 
-def _rank_share(ctx: BuildContext, total: int) -> _Block:
+def _rank_share(ctx: BuildContext, total: int) -> Block:
     """This rank's part of `total` rows, which must be a multiple of the number of ranks."""
     size = total // ctx.communicator.world_size
-    return _Block(total=total, first=ctx.communicator.rank * size, size=size)
+    return Block(total=total, first=ctx.communicator.rank * size, size=size)
+
+
+class WeightStack:
+    """The weights of `count` linear layers of one shape in one tensor `data`, [count, out, in]."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.data: torch.Tensor | None = None
+
+    def slot(self, index: int, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """The memory of a weight of the shape and dtype of `like`, a view of the stack, which is
+        allocated when it is first asked for."""
+        if self.data is None:
+            shape = (self._count, *like.shape)
+            self.data = torch.empty(shape, dtype=like.dtype, device=device)
+        return self.data[index]
 
 
 class _Linear(Layer, Fusible):
@@ -34,7 +52,7 @@ class _Linear(Layer, Fusible):
     fusible = True
 
     def __init__(
-        self, ctx: BuildContext, in_features: int, blocks: dict[Part, _Block], *, bias: bool
+        self, ctx: BuildContext, in_features: int, blocks: dict[Part, Block], *, bias: bool
     ) -> None:
         super().__init__()
         self.method = ctx.linear_method
@@ -48,6 +66,22 @@ class _Linear(Layer, Fusible):
             out_features += block.size
         self.method.create(self, in_features, out_features, ctx.dtype)
         self.bias = meta_parameter(out_features, dtype=ctx.dtype) if bias else None
+        self._stack: WeightStack | None = None
+        self._stack_index = 0
+
+    def put_in(self, stack: WeightStack, index: int) -> None:
+        """The weight's memory will be that of weight `index` of the stack."""
+        self._stack = stack
+        self._stack_index = index
+
+    def block(self, part: Part) -> Block:
+        """This rank's rows of a checkpoint tensor."""
+        return self._blocks[part]
+
+    def allocate(self, name: str, device: torch.device) -> torch.Tensor:
+        if name == "weight" and self._stack is not None:
+            return self._stack.slot(self._stack_index, self.get_parameter(name), device)
+        return super().allocate(name, device)
 
     def parts(self, name: str) -> tuple[Part, ...]:
         return tuple(self._blocks)
@@ -66,6 +100,16 @@ class _Linear(Layer, Fusible):
         return self.method.apply(self, x, bias=self.bias)
 
 
+class ReplicatedLinear(_Linear):
+    """Every rank has all outputs."""
+
+    def __init__(
+        self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False
+    ) -> None:
+        whole = Block(total=out_features, first=0, size=out_features)
+        super().__init__(ctx, in_features, {None: whole}, bias=bias)
+
+
 class ColumnParallelLinear(_Linear):
     """`outputs`: the checkpoint's names of the merged layers and their outputs of all ranks, each a
     multiple of the number of ranks."""
@@ -73,7 +117,7 @@ class ColumnParallelLinear(_Linear):
     def __init__(
         self, ctx: BuildContext, in_features: int, outputs: dict[str, int], *, bias: bool = False
     ) -> None:
-        blocks: dict[Part, _Block] = {
+        blocks: dict[Part, Block] = {
             part: _rank_share(ctx, total) for part, total in outputs.items()
         }
         super().__init__(ctx, in_features, blocks, bias=bias)
@@ -95,7 +139,7 @@ class QKVLinear(_Linear):
         ranks = ctx.communicator.world_size
         self_kv = max(1, num_kv_heads // ranks)
         first_kv = ctx.communicator.rank * num_kv_heads // ranks
-        kv = _Block(
+        kv = Block(
             total=num_kv_heads * head_dim, first=first_kv * head_dim, size=self_kv * head_dim
         )
         q = _rank_share(ctx, num_heads * head_dim)
@@ -106,16 +150,23 @@ class QKVLinear(_Linear):
 
 class RowParallelLinear(_Linear):
     """`in_features`, those of all ranks, must be a multiple of the number of ranks. Rank 0 adds the
-    bias and the residual, once."""
+    bias and the residual, once. `reduce`: False leaves the sum over the ranks to the caller."""
 
     fusible = True
 
     def __init__(
-        self, ctx: BuildContext, in_features: int, out_features: int, *, bias: bool = False
+        self,
+        ctx: BuildContext,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        reduce: bool = True,
     ) -> None:
         share = in_features // ctx.communicator.world_size
-        whole = _Block(total=out_features, first=0, size=out_features)
+        whole = Block(total=out_features, first=0, size=out_features)
         super().__init__(ctx, share, {None: whole}, bias=bias)
+        self._reduce = reduce
 
     def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
         if param.dim() == 1:  # the bias
@@ -127,10 +178,10 @@ class RowParallelLinear(_Linear):
         param.copy_(source[:, first : first + width])
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, this rank's inputs] -> [T, out_features], the same on every rank. residual [T,
-        out_features] is added; its memory may become the result."""
+        """x [T, this rank's inputs] -> [T, out_features], the same on every rank, or this rank's
+        part of the sum. residual [T, out_features] is added; its memory may become the result."""
         if self._communicator.rank == 0:
             out = self.method.apply(self, x, bias=self.bias, residual=residual)
         else:
             out = self.method.apply(self, x)
-        return self._communicator.all_reduce(out)
+        return self._communicator.all_reduce(out) if self._reduce else out

@@ -2,38 +2,39 @@
 
 import torch
 
-from ..model_config import ModelConfig
-from .activation import gated_activations
+from ..specs import Mlp
+from .activation import apply_activation
 from .base import BuildContext, Fusible
 from .linear import ColumnParallelLinear, RowParallelLinear
 
 
 class GatedMLP(Fusible):
-    """down(act(gate(x)) * up(x)); gate and up are one product."""
+    """down(act(gate(x)) * up(x)); gate and up are one product. `reduce`: False leaves the sum over
+    the ranks to the caller."""
 
     fusible = True
 
-    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+    def __init__(
+        self, ctx: BuildContext, hidden_size: int, spec: Mlp, *, reduce: bool = True
+    ) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        inner = config.intermediate_size
         self.gate_up_proj = ColumnParallelLinear(
             ctx,
-            in_features=hidden,
-            outputs={"gate_proj": inner, "up_proj": inner},
-            bias=config.mlp_bias,
+            in_features=hidden_size,
+            outputs={"gate_proj": spec.width, "up_proj": spec.width},
+            bias=spec.bias,
         )
         self.down_proj = RowParallelLinear(
-            ctx, in_features=inner, out_features=hidden, bias=config.mlp_bias
+            ctx, in_features=spec.width, out_features=hidden_size, bias=spec.bias, reduce=reduce
         )
-        self.activation = config.hidden_act
+        self.activation = spec.activation
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the MLP of x, both [T, hidden_size]; residual's memory may become the
         result."""
         projection = self.gate_up_proj
         if self.activation == "silu" and projection.bias is None:
             gated = projection.method.apply_silu_and_mul(projection, x)
         else:
-            gated = gated_activations[self.activation](projection(x))
+            gated = apply_activation(self.activation, projection(x))
         return self.down_proj(gated, residual)

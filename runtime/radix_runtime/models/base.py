@@ -12,7 +12,8 @@ from ..shortcuts import reset_shortcuts
 
 class CausalLM(nn.Module, ABC):
     """A decoder with an output head. Constructed from (BuildContext, ModelConfig) on the meta
-    device; its parameters, all of them in `Layer`s, have the checkpoint's names."""
+    device; its parameters, all of them in `Layer`s, have the names that the name rules of its
+    checkpoint lead to."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -19,31 +19,35 @@ from .. import ops
 from ..checkpoint import checkpoint_files, open_checkpoint_file
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..layers.base import BuildContext, Layer, Part, TensorSource
-from ..model_config import ARCHITECTURES, ModelConfig
+from ..families.names import apply_rules
+from ..families.tensor_views import TensorSource
+from ..layers.base import BuildContext, Layer, Part
+from ..model_config import ModelConfig
 from ..progress import with_progress
 from ..registry import Registry
 from .base import CausalLM
-from .llama import LlamaForCausalLM
+from .decoder import DecoderForCausalLM
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NEWS_SECONDS = 5.0  # between lines about the progress where there is no terminal
-# By the architecture that config.json names; other packages add theirs.
-models: Registry[type[CausalLM]] = Registry(
-    kind="architecture",
-    group="radix.models",
-    items=dict.fromkeys(ARCHITECTURES, LlamaForCausalLM),
-)
+# Model classes of other packages, by the architecture that config.json names. All others are built
+# by DecoderForCausalLM from their specs.
+models: Registry[type[CausalLM]] = Registry(kind="architecture", group="radix.models", items={})
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
     """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises
     ConfigError."""
     quiet = ctx.communicator.rank > 0
-    ops.use_native(quiet=quiet)
-    model = models.get(config.architecture)(ctx, config)
+    if config.unknown_keys and not quiet:
+        keys = ", ".join(config.unknown_keys)
+        logger.warning("config.json: keys that %s does not know: %s", config.architecture, keys)
+    model = model_class(config.architecture)(ctx, config)
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    special_ops = {op for layer in layers for op in layer.special_ops}
+    ops.use_native(special_ops, quiet=quiet)
     params = [
         _Parameter(cast(Layer, module), prefix=prefix, name=name, device=ctx.device)
         for prefix, module in model.named_modules()
@@ -53,10 +57,22 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
         _fill_random(_progress(params, len(params), quiet=quiet), seed)
     else:
-        tensors = _tensors(Path(args.model_path or ""), is_tied=config.tie_word_embeddings)
+        files = _tensors(Path(args.model_path or ""), is_tied=config.spec.tied_head)
+        tensors = apply_rules(config.names, files, fail=_unusable)
         count = sum(len(param.sources) for param in params)
         _fill(params, _progress(tensors, count, quiet=quiet))
     return model
+
+
+def model_class(architecture: str) -> type[CausalLM]:
+    """The class of a model that ModelConfig knows."""
+    if architecture in models.names():
+        return models.get(architecture)
+    return DecoderForCausalLM
+
+
+def _unusable(key: str, error: Exception) -> ConfigError:
+    return ConfigError(f"checkpoint: {key} {error}")
 
 
 def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
@@ -93,7 +109,7 @@ class _Parameter:
         """The parameter's memory on its device, allocated when it is first asked for."""
         param: torch.Tensor = getattr(self.layer, self.name)
         if param.is_meta:
-            param = torch.empty(param.shape, dtype=param.dtype, device=self._device)
+            param = self.layer.allocate(self.name, self._device)
             setattr(self.layer, self.name, nn.Parameter(param, requires_grad=False))
         return param.data
 
@@ -111,7 +127,7 @@ def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]])
         try:
             param.layer.weight_loader(param.memory(), source, part)
         except (ValueError, SafetensorError) as error:
-            raise ConfigError(f"checkpoint: {key} {error}") from None
+            raise _unusable(key, error) from None
         if missing.isdisjoint(param.sources):
             _finalize(param)
     if missing:
@@ -123,7 +139,7 @@ def _finalize(param: _Parameter) -> None:
     try:
         param.layer.finalize(param.name)
     except ValueError as error:
-        raise ConfigError(f"checkpoint: {' + '.join(param.sources)} {error}") from None
+        raise _unusable(" + ".join(param.sources), error) from None
 
 
 def _fill_random(params: Iterable[_Parameter], seed: str) -> None:

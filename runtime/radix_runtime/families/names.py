@@ -1,0 +1,145 @@
+"""Name rules: from the tensors of a checkpoint to those that the model's layers ask for.
+
+A rule takes one (name, tensor) to any number of them. Patterns are regular expressions that are
+searched for in the name. The names of the layers are those of Llama's checkpoints, with two more
+for norms of a block's output, as GLM-4 has them:
+
+    model.embed_tokens   model.norm   lm_head
+    model.layers.N.input_layernorm             .post_attention_layernorm
+    model.layers.N.post_self_attn_layernorm    .post_mlp_layernorm
+    model.layers.N.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm,sinks}
+    model.layers.N.mlp.{gate_proj,up_proj,down_proj}
+    model.layers.N.mlp.{gate,experts.E.{gate_proj,...},shared_expert.{gate_proj,...},
+                        shared_expert_gate}"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .tensor_views import EverySecondRow, Item, Rows, TensorSource, Transposed
+
+Named = tuple[str, TensorSource]
+
+
+class Rule(Protocol):
+    """A step from a checkpoint's tensors to the model's."""
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """What becomes of a tensor; itself, where the rule is not about it. Raises ValueError on an
+        unexpected shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Every match of `pattern` becomes `replacement`, as in re.sub."""
+
+    pattern: str
+    replacement: str
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        yield re.sub(self.pattern, self.replacement, name), source
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A tensor that is no part of the model."""
+
+    pattern: str
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(self.pattern, name) is None:
+            yield name, source
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows:
+    """One tensor whose rows are those of several: `parts` are the replacements of `pattern` for
+    each, in the order of the rows, and their numbers of rows."""
+
+    pattern: str
+    parts: tuple[tuple[str, int], ...]
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(self.pattern, name) is None:
+            yield name, source
+            return
+        expected = sum(count for _, count in self.parts)
+        shape = source.get_shape()
+        if shape[0] != expected:
+            raise ValueError(f"has shape {shape}, expected {expected} rows")
+        first = 0
+        for replacement, count in self.parts:
+            yield re.sub(self.pattern, replacement, name), Rows(source, first=first, count=count)
+            first += count
+
+
+@dataclass(frozen=True, slots=True)
+class Deinterleave:
+    """One tensor whose rows are those of two in turn: `even` and `odd` are the replacements of
+    `pattern`."""
+
+    pattern: str
+    even: str
+    odd: str
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(self.pattern, name) is None:
+            yield name, source
+            return
+        if source.get_shape()[0] % 2:
+            raise ValueError(f"has shape {source.get_shape()}, expected an even number of rows")
+        yield re.sub(self.pattern, self.even, name), EverySecondRow(source, first=0)
+        yield re.sub(self.pattern, self.odd, name), EverySecondRow(source, first=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unstack:
+    """One tensor that holds those of all experts: `replacement` takes the place of `pattern`, with
+    {} for the number of the expert."""
+
+    pattern: str
+    replacement: str
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(self.pattern, name) is None:
+            yield name, source
+            return
+        for index in range(source.get_shape()[0]):
+            replacement = self.replacement.format(index)
+            yield re.sub(self.pattern, replacement, name), Item(source, index=index)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """A tensor with its last two dimensions the other way round."""
+
+    pattern: str
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(self.pattern, name) is None:
+            yield name, source
+        else:
+            yield name, Transposed(source)
+
+
+def apply_rules(
+    rules: Sequence[Rule], tensors: Iterable[Named], fail: Callable[[str, ValueError], Exception]
+) -> Iterator[Named]:
+    """The tensors after all rules, in their order. `fail(name, error)`: what to raise where a rule
+    finds another shape than it expects."""
+    for name, source in tensors:
+        found: list[Named] = [(name, source)]
+        for rule in rules:
+            try:
+                found = [item for each in found for item in rule.apply(*each)]
+            except ValueError as error:
+                raise fail(name, error) from None
+        yield from found

@@ -1,0 +1,159 @@
+"""The decoder: built from a ModelSpec, layer by layer, of the blocks that its records name.
+
+A model that does not fit subclasses `DecoderForCausalLM`, or a part of it, in a file of its own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..batch import ForwardBatch
+from ..layers.attention import Attention
+from ..layers.base import BuildContext, Fusible
+from ..layers.cpu_decoder import CpuDecoder
+from ..layers.embedding import VocabParallel
+from ..layers.mlp import GatedMLP
+from ..layers.moe import SparseMoe
+from ..layers.norm import LayerNorm, RMSNorm, build_norm
+from ..layers.rotary import RotaryTables
+from ..model_config import ModelConfig
+from ..specs import FeedForward, Mlp, ModelSpec, Moe, Norm
+from .base import CausalLM
+
+# The block of each kind of feed-forward: (BuildContext, hidden_size, spec) -> module.
+FEED_FORWARDS: dict[type[FeedForward], Any] = {Mlp: GatedMLP, Moe: SparseMoe}
+
+
+class DecoderLayer(Fusible):
+    """A mixer and a feed-forward on the residual stream (see specs.Layer). Where nothing stands
+    behind them, both add to it in their last product, before it is rounded."""
+
+    fusible = True
+
+    def __init__(
+        self, ctx: BuildContext, model: ModelSpec, *, layer_id: int, rotary: RotaryTables
+    ) -> None:
+        super().__init__()
+        layer = model.layers[layer_id]
+        hidden = model.hidden_size
+        self.input_layernorm = _optional_norm(ctx, layer.pre_norm, hidden)
+        self.self_attn = Attention(
+            ctx,
+            hidden_size=hidden,
+            spec=layer.mixer,
+            layer_id=layer_id,
+            rotary=rotary.get(layer.mixer.rope),
+        )
+        self.post_self_attn_layernorm = _optional_norm(ctx, layer.post_norm, hidden)
+        self.post_attention_layernorm = _optional_norm(ctx, layer.pre_norm, hidden)
+        self.mlp = FEED_FORWARDS[type(layer.feed_forward)](ctx, hidden, layer.feed_forward)
+        self.post_mlp_layernorm = _optional_norm(ctx, layer.post_norm, hidden)
+        self._residual_multiplier = layer.residual_multiplier
+        self._adds_in_products = layer.post_norm is None and layer.residual_multiplier == 1
+        if layer.pre_norm is None or not self._adds_in_products:
+            self.fusible = False
+
+    def forward(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """residual [T, hidden_size] -> the same with this layer's sums; its memory may become the
+        result."""
+        if self._adds_in_products:
+            residual = self.self_attn(_normed(self.input_layernorm, residual), residual, batch)
+            return self.mlp(_normed(self.post_attention_layernorm, residual), residual)
+        out = self.self_attn(_normed(self.input_layernorm, residual), None, batch)
+        residual = self._add(residual, _normed(self.post_self_attn_layernorm, out))
+        out = self.mlp(_normed(self.post_attention_layernorm, residual))
+        return self._add(residual, _normed(self.post_mlp_layernorm, out))
+
+    def _add(self, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return residual.add_(out, alpha=self._residual_multiplier)
+
+
+def _optional_norm(ctx: BuildContext, spec: Norm | None, size: int) -> RMSNorm | LayerNorm | None:
+    return None if spec is None else build_norm(ctx, spec, size)
+
+
+def _normed(norm: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm(x)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm."""
+
+    layer_class: type[nn.Module] = DecoderLayer  # a subclass may have another, built alike
+
+    def __init__(self, ctx: BuildContext, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallel(
+            ctx,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            is_head=spec.tied_head,
+        )
+        rotary = RotaryTables(ctx)
+        self.layers = nn.ModuleList(
+            self.layer_class(ctx, spec, layer_id=i, rotary=rotary) for i in range(spec.num_layers)
+        )
+        self.norm = build_norm(ctx, spec.final_norm, spec.hidden_size)
+        self._embedding_multiplier: float | None = None
+        if spec.embedding_multiplier != 1:
+            multiplier = torch.tensor(spec.embedding_multiplier, dtype=ctx.dtype)
+            self._embedding_multiplier = float(multiplier)
+        self._cpu_decoder = CpuDecoder(ctx, layers=self.layers, norm=self.norm)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """The normed hidden states of the step's tokens, [T, hidden_size]."""
+        hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
+        if self._embedding_multiplier is not None:
+            hidden = hidden * self._embedding_multiplier
+        if self._cpu_decoder.applies_to(batch.kv_pool):
+            return self._cpu_decoder(hidden, batch)
+        for layer in self.layers:
+            hidden = layer(hidden, batch)
+        return self.norm(hidden)
+
+
+class DecoderForCausalLM(CausalLM):
+    """See CausalLM. Raises ConfigError when the ranks cannot split the model."""
+
+    decoder_class: type[Decoder] = Decoder  # a subclass may have another, built alike
+
+    def __init__(self, ctx: BuildContext, config: ModelConfig) -> None:
+        super().__init__()
+        spec = config.spec
+        spec.check_tp(ctx.communicator.world_size)
+        self.model = self.decoder_class(ctx, spec)
+        self.lm_head: VocabParallel | None = None
+        if not spec.tied_head:
+            self.lm_head = VocabParallel(
+                ctx,
+                vocab_size=spec.vocab_size,
+                hidden_size=spec.hidden_size,
+                is_head=True,
+            )
+        self._logit_multiplier = spec.logit_multiplier
+        self._logit_softcap = spec.logit_softcap
+
+    @property
+    def head(self) -> VocabParallel:
+        """What logits and greedy tokens come from: the output head, or the embedding tied to it."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.model(batch)
+
+    def compute_logits(
+        self, hidden: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        logits = self.head.logits(hidden, out)
+        if logits is None:
+            return None
+        if self._logit_multiplier != 1:
+            logits.mul_(self._logit_multiplier)
+        if self._logit_softcap is not None:
+            logits.div_(self._logit_softcap).tanh_().mul_(self._logit_softcap)
+        return logits
+
+    def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        if self._logit_multiplier != 1 or self._logit_softcap is not None:
+            return None  # rounding may make logits equal whose products differ
+        return self.head.greedy_tokens(hidden)

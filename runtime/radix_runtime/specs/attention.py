@@ -1,0 +1,59 @@
+"""Mixers that attend over a cache of keys and values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .norm import RmsNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding of the first `rotary_dim` elements of each head.
+
+    `interleaved`: the pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2). `scaling`: None
+    for the plain form, else transformers' keys, with "rope_type" one of linear, llama3, yarn and
+    longrope."""
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorm:
+    """Each head of q and k is normed alone; one weight [head_dim] for all heads of q, one for k."""
+
+    norm: RmsNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllHeadsNorm:
+    """All heads of q are normed together, and all heads of k; a weight for every element."""
+
+    norm: RmsNorm
+
+
+QkNorm = HeadNorm | AllHeadsNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gqa:
+    """Attention with grouped KV heads. Head counts are those of the whole model.
+
+    A score is q k `scale`, then, with a `softcap`, softcap * tanh(score / softcap). `rope`: None
+    for a layer without positions. `window`: how many tokens (itself included) a token sees, None
+    for all. `sinks`: each query head has a learned logit that joins the softmax with no value."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    scale: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QkNorm | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
