@@ -12,7 +12,7 @@ import numpy as np
 from .errors import RequestError
 from .messages import Generate, pack_ids
 from .sampling_params import Limits, SamplingParams
-from .server.decode import decode_messages
+from .text.conversation import chat_messages
 from .text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -124,7 +124,7 @@ class RequestBuilder:
     def _conversation(self, messages: Any, options: Mapping[str, Any]) -> list[int]:
         assert self._tokenizer is not None
         try:
-            return self._tokenizer.apply_chat_template(decode_messages(messages), **options)
+            return self._tokenizer.apply_chat_template(chat_messages(messages), **options)
         except RequestError as error:
             raise ValueError(error.message) from None
 

@@ -19,9 +19,9 @@ from radix_runtime.server.protocol import (
     CompletionBody,
     GenerateBody,
     TokenizeBody,
-    template_messages,
 )
 from radix_runtime.server.unbuilt import HARMLESS, UNBUILT, Unbuilt
+from radix_runtime.text.conversation import template_messages
 
 BODIES = [ChatBody, CompletionBody, GenerateBody, TokenizeBody]
 USER = [{"role": "user", "content": "x"}]

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError, RequestError
-from ..server.decode import decode_messages
+from ..server.decode import decode_body
+from ..server.protocol import TokenizeBody
+from ..text.conversation import template_messages
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +61,9 @@ def _lines(content: str, source: str, *, is_jsonl: bool) -> list[Line]:
 def _parse(text: str) -> Line:
     line = msgspec.json.decode(text, type=Line)
     if line.messages is not None:
-        line.messages = decode_messages(line.messages)
+        messages = msgspec.json.encode({"messages": line.messages})
+        body, _ = decode_body(TokenizeBody, messages, False, {})
+        line.messages = template_messages(body.messages or [])
     sources = (line.prompt, line.messages, line.input_ids)
     if len([source for source in sources if source is not None]) != 1:
         raise ConfigError("one of prompt, messages, input_ids is due")

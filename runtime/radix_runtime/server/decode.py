@@ -12,15 +12,8 @@ import msgspec
 
 from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
-from .protocol import (
-    ChatMessage,
-    GenerateSampling,
-    StreamOptions,
-    TemplateOptions,
-    TextPart,
-    TokenizeBody,
-    template_messages,
-)
+from ..text.conversation import ChatMessage, TextPart
+from .protocol import GenerateSampling, StreamOptions, TemplateOptions
 from .unbuilt import HARMLESS, UNBUILT
 
 MAX_DEPTH = 32
@@ -56,19 +49,6 @@ def decode_body(
         return msgspec.convert(kept, kind, str_keys=True), sieve.warnings
     except msgspec.ValidationError as error:
         raise _explain_type(str(error)) from None
-
-
-def decode_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation given as Python objects, as chat templates take it. It is checked as that of
-    the chat route: text parts are joined, fields that answers have may stand. Raises
-    RequestError."""
-    data = msgspec.json.encode({"messages": messages})
-    body, _ = decode_body(TokenizeBody, data, False, {})
-    if not body.messages:
-        raise refusal("empty_input", "messages is empty", "messages")
-    if body.messages[-1].role == "assistant":
-        raise refusal("invalid_value", "the last message must not be the assistant's", "messages")
-    return template_messages(body.messages)
 
 
 def parse_json(data: bytes) -> Any:

@@ -2,14 +2,14 @@
 
 # decode.py makes them of bytes; unbuilt.py has the fields that no body has built.
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import refusal
 from ..sampling_params import SamplingParams
+from ..text.conversation import Messages
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Top = Annotated[int, Meta(ge=0, le=20)]
@@ -24,26 +24,6 @@ class StreamOptions(Body, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class TextPart(Body, kw_only=True):
-    """A part of a message's content."""
-
-    type: str
-    text: str
-
-
-class ChatMessage(Body, kw_only=True):
-    """A message of a conversation; parts of its content are TextPart."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-
-
-ROLES = ("system", "developer", "user", "assistant")
-Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 
 
 class TemplateOptions(Body, kw_only=True):
@@ -184,42 +164,3 @@ def require_one_of(body: Body, first: str, second: str) -> str:
         code = "invalid_combination" if given else "missing_field"
         raise refusal(code, f"exactly one of {first} and {second} is needed", first)
     return given[0]
-
-
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them, content as one string. Raises RequestError."""
-    result = []
-    for i, message in enumerate(messages):
-        if message.role not in ROLES:
-            code = "unsupported_parameter" if message.role == "tool" else "invalid_value"
-            raise refusal(code, f"role must be one of {', '.join(ROLES)}", f"messages[{i}].role")
-        entry = {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _text_of(message, f"messages[{i}].content"),
-        }
-        if message.name is not None:
-            entry["name"] = message.name
-        if message.reasoning_content is not None:
-            entry["reasoning_content"] = message.reasoning_content
-        result.append(entry)
-    return result
-
-
-def _text_of(message: ChatMessage, where: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            raise refusal("missing_field", f"{where} is required", where)
-        return ""
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.get("type") != "text":
-            raise refusal(
-                "unsupported_parameter",
-                "only parts of type text are supported",
-                f"{where}[{i}].type",
-            )
-        if not isinstance(part.get("text"), str):
-            raise refusal("invalid_type", "text must be a string", f"{where}[{i}].text")
-    return "\n".join(part["text"] for part in content)
