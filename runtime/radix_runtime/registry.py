@@ -39,5 +39,6 @@ class Registry(Generic[T]):
         if name not in self._items:
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
-        check_name(self.kind, self.group, self._items, name)
+        if name not in self._items:
+            check_name(self.kind, self.group, self._items, name)
         return self._items[name]

@@ -60,6 +60,7 @@ def test_a_chat_goes_to_the_end_of_the_context(demo: Engine) -> None:
         ([{"role": "wizard", "content": "x"}], {}, "role must be one of"),
         ([{"role": "user", "content": "x", "colour": 1}], {}, "unknown parameter"),
         ([*SUM, {"role": "assistant", "content": "42"}], {}, "last message"),
+        (["Hello"], {}, r"messages\[0\] is not a mapping"),
         (SUM, {"enable_thinking": True}, "chat template has no enable_thinking"),
     ],
 )
