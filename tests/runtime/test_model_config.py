@@ -257,7 +257,7 @@ def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> 
         "mlp_bias": True,
         "sliding_window": 8,
     }
-    with pytest.raises(ConfigError, match="is not supported; supported: Llama.*Qwen3ForCausalLM$"):
+    with pytest.raises(ConfigError, match="is not supported; supported: Llama.*SmolLM3ForCausalLM$"):
         config(**names)
     monkeypatch.setattr(
         registry, "entry_points", lambda group: [Entry()] if group == "radix.models" else []

@@ -4,7 +4,21 @@ One file a family; other packages add theirs: "radix.families". Loads no torch."
 from typing import Any
 
 from ..registry import Registry
-from . import llama, mistral, qwen
+from . import (
+    exaone,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    phi,
+    qwen,
+    seed_oss,
+    smollm,
+)
 from .family import Family
 
 # By the architecture that config.json names.
@@ -16,6 +30,28 @@ families: Registry[Family[Any]] = Registry(
         "MistralForCausalLM": mistral.MISTRAL,
         "Qwen2ForCausalLM": qwen.QWEN2,
         "Qwen3ForCausalLM": qwen.QWEN3,
+        "Exaone4ForCausalLM": exaone.EXAONE4,
+        "Gemma2ForCausalLM": gemma.GEMMA2,
+        "Gemma3ForCausalLM": gemma.GEMMA3,
+        "Gemma3ForConditionalGeneration": gemma.GEMMA3_VL,
+        "GlmForCausalLM": glm.GLM,
+        "Glm4ForCausalLM": glm.GLM4,
+        "GptOssForCausalLM": gpt_oss.GPT_OSS,
+        "GraniteForCausalLM": granite.GRANITE,
+        "MinistralForCausalLM": mistral.MINISTRAL,
+        "Ministral3ForCausalLM": mistral.MINISTRAL3,
+        "Mistral3ForConditionalGeneration": mistral.MISTRAL3,
+        "MixtralForCausalLM": mixtral.MIXTRAL,
+        "Olmo2ForCausalLM": olmo.OLMO2,
+        "Olmo3ForCausalLM": olmo.OLMO3,
+        "Phi3ForCausalLM": phi.PHI3,
+        "Qwen2MoeForCausalLM": qwen.QWEN2_MOE,
+        "Qwen2_5_VLForConditionalGeneration": qwen.QWEN2_VL,
+        "Qwen3MoeForCausalLM": qwen.QWEN3_MOE,
+        "Qwen3VLForConditionalGeneration": qwen.QWEN3_VL,
+        "Qwen3VLMoeForConditionalGeneration": qwen.QWEN3_VL_MOE,
+        "SeedOssForCausalLM": seed_oss.SEED_OSS,
+        "SmolLM3ForCausalLM": smollm.SMOLLM3,
     },
 )
 # Of a package that registers a model class and no family: "radix.models".

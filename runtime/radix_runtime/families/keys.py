@@ -117,6 +117,23 @@ class DecoderKeys(msgspec.Struct, kw_only=True, frozen=True):
         }
         return ModelSpec(layers=built, **fields | others)
 
+    def ropes_of_types(self, local: dict[str, Any]) -> dict[str, Rope]:
+        """RoPE by the type of the layer, where `rope_parameters` has settings for each type. Else
+        they are those of full attention, and a layer with a window has plain RoPE by them with
+        `local` instead. Raises ConfigError."""
+        given = self.rope_parameters or {}
+        full = given.get("full_attention")
+        sliding = given.get("sliding_attention")
+        shared = {key: given[key] for key in ("rope_theta",) if key in given}
+        if full is None:
+            full = {key: value for key, value in given.items() if key != "sliding_attention"}
+        if sliding is None:
+            sliding = {**shared, **local}
+        return {
+            "full_attention": self.rope({**shared, **full}),
+            "sliding_attention": self.rope({**shared, **sliding}),
+        }
+
     def rope(self, settings: dict[str, Any] | None = None, *, interleaved: bool = False) -> Rope:
         """RoPE by `settings`, or by `rope_parameters`. Raises ConfigError."""
         return read_rope(

@@ -5,14 +5,14 @@ from .family import Family
 from .keys import DecoderKeys, Size, windows_of_types
 
 
-class LlamaKeys(DecoderKeys, frozen=True):
+class LlamaKeys(DecoderKeys, kw_only=True, frozen=True):
     """config.json of Llama."""
 
     attention_bias: bool = False
     mlp_bias: bool = False
 
 
-class GenericKeys(LlamaKeys, frozen=True):
+class GenericKeys(LlamaKeys, kw_only=True, frozen=True):
     """config.json of an unknown architecture: Llama's keys, and a window where it is switched on by
     `use_sliding_window`, on the layers that `layer_types` names."""
 

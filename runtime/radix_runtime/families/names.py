@@ -118,16 +118,21 @@ class Unstack:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A tensor with its last two dimensions the other way round."""
+    """A tensor with its last two dimensions the other way round. `rows`: how many it is to have; a
+    tensor of another writer that has them already, and no square, stays as it is."""
 
     pattern: str
+    rows: int | None = None
 
     def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
         """Rule.apply."""
-        if re.search(self.pattern, name) is None:
+        if re.search(self.pattern, name) is None or self._is_right(source.get_shape()):
             yield name, source
         else:
             yield name, Transposed(source)
+
+    def _is_right(self, shape: list[int]) -> bool:
+        return self.rows == shape[-2] and self.rows != shape[-1]
 
 
 def apply_rules(

@@ -80,6 +80,8 @@ def read_rope(
             given.setdefault(key, original_context)
         value = given.get(key)
         require(_is_positive(value), f"rope scaling {kind!r} needs a positive {key}, got {value!r}")
+    if kind == "longrope":
+        given.setdefault("factor", max_positions / given[_ORIGINAL_CONTEXT])
     return Rope(
         theta=float(theta),
         rotary_dim=int(head_dim * partial),

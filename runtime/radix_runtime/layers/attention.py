@@ -9,7 +9,7 @@ from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
 from ..families.tensor_views import TensorSource
 from ..quantization.base import meta_parameter
-from ..specs import AllHeadsNorm, Gqa, HeadNorm
+from ..specs import AllHeadsNorm, Gqa, HeadNorm, PositionScale
 from .base import BuildContext, Fusible, Layer, Part, check_shape
 from .linear import QKVLinear, RowParallelLinear
 from .norm import AllHeadsRMSNorm, HeadNormWeight
@@ -60,6 +60,10 @@ class Attention(Layer, Fusible):
             window=spec.window,
             softcap=spec.softcap,
         )
+        self._query_scales: torch.Tensor | None = None
+        if spec.position_scale is not None:
+            self._query_scales = _query_scales(ctx, spec.position_scale)
+        self.scales_queries = spec.position_scale is not None
         self.sinks = None
         if spec.sinks:
             self.sinks = meta_parameter(self.spec.num_heads, dtype=torch.float32)
@@ -120,5 +124,14 @@ class Attention(Layer, Fusible):
             eps=self.eps,
             is_neox=not self.interleaved,
         )
+        if self._query_scales is not None:
+            q.mul_(self._query_scales[batch.positions].to(q.dtype))
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
         return self.o_proj(out.flatten(1).to(hidden.dtype), residual)
+
+
+def _query_scales(ctx: BuildContext, scale: PositionScale) -> torch.Tensor:
+    """The factor of queries at each position, float32 [max_positions, 1, 1]."""
+    positions = torch.arange(ctx.max_positions, dtype=torch.float64, device=ctx.device)
+    periods = (positions / scale.period).floor()
+    return (1 + scale.beta * periods.log1p()).float()[:, None, None]

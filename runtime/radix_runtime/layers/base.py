@@ -1,5 +1,6 @@
 """What every layer shares: how it is built, and how a checkpoint tensor finds its place in it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,11 @@ class Layer(nn.Module):
     def parts(self, name: str) -> tuple[Part, ...]:
         """The parts that parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
+
+    def elsewhere(self) -> Iterable[str]:
+        """Names, relative to this module, of tensors of the checkpoint that other ranks hold
+        alone."""
+        return ()
 
     def allocate(self, name: str, device: torch.device) -> torch.Tensor:
         """Memory for parameter `name`, of its shape and dtype."""

@@ -99,8 +99,8 @@ def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
     spec = attention.spec
     if spec.softcap is not None or attention.sinks is not None:
         raise NotImplementedError("the attention has a soft cap or sinks")
-    if attention.norms_all_heads or attention.interleaved:
-        raise NotImplementedError("the attention has other norms or another RoPE")
+    if attention.norms_all_heads or attention.interleaved or attention.scales_queries:
+        raise NotImplementedError("the attention has steps that the decoder has not")
     return ops.DecoderLayer(
         input_norm=layer.input_layernorm.weight,
         post_norm=layer.post_attention_layernorm.weight,

@@ -1,11 +1,13 @@
 """A mixture of experts: each token passes the few experts that the router chooses for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from .. import ops
+from ..distributed import Communicator
 from ..errors import ConfigError
 from ..quantization.dense import DenseMethod
 from ..specs import Moe
@@ -16,7 +18,8 @@ from .mlp import GatedMLP
 
 
 class Expert(nn.Module):
-    """One expert's weights, a gated MLP of which each rank has a part of the width."""
+    """One expert's weights, a gated MLP of which this rank has a part of the width, or all of it
+    where it is alone in `ctx`."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()
@@ -36,41 +39,62 @@ class Expert(nn.Module):
         return self.down_proj(apply_activation(self._activation, self.gate_up_proj(x)))
 
 
-class Experts(nn.ModuleList):
-    """All experts of a layer. They are loaded one by one: on the CPU each is packed as soon as it
-    is complete, on a GPU each is loaded into its place in [E, out, in].
+def local_experts(spec: Moe, rank: int, ranks: int) -> range:
+    """The experts of which a rank holds weights: a share of the width of all of them, or, where the
+    ranks do not divide the width, a range of whole ones."""
+    if spec.width % ranks == 0:
+        return range(spec.num_experts)
+    return range(rank * spec.num_experts // ranks, (rank + 1) * spec.num_experts // ranks)
+
+
+class Experts(nn.ModuleDict):
+    """The experts of which this rank has weights, by number. They are loaded one by one: on the CPU
+    each is packed as soon as it is complete, on a GPU each is loaded into its place in [E, out,
+    in].
 
     `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
     Raises ConfigError where the device cannot do that."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
-        experts = [Expert(ctx, hidden_size=hidden_size, spec=spec) for _ in range(spec.num_experts)]
-        super().__init__(experts)
+        comm = ctx.communicator
+        self.local = local_experts(spec, comm.rank, comm.world_size)
+        self._expert_map: torch.Tensor | None = None  # from an expert to its number on this rank
+        if len(self.local) < spec.num_experts:
+            ctx = replace(ctx, communicator=Communicator())
+            numbers = [
+                i - self.local.start if i in self.local else -1 for i in range(spec.num_experts)
+            ]
+            self._expert_map = torch.tensor(numbers, dtype=torch.int32, device=ctx.device)
+        experts = [Expert(ctx, hidden_size=hidden_size, spec=spec) for _ in self.local]
+        super().__init__({str(i): expert for i, expert in zip(self.local, experts, strict=True)})
         self._experts = experts  # the same, typed
         self.needs_loop = spec.bias or spec.activation != "silu"
         self._packed: ops.PackedExperts | None = None
         self._stacks: tuple[WeightStack, WeightStack] | None = None
-        if ctx.device.type == "cpu":
-            return
+        if ctx.device.type != "cpu":
+            self._stack(ctx.device)
+
+    def _stack(self, device: torch.device) -> None:
         if self.needs_loop:
             raise ConfigError(
-                f"experts with biases or an activation other than silu have no kernel on "
-                f"{ctx.device.type}; they run on the CPU"
+                "experts with biases or an activation other than silu have no kernel on "
+                f"{device.type}; they run on the CPU"
             )
-        self._stacks = (WeightStack(spec.num_experts), WeightStack(spec.num_experts))
-        for index, expert in enumerate(experts):
+        self._stacks = (WeightStack(len(self._experts)), WeightStack(len(self._experts)))
+        for index, expert in enumerate(self._experts):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size], weights float32 [T, top_k] and ids int32 [T, top_k] of each token's
         experts -> this rank's part of the weighted sum, [T, hidden_size]."""
+        expert_map = self._expert_map
         if self._stacks is not None:
             w1, w2 = self._stacks
-            return ops.fused_experts(x, w1.data, w2.data, weights, ids)
+            return ops.fused_experts(x, w1.data, w2.data, weights, ids, expert_map=expert_map)
         packed = self._pack()
         if packed is not None:
-            return ops.fused_experts_packed(x, packed, weights, ids)
+            return ops.fused_experts_packed(x, packed, weights, ids, expert_map=expert_map)
         return self._one_by_one(x, weights, ids)
 
     def _pack(self) -> ops.PackedExperts | None:
@@ -89,9 +113,11 @@ class Experts(nn.ModuleList):
     ) -> torch.Tensor:
         """Sums in float32, in the order of the experts: a row's bits depend on no other row."""
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for index in ids.unique().tolist():
-            rows, places = (ids == index).nonzero(as_tuple=True)
-            output = self._experts[index](x[rows])
+        for number in ids.unique().tolist():
+            if number not in self.local:
+                continue
+            rows, places = (ids == number).nonzero(as_tuple=True)
+            output = self._experts[number - self.local.start](x[rows])
             total.index_add_(0, rows, output.float() * weights[rows, places, None])
         return total.to(x.dtype)
 
@@ -130,15 +156,24 @@ class SparseMoe(Layer):
                 )
         experts_op = "fused_experts_packed" if ctx.device.type == "cpu" else "fused_experts"
         self.special_ops = ("topk_softmax", experts_op)
-        self._router = spec.router
+        self._spec = spec
         self._communicator = ctx.communicator
+
+    def elsewhere(self) -> Iterator[str]:
+        """Layer.elsewhere: the experts of other ranks."""
+        for number in range(self._spec.num_experts):
+            if number in self.experts.local:
+                continue
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                yield f"experts.{number}.{part}.weight"
+                if self._spec.bias:
+                    yield f"experts.{number}.{part}.bias"
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the experts of x, both [T, hidden_size]; residual's memory may become the
         result."""
-        weights, ids = ops.topk_softmax(
-            self.gate(x), self._router.top_k, renormalize=self._router.renormalize
-        )
+        router = self._spec.router
+        weights, ids = ops.topk_softmax(self.gate(x), router.top_k, renormalize=router.renormalize)
         out = self.experts(x, weights, ids)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)

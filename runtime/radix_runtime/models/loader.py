@@ -58,7 +58,14 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         _fill_random(_progress(params, len(params), quiet=quiet), seed)
     else:
         files = _tensors(Path(args.model_path or ""), is_tied=config.spec.tied_head)
-        tensors = apply_rules(config.names, files, fail=_unusable)
+        elsewhere = {
+            f"{prefix}.{name}"
+            for prefix, module in model.named_modules()
+            if isinstance(module, Layer)
+            for name in module.elsewhere()
+        }
+        named = apply_rules(config.names, files, fail=_unusable)
+        tensors = (each for each in named if each[0] not in elsewhere)
         count = sum(len(param.sources) for param in params)
         _fill(params, _progress(tensors, count, quiet=quiet))
     return model

@@ -4,7 +4,7 @@ A family (families/) reads config.json into a `ModelSpec`; models/decoder.py bui
 it. A layer is a mixer and a feed-forward; the type and the values of their records pick the blocks
 that it is built of, never the name of a family."""
 
-from .attention import AllHeadsNorm, Gqa, HeadNorm, QkNorm, Rope
+from .attention import AllHeadsNorm, Gqa, HeadNorm, PositionScale, QkNorm, Rope
 from .feed_forward import Activation, ClampedSwiGlu, Mlp, Moe, SharedExpert, SoftmaxRouter
 from .model import FeedForward, Layer, Mixer, ModelSpec
 from .norm import LayerNorm, Norm, RmsNorm
@@ -23,6 +23,7 @@ __all__ = [
     "ModelSpec",
     "Moe",
     "Norm",
+    "PositionScale",
     "QkNorm",
     "RmsNorm",
     "Rope",

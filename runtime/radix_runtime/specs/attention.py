@@ -39,6 +39,14 @@ QkNorm = HeadNorm | AllHeadsNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PositionScale:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / period))."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gqa:
     """Attention with grouped KV heads. Head counts are those of the whole model.
 
@@ -57,3 +65,4 @@ class Gqa:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    position_scale: PositionScale | None = None

@@ -85,7 +85,12 @@ def _check_feed_forward(tp_size: int, block: FeedForward) -> None:
         return
     if block.shared is not None:
         _require_division(tp_size, block.shared.mlp.width, "shared expert")
-    _require_division(tp_size, block.width, "expert")
+    # Experts are split by width, or else held whole by one rank each.
+    if block.width % tp_size and block.num_experts < tp_size:
+        raise ConfigError(
+            f"--tp-size {tp_size} does not divide the {block.width} of an expert and exceeds the "
+            f"{block.num_experts} experts"
+        )
 
 
 def _require_division(tp_size: int, size: int, what: str) -> None:

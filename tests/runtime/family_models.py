@@ -1,0 +1,188 @@
+"""Small random checkpoints of every family that the runtime reads, as transformers writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def _rope(kind: str, theta: float = 1e4, **settings: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **settings}
+
+
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+
+
+_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "head_dim": 16,
+    "image_size": 32,
+    "patch_size": 8,
+    "out_hidden_size": 64,
+}
+_MROPE = {"head_dim": 16, "rope_parameters": _rope("default", mrope_section=[2, 3, 3])}
+
+
+@dataclass(frozen=True)
+class FamilyModel:
+    """`name`: what transformers calls it, before Config and ForCausalLM. `changes`: of the sizes
+    that most have. `vision`: the `vision_config` of a multimodal model, whose text this is;
+    `outer`: further keys beside the two."""
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    config_class: str | None = None
+    vision: Mapping[str, Any] | None = None
+    outer: Mapping[str, Any] = field(default_factory=dict)
+
+
+FAMILY_MODELS: dict[str, FamilyModel] = {
+    "llama": FamilyModel("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": FamilyModel("Mistral", {"sliding_window": 7}),
+    "qwen2": FamilyModel("Qwen2"),
+    "qwen3": FamilyModel("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_moe": FamilyModel(
+        "Qwen3Moe", {**_EXPERTS, "num_experts": 6, "head_dim": 32, "norm_topk_prob": True}
+    ),
+    "qwen3_moe_mixed": FamilyModel(
+        "Qwen3Moe",
+        {**_EXPERTS, "num_experts": 6, "head_dim": 32, "mlp_only_layers": [0],
+         "decoder_sparse_step": 2},
+    ),
+    "qwen3_moe_odd_width": FamilyModel(
+        "Qwen3Moe", {**_EXPERTS, "num_experts": 5, "head_dim": 32, "moe_intermediate_size": 33}
+    ),
+    "mixtral": FamilyModel("Mixtral", {"num_local_experts": 5, "sliding_window": 9}),
+    "qwen2_moe": FamilyModel(
+        "Qwen2Moe",
+        {**_EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 64,
+         "norm_topk_prob": False},
+    ),
+    "gemma2": FamilyModel(
+        "Gemma2",
+        {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 20,
+         "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+         "tie_word_embeddings": True},
+    ),
+    "gemma3": FamilyModel(
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 20, "layer_types": _TYPES,
+         "rope_parameters": {
+             "full_attention": _rope("linear", 1e5, factor=8.0),
+             "sliding_attention": _rope("default", 1e3)}},
+        config_class="Gemma3TextConfig",
+    ),
+    "olmo2": FamilyModel("Olmo2"),
+    "olmo2_repeated_kv": FamilyModel("Olmo2", {"num_key_value_heads": 1}),
+    "olmo3": FamilyModel("Olmo3", {"sliding_window": 9, "rope_parameters": {
+        "full_attention": _YARN, "sliding_attention": _rope("default")}}),
+    "smollm3": FamilyModel("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3_window": FamilyModel(
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 9,
+         "layer_types": _TYPES, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granite": FamilyModel(
+        "Granite",
+        {"embedding_multiplier": 12.0, "logits_scaling": 5.0, "residual_multiplier": 0.22,
+         "attention_multiplier": 0.3},
+    ),
+    "phi3": FamilyModel("Phi3", {"sliding_window": 11}),
+    "phi3_longrope": FamilyModel(
+        "Phi3",
+        {"original_max_position_embeddings": 16, "tie_word_embeddings": True, "rope_parameters": {
+            **_rope("longrope", partial_rotary_factor=0.75,
+                    original_max_position_embeddings=16),
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [1.5 + 0.7 * i for i in range(6)]}},
+    ),
+    "seed_oss": FamilyModel("SeedOss", {"head_dim": 32}),
+    "exaone4": FamilyModel("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
+    "exaone4_full": FamilyModel(
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    ),
+    "glm": FamilyModel("Glm", {"head_dim": 32}),
+    "glm4": FamilyModel("Glm4", {"head_dim": 32}),
+    "ministral": FamilyModel(
+        "Ministral", {"head_dim": 32, "sliding_window": 9, "layer_types": _TYPES}
+    ),
+    "ministral3": FamilyModel("Ministral3", {"head_dim": 32, "rope_parameters": {
+        **_rope("yarn", factor=16.0, original_max_position_embeddings=16, mscale=1.0,
+                mscale_all_dim=1.0), "llama_4_scaling_beta": 0.3}}),
+    "gpt_oss": FamilyModel(
+        "GptOss",
+        {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
+         "intermediate_size": 32, "rope_parameters": {**_YARN, "truncate": False}},
+    ),
+    "gpt_oss_odd_width": FamilyModel(
+        "GptOss",
+        {"head_dim": 32, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 9,
+         "intermediate_size": 33, "rope_parameters": {**_YARN, "truncate": False}},
+    ),
+    "gemma3_vl": FamilyModel(
+        "Gemma3", {"head_dim": 32, "sliding_window": 9, "sliding_window_pattern": 2},
+        vision=_VISION, outer={"mm_tokens_per_image": 4},
+    ),
+    "mistral3_vl": FamilyModel(
+        "Mistral3", {"head_dim": 32, "model_type": "ministral3"},
+        vision={**_VISION, "model_type": "pixtral"},
+    ),
+    "qwen2_5_vl": FamilyModel("Qwen2_5_VL", _MROPE, vision=_VISION),
+    "qwen3_vl": FamilyModel(
+        "Qwen3VL", _MROPE, vision={**_VISION, "deepstack_visual_indexes": [0]}
+    ),
+    "qwen3_vl_moe": FamilyModel(
+        "Qwen3VLMoe",
+        {**_MROPE, **_EXPERTS, "num_experts": 4, "moe_intermediate_size": 48},
+        vision={**_VISION, "deepstack_visual_indexes": [0]},
+    ),
+}  # fmt: skip
+
+
+def random_model(name: str, seed: int = 0) -> torch.nn.Module:
+    """A transformers model with every parameter random: norms, biases and sinks too."""
+    model = FAMILY_MODELS[name]
+    config_class = getattr(transformers, model.config_class or f"{model.name}Config")
+    sizes = {**_SIZES, **model.changes}
+    if model.vision is None:
+        config = config_class(**sizes)
+        suffix = "ForCausalLM"
+    else:
+        config = config_class(text_config=sizes, vision_config=dict(model.vision), **model.outer)
+        suffix = "ForConditionalGeneration"
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the other takes no odd widths
+    torch.manual_seed(seed)
+    built: torch.nn.Module = getattr(transformers, f"{model.name}{suffix}")(config)
+    is_gemma = model.name.startswith("Gemma")
+    with torch.no_grad():
+        for key, param in built.named_parameters():
+            center = 1.0 if "norm" in key and not is_gemma else 0.0
+            spread = 1.0 if "sinks" in key else 0.15
+            param.normal_(center, spread)
+    return built.float().eval()

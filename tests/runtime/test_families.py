@@ -1,0 +1,254 @@
+"""Every family against transformers: float32 logits over mixed steps, pages and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from radix_runtime import ops
+from radix_runtime.config import ServerArgs
+from radix_runtime.layers.linear import WeightStack
+from radix_runtime.layers.moe import Expert
+from radix_runtime.model_config import ModelConfig
+from radix_runtime.models import loader
+from radix_runtime.quantization.dense import DenseMethod
+from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
+from tests.runtime.family_models import FAMILY_MODELS, random_model
+from tests.runtime.model_steps import ThreadCommunicator, mixed_schedule, run_ranks
+from tests.runtime.test_layers import context as cpu_context
+from tests.runtime.tiny_models import (
+    Driver,
+    Sequence,
+    random_ids,
+    reference_logits,
+    relative_error,
+    save,
+)
+
+torch.set_num_threads(1)
+TOLERANCE = 1e-4
+LENGTHS = [37, 21, 66]
+PROMPTS = [30, 1, 40]
+Checkpoints = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """name -> (directory, transformers model), made once."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def make(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            model = random_model(name)
+            made[name] = save(model, tmp_path_factory.mktemp(name)), model
+        return made[name]
+
+    return make
+
+
+def worst_error(driver: Driver, reference: Any, seed: int) -> float:
+    """The largest relative error of a step's logits; greedy tokens must be equal. 0 on the ranks
+    that have no logits."""
+    ids = [random_ids(driver.config, n, seed + i) for i, n in enumerate(LENGTHS)]
+    expected = [reference_logits(reference, x) for x in ids]
+    sequences = [Sequence(row, x) for row, x in zip([4, 0, 7], ids, strict=True)]
+    worst = 0.0
+    for work in mixed_schedule(LENGTHS, PROMPTS, seed=seed):
+        spans = [(i, sequences[i].computed, count) for i, count in work]
+        decoding = tuple(sequences[i] for i, at, count in spans if at >= PROMPTS[i])
+        logits = driver.step([(sequences[i], n) for i, n in work], from_device=decoding)
+        if logits is None:
+            continue
+        wanted = torch.cat([expected[i][at : at + count] for i, at, count in spans])
+        assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
+        worst = max(worst, relative_error(logits, wanted))
+    return worst
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_logits(checkpoint: Checkpoints, name: str, page_size: int) -> None:
+    folder, reference = checkpoint(name)
+    driver = Driver(folder, page_size=page_size)
+    assert driver.config.unknown_keys == ()
+    error = worst_error(driver, reference, seed=page_size)
+    print(f"{name} page {page_size}: {error:.1e}")
+    assert error < TOLERANCE
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_two_ranks(checkpoint: Checkpoints, name: str, page_size: int) -> None:
+    folder, reference = checkpoint(name)
+
+    def work(comm: ThreadCommunicator) -> float:
+        driver = Driver(folder, page_size=page_size, communicator=comm)  # type: ignore[arg-type]
+        return worst_error(driver, reference, seed=3 + page_size)
+
+    assert 0 < run_ranks(2, work)[0] < TOLERANCE
+
+
+def test_experts_as_on_the_hub(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Qwen3-VL's files of transformers 4 hold the experts with inputs first."""
+    folder, reference = checkpoint("qwen3_vl_moe")
+    tensors = load_file(folder / "model.safetensors")
+    for key, tensor in tensors.items():
+        if ".experts." in key:
+            tensors[key] = tensor.transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert worst_error(Driver(tmp_path), reference, seed=1) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "tolerance"),
+    [(torch.bfloat16, None, 0.06), (torch.float32, "int8", 0.08)],
+)
+def test_experts_in_other_formats(
+    checkpoint: Checkpoints,
+    name: str,
+    dtype: torch.dtype,
+    quantization: str | None,
+    tolerance: float,
+) -> None:
+    """The router keeps its precision, or other experts would be chosen."""
+    folder, reference = checkpoint(name)
+    args = ServerArgs(model_path=str(folder), quantization=quantization)
+    driver = Driver(folder, dtype=dtype, args=args)
+    ids = random_ids(driver.config, 50, seed=2)
+    logits = driver.step([(Sequence(0, ids), len(ids))])
+    error = (logits - reference_logits(reference, ids)).norm(dim=-1)
+    relative = error / reference_logits(reference, ids).norm(dim=-1)
+    assert 1e-5 < float(relative.median()) < tolerance
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+def test_a_row_of_a_batch_has_the_bits_of_a_row_alone(checkpoint: Checkpoints, name: str) -> None:
+    folder, _ = checkpoint(name)
+    driver = Driver(folder)
+    ids = [random_ids(driver.config, 9, seed) for seed in range(3)]
+    together = [Sequence(row, x) for row, x in enumerate(ids)]
+    alone = [Sequence(row + 3, x) for row, x in enumerate(ids)]
+    driver.step([(sequence, 8) for sequence in together])
+    expected = driver.step([(sequence, 1) for sequence in together], from_device=tuple(together))
+    for index, sequence in enumerate(alone):
+        driver.step([(sequence, 8)])
+        found = driver.step([(sequence, 1)], from_device=(sequence,))
+        assert torch.equal(found[0], expected[index])
+
+
+class Unpacked(DenseMethod):
+    """A format of another package, of which the wheel cannot take experts together."""
+
+    def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
+        return None
+
+
+def test_experts_of_a_format_that_is_not_packed(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = checkpoint("qwen3_moe")
+    monkeypatch.setitem(linear_methods._items, "dense", Unpacked)
+    driver = Driver(folder)
+    assert worst_error(driver, reference, seed=1) < TOLERANCE
+    assert driver.model.model.layers[0].mlp.experts.needs_loop
+
+
+def test_experts_in_one_tensor(checkpoint: Checkpoints) -> None:
+    """As on a GPU: each expert is loaded into its place in [E, out, in]."""
+    folder, reference = checkpoint("qwen3_moe")
+    tensors = load_file(folder / "model.safetensors")
+    stack = WeightStack(6)
+    spec = Driver(folder).config.spec
+    moe = spec.layers[0].feed_forward
+    assert isinstance(moe, Moe)
+    for index in reversed(range(6)):
+        expert = Expert(cpu_context(), spec.hidden_size, moe)
+        expert.down_proj.put_in(stack, index)
+        memory = expert.down_proj.allocate("weight", torch.device("cpu"))
+        memory.copy_(tensors[f"model.layers.0.mlp.experts.{index}.down_proj.weight"])
+    assert stack.data is not None and stack.data.shape == (6, 64, 32)
+    experts = reference.model.layers[0].mlp.experts
+    assert torch.equal(stack.data, experts.down_proj.data)
+
+
+# What a model would be that left something out, which the comparison above must notice.
+_WRONG: dict[str, tuple[str, Callable[[Layer], Layer]]] = {
+    "no window": ("mistral", lambda layer: with_mixer(layer, window=None)),
+    "no norm of heads": ("exaone4", lambda layer: with_mixer(layer, qk_norm=None)),
+    "no soft cap": ("gemma2", lambda layer: with_mixer(layer, softcap=None)),
+    "another scale": ("granite", lambda layer: with_mixer(layer, scale=0.25)),
+    "another scale of Gemma": ("gemma3", lambda layer: with_mixer(layer, scale=32**-0.5)),
+    "RoPE everywhere": (
+        "smollm3", lambda layer: with_mixer(layer, rope=Rope(theta=2e6, rotary_dim=16)),
+    ),
+    "no scale by position": ("ministral3", lambda layer: with_mixer(layer, position_scale=None)),
+    "pairs of halves": (
+        "glm4", lambda layer: with_mixer(layer, rope=replace(layer.mixer.rope, interleaved=False)),
+    ),
+    "no residual multiplier": ("granite", lambda layer: replace(layer, residual_multiplier=1.0)),
+    "weights that add up to 1": (
+        "qwen2_moe",
+        lambda layer: replace(layer, feed_forward=replace(
+            layer.feed_forward, router=SoftmaxRouter(top_k=2, renormalize=True))),
+    ),
+    "another activation": (
+        "gpt_oss",
+        lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, activation="silu")),
+    ),
+}  # fmt: skip
+
+
+def with_mixer(layer: Layer, **changes: Any) -> Layer:
+    return replace(layer, mixer=replace(layer.mixer, **changes))
+
+
+@pytest.mark.parametrize("what", _WRONG)
+def test_a_wrong_layer_is_noticed(
+    what: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, change = _WRONG[what]
+    folder, reference = checkpoint(name)
+    config = ModelConfig.from_dir(folder)
+    layers = tuple(change(layer) for layer in config.spec.layers)
+    if name == "exaone4":
+        monkeypatch.setattr(
+            loader, "_is_surplus", lambda key, is_tied: "_norm." in key and "attn" in key
+        )
+    wrong = replace(config, spec=replace(config.spec, layers=layers))
+    monkeypatch.setattr(ModelConfig, "from_dir", lambda *given: wrong)
+    check_is_wrong(Driver(folder), reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma3", {"embedding_multiplier": 1.0}),
+        ("gemma3", {"final_norm": RmsNorm(eps=1e-6)}),
+        ("gemma2", {"logit_softcap": None}),
+        ("granite", {"logit_multiplier": 1.0}),
+        ("granite", {"embedding_multiplier": 1.0}),
+    ],
+)
+def test_a_wrong_model_is_noticed(
+    name: str, changes: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = checkpoint(name)
+    config = ModelConfig.from_dir(folder)
+    wrong = replace(config, spec=replace(config.spec, **changes))
+    monkeypatch.setattr(ModelConfig, "from_dir", lambda *given: wrong)
+    check_is_wrong(Driver(folder), reference)
+
+
+def check_is_wrong(driver: Driver, reference: Any) -> None:
+    ids = random_ids(driver.config, 60, seed=9)
+    logits = driver.step([(Sequence(0, ids), len(ids))])
+    assert relative_error(logits, reference_logits(reference, ids)) > 100 * TOLERANCE
