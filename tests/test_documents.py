@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from radix_runtime.offline import Engine
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -105,6 +108,41 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_relative_links_resolve(document: Path) -> None:
     assert not broken_links(document.read_text(), document)
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The code blocks of a document that are in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_quantization_format_of_the_guide_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed as the guide says, in the form that pip leaves behind; the model answers."""
+    guide = ROOT / "docs" / "add_a_quantization_format.md"
+    (code,) = blocks(guide, "python")
+    (table,) = blocks(guide, "toml")
+    (tmp_path / "row_int8.py").write_text(code)
+    installed = tmp_path / "row_int8-0.1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: row_int8\nVersion: 0.1\n")
+    heading, _, entry = table.partition("\n")
+    group = re.fullmatch(r'\[project\.entry-points\."(.+)"\]', heading)
+    assert group is not None
+    entry_point = entry.replace('"', "")
+    (installed / "entry_points.txt").write_text(f"[{group[1]}]\n{entry_point}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Engine(quantization="row-int8", dtype="float32", device="cpu") as engine:
+        layer = engine.executor.runner.model.model.layers[0].mlp.down_proj
+        x = torch.randn(3, layer.codes.shape[1])
+        bias = torch.randn(layer.codes.shape[0])
+        residual = torch.randn(3, layer.codes.shape[0])
+        result = layer.method.apply(layer, x, bias=bias, residual=residual)
+        weight = layer.codes.double() * layer.scale.double()[:, None]
+        expected = x.double() @ weight.T + bias.double() + residual.double()
+        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
+        output = engine.chat([{"role": "user", "content": "What is 17 + 25?"}])
+    assert "42" in output["text"]
 
 
 def test_a_missing_file_and_a_broken_link_are_found() -> None:
