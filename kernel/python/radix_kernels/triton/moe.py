@@ -44,8 +44,8 @@ def choose_tiles(
     Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128
     elements, and several programs share a multiprocessor. Many rows: 128 x 256 sums a program. The
     up product has two tiles of weights. FP8's were measured on an H200, the others follow from
-    counting (docs/kernels/moe.md). shared: bytes that a program may have; pipelines get shorter to
-    fit.
+    counting (docs/kernels/notes/moe.md). shared: bytes that a program may have; pipelines get
+    shorter to fit.
     """
     if pairs <= FEW_PAIRS:
         rows = max(16, 1 << (pairs - 1).bit_length())
