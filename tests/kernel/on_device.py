@@ -16,8 +16,10 @@ import torch
 
 import radix_kernels
 from radix_kernels import _dispatch, _loader
+from tests.gcn import arrays, library
 
-DEVICES = ("cpu", "cuda", "cupy")  # cupy: on the GPU, in CuPy's arrays
+# cupy: on the GPU, in CuPy's arrays; rocm-sim: AMD's machine code, executed by tests/gcn
+DEVICES = ("cpu", "cuda", "cupy", "rocm-sim")
 _PACKING = ("pack_weight", "unpack_weight")
 _GPU = "cuda"
 _LARGE = 1 << 30  # bytes; of a larger storage only the view is copied
@@ -28,12 +30,17 @@ def no_library_for(device: str) -> str:
 
     Without one every op runs its reference, and its tests compare the reference with itself.
     """
-    if _loader.backend not in (("cpu",) if device == "cpu" else ("cuda", "rocm")):
+    serving = {"cpu": ("cpu",), "rocm-sim": ("rocm",)}.get(device, ("cuda", "rocm"))
+    if _loader.backend not in serving:
         return _loader.reason or f"the installed library is of the {_loader.backend} backend"
     if device == "cpu":
         return ""
+    if device == "rocm-sim":
+        library.load()
     if _dispatch.isa() == "no device":
         return f"the {_loader.backend} library finds no GPU"
+    if device == "rocm-sim":
+        return ""
     return "" if torch.cuda.is_available() else "torch finds no GPU"
 
 
@@ -46,14 +53,13 @@ def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 def _moved(op: Callable[..., Any], device: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
-        trip = _Trip(device)
+        trip = _ExecutorTrip(device) if device == "rocm-sim" else _Trip(device)
         there = [trip.send(x) for x in args]
         given = {name: trip.send(x) for name, x in options.items()}
         try:
             result = op(*there, **given)
         finally:
-            torch.cuda.synchronize()
-            trip.copy_back()
+            trip.end()
         return trip.receive(result)
 
     return call
@@ -86,7 +92,7 @@ class _Trip:
         self._origin[id(there)] = (there, x)  # holds it, so that its id stays its own
         return there
 
-    def _view(self, x: torch.Tensor) -> torch.Tensor:
+    def _view(self, x: torch.Tensor) -> Any:
         storage = x.untyped_storage()
         key = storage.data_ptr() or id(x), x.dtype
         large = storage.nbytes() > _LARGE
@@ -100,7 +106,8 @@ class _Trip:
             self._views.append((x, there))
         return there
 
-    def copy_back(self) -> None:
+    def end(self) -> None:
+        torch.cuda.synchronize()
         for flat, copy in self._storages.values():
             if flat.nbytes <= _LARGE:
                 flat.copy_(copy)
@@ -118,6 +125,21 @@ class _Trip:
             assert self._device == "cupy", "the result is of another framework than the arguments"
             return torch.from_dlpack(result).cpu()
         return result
+
+
+class _ExecutorTrip(_Trip):
+    """Arrays of the stand-in GPU share the tensors' memory: nothing is copied."""
+
+    def _view(self, x: torch.Tensor) -> Any:
+        return arrays.Array(x)
+
+    def end(self) -> None:
+        arrays.close_memory()
+
+    def receive(self, result: Any) -> Any:
+        if isinstance(result, arrays.Array) and id(result) not in self._origin:
+            return result.tensor
+        return super().receive(result)
 
 
 def _as_cupy(x: torch.Tensor) -> Any:

@@ -53,9 +53,17 @@ inline u32 high_bits(T value) {
 }
 
 // A source operand in all lanes: the rows of its one or two words, with |x| and -x done.
+struct From {
+  Wave& wave;
+  const Operand& op;
+};
+
 template <class T>
 struct Source {
-  Source(Wave& w, const Operand& op) {
+  Source(Wave& w, const Operand& op) : Source(From{w, op}) {}
+  explicit Source(From from) {
+    Wave& w = from.wave;
+    const Operand& op = from.op;
     low = w.source(op, 0, hold[0]);
     high = sizeof(T) == 8 ? w.source(op, 1, hold[1]) : low;
     if (!op.negated && !op.magnitude) return;
@@ -66,6 +74,8 @@ struct Source {
     for (unsigned l = 0; l < kLanes; l++) out[l] = (row[l] & keep) ^ flip;
     row = out.data();
   }
+  Source(const Source&) = delete;  // it may point into itself
+  Source& operator=(const Source&) = delete;
   T operator[](unsigned lane) const { return from_bits<T>(low[lane], high[lane]); }
 
   const u32* low;
@@ -117,11 +127,10 @@ struct SignatureOf<R (C::*)(A...) const> {
 namespace detail {
 
 template <auto F, size_t... I>
-inline void call_lanes(Wave& w, const Instruction& in, unsigned first, std::index_sequence<I...>) {
+inline void call_lanes(Wave& w, const Instruction& in, const Operand* const* from, std::index_sequence<I...>) {
   using Signature = SignatureOf<decltype(F)>;
   using R = typename Signature::Result;
-  std::tuple<Source<std::tuple_element_t<I, typename Signature::Arguments>>...> sources{
-      Source<std::tuple_element_t<I, typename Signature::Arguments>>(w, in.op[first + I])...};
+  std::tuple<Source<std::tuple_element_t<I, typename Signature::Arguments>>...> sources{From{w, *from[I]}...};
   if constexpr (std::is_same_v<R, bool>) {  // a compare: a bit a lane, 0 where EXEC has no lane
     alignas(64) Lanes hits;
     for (unsigned l = 0; l < kLanes; l++) hits[l] = F(std::get<I>(sources)[l]...) ? ~0u : 0;
@@ -138,16 +147,15 @@ inline void call_lanes(Wave& w, const Instruction& in, unsigned first, std::inde
 // Sources are the operands behind the destination.
 template <auto F>
 void lanes(Wave& w, const Instruction& in) {
-  detail::call_lanes<F>(w, in, 1, std::make_index_sequence<SignatureOf<decltype(F)>::kCount>());
+  const Operand* const from[] = {&in.op[1], &in.op[2], &in.op[3]};
+  detail::call_lanes<F>(w, in, from, std::make_index_sequence<SignatureOf<decltype(F)>::kCount>());
 }
 
-// The destination is the last source too: v_fmac.
+// The destination is the third source: v_fmac.
 template <auto F>
 void lanes_onto(Wave& w, const Instruction& in) {
-  Instruction with = in;
-  with.op[in.operands] = in.op[0];
-  with.operands++;
-  lanes<F>(w, with);
+  const Operand* const from[] = {&in.op[1], &in.op[2], &in.op[0]};
+  detail::call_lanes<F>(w, in, from, std::make_index_sequence<3>());
 }
 
 struct Entry {
