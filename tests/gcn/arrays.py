@@ -34,6 +34,7 @@ _CODES = {
     torch.bool: (6, 8),
     torch.float8_e4m3fn: (10, 8),
     torch.float8_e4m3fnuz: (11, 8),
+    torch.float8_e5m2: (12, 8),
 }
 _MOST_ROWS = 4096  # of a tensor with more of them the whole span is open
 
@@ -83,6 +84,10 @@ class Array:
     @property
     def dtype(self) -> str:
         return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def T(self) -> Array:  # noqa: N802: every framework calls it so
+        return Array(self.tensor.T, self._device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return ROCM, self._device

@@ -53,7 +53,13 @@ Error submit(const Function& function, Dim3 grid, Dim3 block, void** values, siz
   const auto kernel = program->object.kernels.find(function.name);
   if (kernel == program->object.kernels.end()) return kInvalidDeviceFunction;
   const Launch shape = shape_of(grid, block, shared_bytes);
-  Node node{function, shape, current_device(), pack_arguments(kernel->second, shape, values)};
+  Node node{function, shape, current_device(), {}};
+  try {
+    node.arguments = pack_arguments(kernel->second, shape, values);
+  } catch (const Fault& problem) {
+    last_fault() = problem.what();
+    return kLaunchFailure;
+  }
   {
     const std::lock_guard lock(s.mutex);
     if (is_default(stream)) {

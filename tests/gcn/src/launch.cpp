@@ -140,7 +140,7 @@ uint64_t run_kernel(Program& program, const Kernel& kernel, const Launch& launch
   for (uint32_t z = 0; z < launch.grid[2]; z++) {
     for (uint32_t y = 0; y < launch.grid[1]; y++) {
       for (uint32_t x = 0; x < launch.grid[0]; x++) {
-        Block block(kernel.lds_bytes + launch.dynamic_lds);
+        Block block(kernel.lds_bytes + launch.dynamic_lds, (threads + kLanes - 1) / kLanes);
         block.id[0] = x;
         block.id[1] = y;
         block.id[2] = z;

@@ -33,11 +33,12 @@ class Memory {
 // A block's LDS: what was written, and by which wave since the last barrier.
 class Lds {
  public:
-  explicit Lds(uint32_t bytes);
+  Lds(uint32_t bytes, unsigned waves);
   uint32_t size() const { return static_cast<uint32_t>(bytes_.size()); }
   void load(uint64_t address, uint8_t* out, uint32_t bytes, unsigned wave);
   void store(uint64_t address, const uint8_t* data, uint32_t bytes, unsigned wave);
-  uint8_t* atomic(uint64_t address, uint32_t bytes);  // for a read and a write in one; no race with others like it
+  // For a read and a write in one, which is no race with others like it.
+  uint8_t* atomic(uint64_t address, uint32_t bytes, unsigned wave);
   void barrier();
 
  private:
@@ -46,13 +47,14 @@ class Lds {
   void check(uint64_t address, uint32_t bytes) const;
   bool recent(uint16_t tag) const { return (tag & ~(kStep - 1)) == interval_; }
 
+  const bool alone_;  // one wave, whose instructions are in order
   std::vector<uint8_t> bytes_;
   std::vector<uint16_t> written_, read_;
   uint16_t interval_ = kStep;
 };
 
 struct Block {
-  explicit Block(uint32_t lds_bytes) : lds(lds_bytes) {}
+  Block(uint32_t lds_bytes, unsigned waves) : lds(lds_bytes, waves) {}
   Lds lds;
   uint32_t id[3] = {0, 0, 0};
 };

@@ -36,7 +36,7 @@ uint8_t* Memory::at(uint64_t address, uint32_t bytes, bool writes) {
   return reinterpret_cast<uint8_t*>(address);
 }
 
-Lds::Lds(uint32_t bytes) : bytes_(bytes), written_(bytes), read_(bytes) {}
+Lds::Lds(uint32_t bytes, unsigned waves) : alone_(waves == 1), bytes_(bytes), written_(bytes), read_(bytes) {}
 
 void Lds::check(uint64_t address, uint32_t bytes) const {
   if (address + bytes > bytes_.size() || address + bytes < address)
@@ -71,14 +71,16 @@ void Lds::store(uint64_t address, const uint8_t* data, uint32_t bytes, unsigned 
   std::memcpy(bytes_.data() + address, data, bytes);
 }
 
-uint8_t* Lds::atomic(uint64_t address, uint32_t bytes) {
+uint8_t* Lds::atomic(uint64_t address, uint32_t bytes, unsigned wave) {
   check(address, bytes);
-  const auto ours = static_cast<uint16_t>(interval_ | kAtomic);
+  const auto mine = static_cast<uint16_t>(interval_ | wave), shared = static_cast<uint16_t>(interval_ | kAtomic);
   for (uint64_t i = address; i < address + bytes; i++) {
-    if (!written_[i]) fault("atomic on LDS that nobody wrote, at %lu", i);
-    if ((written_[i] != ours && recent(written_[i])) || recent(read_[i]))
-      fault("LDS race at %lu: an atomic on what was written or read with no barrier between", i);
-    written_[i] = ours;
+    uint16_t& written = written_[i];
+    if (!written) fault("atomic on LDS that nobody wrote, at %lu", i);
+    const bool others = recent(written) && written != mine && written != shared;
+    if (others || (recent(read_[i]) && read_[i] != mine))
+      fault("LDS race at %lu: an atomic on what another wave wrote or read, with no barrier between", i);
+    if (written != mine) written = alone_ ? mine : shared;
   }
   return bytes_.data() + address;
 }

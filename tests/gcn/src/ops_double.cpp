@@ -61,6 +61,7 @@ double fix_division(double quotient, double denominator, double numerator) {
   if (special) return numerator / denominator;
   const double sign = std::signbit(numerator) != std::signbit(denominator) ? -1.0 : 1.0;
   if (biased(numerator) - biased(denominator) < -1075) return sign * 0.0;
+  if (!std::isfinite(quotient)) return sign * INFINITY;
   return std::copysign(quotient, sign);
 }
 

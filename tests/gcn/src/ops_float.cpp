@@ -123,6 +123,7 @@ float fix_division(float quotient, float denominator, float numerator) {
   if (denominator == 0 || endless) return sign * INFINITY;
   if (over_endless || numerator == 0) return sign * 0.0f;
   if (biased(numerator) - biased(denominator) < -150) return sign * 0.0f;
+  if (!std::isfinite(quotient)) return sign * INFINITY;  // too large: inf - inf in the refinement is a NaN
   return std::copysign(quotient, sign);
 }
 

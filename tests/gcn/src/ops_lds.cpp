@@ -98,7 +98,7 @@ void atomic(Wave& w, const Instruction& in) {
   each_lane(w.exec(), [&](unsigned l) {
     T operand, before;
     get_words(w, in.op[first + 1].index, l, reinterpret_cast<uint8_t*>(&operand), sizeof(T) / 4);
-    uint8_t* memory = w.block.lds.atomic(aligned(u64{at[l]} + in.offset, sizeof(T)), sizeof(T));
+    uint8_t* memory = w.block.lds.atomic(aligned(u64{at[l]} + in.offset, sizeof(T)), sizeof(T), w.number);
     std::memcpy(&before, memory, sizeof(T));
     const T after = F(before, operand);
     std::memcpy(memory, &after, sizeof(T));
