@@ -251,6 +251,8 @@ class LineDecoder {
     if (!take_suffix(s, "_e32")) take_suffix(s, "_e64");
     special_ = dpp_ || around_.sdwa;
     in_.name = std::string(s);
+    for (const char* load : {"global_load", "scratch_load", "ds_read"})
+      if (in_.name.rfind(load, 0) == 0) in_.in_order = true;
     if (in_.name.find("_mix") != in_.name.npos) in_.op_sel_hi = 0;
   }
 

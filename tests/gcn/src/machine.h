@@ -37,13 +37,14 @@ class Lds {
   uint32_t size() const { return static_cast<uint32_t>(bytes_.size()); }
   void load(uint64_t address, uint8_t* out, uint32_t bytes, unsigned wave);
   void store(uint64_t address, const uint8_t* data, uint32_t bytes, unsigned wave);
-  // For a read and a write in one, which is no race with others like it.
+  // For a read and a write in one, which is no race with others like it, nor with a load of one word.
   uint8_t* atomic(uint64_t address, uint32_t bytes, unsigned wave);
   void barrier();
 
  private:
   // A byte's tag: the interval between two barriers in the upper bits, who in the lower ones; 0 is never, kOld before.
   static constexpr uint16_t kOld = 1, kAtomic = 30, kWaveMask = 31, kSeveral = 32, kStep = 64;
+  static constexpr uint32_t kWord = 8;  // bytes that are read or written at once
   void check(uint64_t address, uint32_t bytes) const;
   bool recent(uint16_t tag) const { return (tag & ~(kStep - 1)) == interval_; }
 

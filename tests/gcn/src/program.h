@@ -75,6 +75,7 @@ struct Instruction {
   Handler run = nullptr;
   uint8_t operands = 0;
   bool clamped = false, returns_old = false;
+  bool in_order = false;  // a load: it may follow another into the same register
   uint8_t multiplier = 0;  // log2 of mul:, 3 for div:2
   uint8_t op_sel = 0, op_sel_hi = 7, neg_lo = 0, neg_hi = 0;
   uint8_t broadcast = 0;  // MFMA's cbsz, abid or blgp

@@ -114,7 +114,7 @@ void Wave::check_pending(const Instruction& in) const {
         fault("%c%u is used before s_waitcnt says that it was loaded", op.kind == Kind::kScalar ? 's' : 'v',
               op.index + i);
   };
-  for (unsigned i = 0; i < in.operands; i++) check(in.op[i]);
+  for (unsigned i = in.in_order ? 1 : 0; i < in.operands; i++) check(in.op[i]);
   if (!in.around) return;
   for (const Operand& op : in.around->source) check(op);
   check(in.around->target);
