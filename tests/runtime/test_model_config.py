@@ -257,7 +257,8 @@ def test_an_architecture_of_another_package(monkeypatch: pytest.MonkeyPatch) -> 
         "mlp_bias": True,
         "sliding_window": 8,
     }
-    with pytest.raises(ConfigError, match="is not supported; supported: Llama.*SmolLM3ForCausalLM$"):
+    refusal = "is not supported; supported: Llama.*SmolLM3ForCausalLM$"
+    with pytest.raises(ConfigError, match=refusal):
         config(**names)
     monkeypatch.setattr(
         registry, "entry_points", lambda group: [Entry()] if group == "radix.models" else []

@@ -89,7 +89,8 @@ def main() -> int:
     args.validate()
     setup_logging("radix", "info")
     with closing(bind_port(args.host, args.port)) as listener:
-        return Supervisor(args, listener, roles=(*TOY_ROLES, *ROLES)).run()
+        roles = (*TOY_ROLES, *ROLES)
+        return Supervisor(args, listener, on_serving=lambda url, info: None, roles=roles).run()
 
 
 if __name__ == "__main__":
