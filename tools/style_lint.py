@@ -25,7 +25,9 @@ MAX_FIELDS = 2  # positional arguments of a constructor
 
 DEFAULT_PATHS = ("runtime", "kernel/python", "bench", "tests", "tools", "examples")
 # Functions whose names are capitalised, and classes whose arguments are a sequence, not fields.
-SEQUENCES = frozenset({"Path", "PurePosixPath", "Counter", "ChainMap", "Sequential", "Server"})
+SEQUENCES = frozenset(
+    {"Path", "PurePosixPath", "Counter", "ChainMap", "Sequential", "Server", "Terminal"}
+)
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

@@ -6,7 +6,8 @@ distinct buffers.
 A time is the difference of the two graphs over 80 calls, the largest over the ranks, the median of
 rounds in which the contenders take turns. NCCL, torch's symmetric memory (no multicast) and, with
 `--peers`, vLLM's custom all-reduce are captured and timed the same way. `--sweep` tries launches
-and algorithms instead: from it come the tables of csrc/gpu/comm/all_reduce_plan.h and of the runtime.
+and algorithms instead: from it come the tables of csrc/gpu/comm/all_reduce_plan.h and of the
+runtime.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Model(Serving):
         )
         isa = radix_kernels.capabilities()["isa"]
         self.version = f"{radix_runtime.__version__} ({isa})"
-        self.runner: Any = self._engine.executor.runner  # type: ignore[attr-defined]
+        self.runner: Any = self._engine.executor.runner
         self.weight_bytes = sum(_packed_bytes(m) for m in self.runner.model.modules())
         pool = self.runner.kv_pool
         self.held_bytes = self.weight_bytes + sum(x.nbytes for x in (*pool.k, *pool.v))

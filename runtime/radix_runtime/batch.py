@@ -137,7 +137,7 @@ class ForwardBatch:
         row is 0. Decode entries start there; chunks set it to their `kv_len`.
 
         Decode entries are padded up to `padded_size`. Raises ValueError for a step that does not
-        fit, or whose decode entries do not sample all their tokens."""
+        fit, or that samples elsewhere than StepPlan says."""
         self.metadata = None
         deltas = self._last_deltas(plan)
         packed = deltas[:, :_MAX_PACKED_DELTAS]
@@ -222,9 +222,12 @@ class ForwardBatch:
         decode = slice(plan.num_decode)
         if not np.array_equal(plan.num_samples[decode], plan.query_len[decode]):
             raise ValueError(f"step {plan.step_id}: a decode entry samples after every token")
+        if plan.num_samples[plan.num_decode :].max(initial=0) > 1:
+            raise ValueError(f"step {plan.step_id}: a chunk samples after its last token only")
 
     def _pack_entries(self, plan: StepPlan, entries: _Entries) -> np.ndarray:
-        packed = np.zeros((len(_Entry), self.max_entries + 1), np.int32)
+        packed = np.empty((len(_Entry), self.max_entries + 1), np.int32)
+        packed[:, 0] = 0  # where the cumulative sums begin
         count = self.batch_size
         packed[_Entry.ROWS, :count] = entries.rows
         np.cumsum(entries.query_len, out=packed[_Entry.CU_SEQLENS_Q, 1 : count + 1])
@@ -234,10 +237,10 @@ class ForwardBatch:
         decode_samples = self.num_decode_tokens - self.num_padding
         logit_rows = packed[_Entry.LOGIT_ROWS]
         logit_rows[:decode_samples] = np.arange(decode_samples)
-        chunks = np.flatnonzero(plan.num_samples[plan.num_decode :]) + self.num_decode
-        ends = packed[_Entry.CU_SEQLENS_Q, chunks + 1]
-        logit_rows[decode_samples : self.num_samples] = ends - 1
         sampling = plan.num_samples > 0
+        chunks_sampling = sampling[plan.num_decode :]
+        ends = packed[_Entry.CU_SEQLENS_Q, self.num_decode + 1 : count + 1]
+        logit_rows[decode_samples : self.num_samples] = ends[chunks_sampling] - 1
         packed[_Entry.SAMPLE_ROWS, : self.num_sampling] = plan.rows[sampling]
         cu_samples = packed[_Entry.CU_SAMPLES, 1 : self.num_sampling + 1]
         np.cumsum(plan.num_samples[sampling], out=cu_samples)

@@ -1,7 +1,8 @@
 """ServerArgs: every setting of the runtime; the command line is generated from it.
 
 The metadata of a field: `group` (its section of --help), `help`, `aliases` (other spellings of the
-flag), `choices`, `minimum`.
+flag), `choices` (in any case), `spellings` (other names of choices), `unbuilt` (values that other
+servers take, with the reason why this one does not), `minimum`.
 """
 
 import math
@@ -18,6 +19,20 @@ SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
 _ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"
 _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
+_FLOAT_SPELLINGS = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+}
+_SMALL_KV_TYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+# What --attention-backend and --quantization take without another package; the registries, which
+# need torch, hold the classes.
+ATTENTION_BACKENDS = ("paged", "triton", "torch_native")
+FORMER_BACKENDS = {"radix": "paged"}  # former names, still taken
+CPU_QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("dense", *CPU_QUANTIZATIONS)
 
 
 def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
@@ -39,11 +54,17 @@ class ServerArgs:
     model_path: str | None = _model(
         None, "local directory or hub name; default: the embedded demo model", "--model"
     )
+    revision: str | None = _model(None, "branch, tag or commit of a model of the hub")
+    download_dir: str | None = _model(
+        None, "where models of the hub are kept; default: the hub's cache"
+    )
     tokenizer_path: str | None = _model(
         None, "directory of the tokenizer; default: the model's", "--tokenizer"
     )
     served_model_name: str | None = _model(None, "name shown by /v1/models")
-    dtype: str = _model("auto", "compute and weight type", choices=_FLOATS)
+    dtype: str = _model(
+        "auto", "compute and weight type", choices=_FLOATS, spellings=_FLOAT_SPELLINGS
+    )
     load_format: str = _model(
         "safetensors", "safetensors, or random weights", choices=("safetensors", "dummy")
     )
@@ -80,7 +101,13 @@ class ServerArgs:
         None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization"
     )
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=2)
-    kv_cache_dtype: str = _engine("auto", "KV cache; auto: the model's", choices=_FLOATS)
+    kv_cache_dtype: str = _engine(
+        "auto",
+        "KV cache; auto: the model's",
+        choices=_FLOATS,
+        spellings=_FLOAT_SPELLINGS,
+        unbuilt=dict.fromkeys(_SMALL_KV_TYPES, "the KV cache is not quantized yet"),
+    )
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
     disable_overlap_schedule: bool = _engine(
         False, "plan a step only after the one before has completed"
@@ -136,8 +163,25 @@ class ServerArgs:
     )
     enable_docs: bool = _server(False, "serve /docs and /openapi.json")
     log_level: str = _server("info", "log level", choices=("debug", "info", "warning", "error"))
+    profile_dir: str | None = _server(
+        None, "folder for the traces of /start_profile and /stop_profile, which it enables"
+    )
     log_requests: bool = _server(False, "log one line a request (never its text)")
     skip_server_warmup: bool = _server(False, "be ready without a first token")
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if "choices" in setting.metadata and isinstance(value, str):
+                spellings = setting.metadata.get("spellings", {})
+                setattr(self, setting.name, spellings.get(value.lower(), value.lower()))
+
+    @property
+    def queue_limit(self) -> int:
+        """Requests that may wait before a 503."""
+        if self.max_queued_requests is not None:
+            return self.max_queued_requests
+        return max(64, 4 * self.max_running_requests)
 
     def validate(self) -> None:
         """Raises ConfigError on a value that cannot work, naming the flag."""
@@ -163,6 +207,10 @@ class ServerArgs:
             raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
         if value == "":  # as from a shell variable that is not set
             raise ConfigError(f"{flag} must not be empty")
+        unbuilt = setting.metadata.get("unbuilt", {})
+        if value in unbuilt:
+            reason = f"{unbuilt[value]}; there are {', '.join(choices or ())}"
+            raise ConfigError(f"{flag} {value}: {reason}")
         if choices and value not in choices:
             raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
 

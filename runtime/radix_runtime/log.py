@@ -3,7 +3,17 @@
 import logging
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s: %(message)s"
-_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "uvicorn.error")
+# Libraries that log every request of theirs at level info; huggingface_hub 2 has httpx's successor.
+_QUIET = (
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "httpcore2",
+    "urllib3",
+    "filelock",
+    "asyncio",
+    "uvicorn.error",
+)
 
 
 def setup_logging(process_name: str, level: str = "info") -> None:

@@ -1,12 +1,12 @@
 """Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
 
-# `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ
-# (server/ipc.py has the routes). Token ids travel packed: raw little-endian int32 (`pack_ids`).
+# `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ,
+# by the routes of processes/roles.py. Token ids travel packed, raw little-endian int32 (`pack_ids`)
 
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -19,6 +19,11 @@ MOST_DELTAS = 128  # in a message; without prompt logprobs each has less than 12
 
 _ID = np.dtype("<i4")
 _LOGPROB = np.dtype("<f4")
+_NIL = msgspec.Raw(b"\xc0")
+
+Result = TypeVar("Result")
+
+encode = msgspec.msgpack.Encoder().encode
 
 
 def pack_ids(ids: object) -> bytes:
@@ -40,6 +45,16 @@ def slice_ids(packed: bytes, start: int, stop: int | None = None) -> bytes:
     """The packed ids of positions [start:stop], which are meant as in a Python slice."""
     end = None if stop is None else stop * _ID.itemsize
     return packed[start * _ID.itemsize : end]
+
+
+def pack_body(value: object) -> msgspec.Raw:
+    """The body of a Control or ControlReply: anything that msgspec can encode."""
+    return msgspec.Raw(encode(value))
+
+
+def unpack_body(body: msgspec.Raw, kind: type[Result]) -> Result:
+    """What `body` says, as a value of type `kind`. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(body, type=kind)
 
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -93,19 +108,37 @@ class Abort(_Message):
 
 
 class Control(_Message):
-    """An operation on the scheduler itself; answered by ControlReply with the same id."""
+    """Asks the scheduler for an operation by name; answered by a ControlReply with the same id.
+    `body` is the argument of the operation in msgpack: see `pack_body`."""
 
     id: int
-    op: Literal["flush_cache", "stats"]
+    op: str
+    body: msgspec.Raw = _NIL
+
+
+class ControlError(msgspec.Struct, forbid_unknown_fields=True):
+    """Why an operation was not done. The fields are RequestError's."""
+
+    status: int
+    code: str
+    message: str
 
 
 class ControlReply(_Message):
-    """The answer to Control. `ok` is false if the operation could not be done: the cache is not
-    flushed while requests run or wait."""
+    """The answer to Control: `body` is the result in msgpack, unless there is an `error`."""
 
     id: int
-    ok: bool
-    stats: dict[str, float] = {}
+    body: msgspec.Raw = _NIL
+    error: ControlError | None = None
+
+    def result(self, kind: type[Result]) -> Result:
+        """The result, which is of this type. Raises RequestError if the operation was not done,
+        msgspec.DecodeError on a result of another type."""
+        if self.error is not None:
+            raise RequestError(
+                status=self.error.status, code=self.error.code, message=self.error.message
+            )
+        return unpack_body(self.body, kind)
 
 
 class RequestFailed(_Message):
@@ -130,6 +163,7 @@ class RequestFailed(_Message):
 
     @classmethod
     def of(cls, rid: str, error: RequestError) -> "RequestFailed":
+        """The message that ends request `rid` with `error`."""
         return cls(
             rid=rid,
             status=error.status,
@@ -244,11 +278,37 @@ def batches(deltas: list[Delta]) -> Iterator[list[Delta]]:
             start = end
 
 
-Message = (
-    Generate | Abort | Control | ControlReply | RequestFailed | TokenBatch | TextStop | TextBatch
-)
+class ProcessDown(_Message):
+    """From the supervisor to the peers of a restartable process: it has died. `process` is its id,
+    as "scheduler/0"; `gone`: it will not be restarted."""
 
-encode = msgspec.msgpack.Encoder().encode
+    process: str
+    gone: bool = False
+
+
+class ProcessUp(_Message):
+    """From the supervisor to the peers of a process that had died: it has been restarted, for the
+    `generation`-th time, and takes messages. Whatever was sent to it before and has not been
+    answered is lost: send it again."""
+
+    process: str
+    generation: int
+
+
+Message = (
+    Generate
+    | Abort
+    | Control
+    | ControlReply
+    | RequestFailed
+    | TokenBatch
+    | TextStop
+    | TextBatch
+    | ProcessDown
+    | ProcessUp
+)
+MESSAGE_TYPES = frozenset(kind.__name__ for kind in get_args(Message))
+
 # Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message.
 decode = msgspec.msgpack.Decoder(Message).decode
 
@@ -267,7 +327,7 @@ class Outbox(Protocol):
     """Where a process sends its messages."""
 
     def send(self, message: Message) -> None:
-        """Routes by type: TokenBatch to the detokenizer, the rest to the API."""
+        """Hands it to where its type belongs."""
 
 
 class LocalChannel:
@@ -278,12 +338,15 @@ class LocalChannel:
         self._arrived = threading.Event()
 
     def send(self, message: Message) -> None:
+        """Appends a message and wakes the receiver."""
         self._messages.append(message)
         self._arrived.set()
 
     def receive(self) -> list[Message]:
+        """All messages that have arrived, in order; never blocks."""
         self._arrived.clear()
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def wait(self, timeout: float | None) -> bool:
+        """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
         return self._arrived.wait(timeout)

@@ -50,7 +50,7 @@ class ModelConfig:
         the two are merged key by key. Raises ConfigError, naming the key that is not supported."""
         file = Path(path) / "config.json"
         if not file.is_file():
-            raise ConfigError(f"{file} does not exist")
+            raise ConfigError(_no_config(file))
         changes = _parse_overrides(overrides)
         raw = read_json(file)
         known = _family(_architecture({**raw, **changes})).keys.__struct_encode_fields__
@@ -110,6 +110,13 @@ class ModelConfig:
     def check_tp(self, tp_size: int) -> None:
         """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
         self.spec.check_tp(tp_size)
+
+
+def _no_config(file: Path) -> str:
+    folder = file.parent
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds GGUF files, a format that is not supported, and no {file.name}"
+    return f"{file} does not exist"
 
 
 def _parse_overrides(overrides: str) -> dict[str, Any]:

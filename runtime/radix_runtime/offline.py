@@ -5,54 +5,37 @@ until its own requests are done, and so advances the requests of other threads t
 tensor-parallel ranks are child processes.
 """
 
-import os
-import threading
-import time
-import weakref
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, replace
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from .config import SECRETS, ServerArgs
-from .engine.executor import create_executor
-from .errors import EngineDeadError
-from .hub import resolve_model_path
-from .messages import (
-    Abort,
-    LocalChannel,
-    Message,
-    RequestFailed,
-    TextBatch,
-    TextDelta,
-    TextStop,
-)
-from .model_config import ModelConfig
+from .engine.facts import resolved_settings
+from .offline_loop import Call, EngineLoop, Output
 from .offline_requests import (
+    Conversations,
     InputIds,
     LogprobOptions,
     Prompts,
     RequestBatch,
     RequestBuilder,
     are_ids,
+    chat_sampling,
 )
+from .prepare import prepare_model
+from .progress import progress_bar
 from .sampling_params import SamplingParams
-from .scheduler.scheduler import Scheduler
-from .server.detokenizer import Detokenizer
-from .server.generation import Choices, native_output, sampling_defaults, scored
-from .signals import interrupts_held
-from .text.generation_config import eos_token_ids
+from .text.choices import scored
+from .text.generation_config import eos_token_ids, sampling_defaults
 from .text.tokenizer import Tokenizer, load_tokenizer
 
-_IDLE_WAIT = 0.05  # seconds until an idle engine looks for messages again
 
-Output = dict[str, Any]
-
-
-class Engine(AbstractContextManager["Engine"]):
+class Engine(EngineLoop, AbstractContextManager["Engine"]):
     """A loaded model. `model_path` is a directory, a hub name, or None for the embedded demo model;
     keyword arguments are the fields of ServerArgs (unknown ones raise TypeError). `tokenizer` may
     replace the model's; a model without one takes `input_ids` only and gives no text.
@@ -77,30 +60,13 @@ class Engine(AbstractContextManager["Engine"]):
         server_args.setdefault("max_queued_requests", 1 << 30)
         args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
         args.validate()
-        folder = resolve_model_path(args.model_path)
-        args = replace(args, model_path=str(folder))
+        args, self.config, _ = prepare_model(args)
+        folder = Path(args.model_path or "")
         self.args = args
-        self.config = ModelConfig.from_dir(folder, args.json_model_override_args)
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
-        self._lock = threading.Lock()  # held by the thread that pumps
-        self._dead: str | None = None  # why the engine has died
-        self._open: dict[str, _Call] = {}  # by request id
-        self.executor = create_executor(args, self.config)
-        # Called once: by `shutdown`, with the last reference, or at exit. Not in a forked process:
-        # threads and other ranks are its parent's.
-        self._close = weakref.finalize(self, self.executor.close)
-        os.register_at_fork(after_in_child=self._close.detach)
-        self._inbox = LocalChannel()
-        self._results = LocalChannel()
-        tokens = LocalChannel()
-        self._scheduler = Scheduler(
-            args,
-            self.executor,
-            inbox=self._inbox,
-            outbox=tokens,
-            eos_ids=eos_token_ids(folder, self.tokenizer),
+        super().__init__(
+            args, self.config, self.tokenizer, eos_ids=eos_token_ids(folder, self.tokenizer)
         )
-        self._detokenizer = Detokenizer(self.tokenizer, inbox=tokens, outbox=self._results)
         self._requests = RequestBuilder(
             self.tokenizer, self._scheduler.limits, defaults=sampling_defaults(args, folder)
         )
@@ -118,6 +84,7 @@ class Engine(AbstractContextManager["Engine"]):
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: Literal[False] = False,
+        use_tqdm: bool = False,
     ) -> Any: ...
 
     @overload
@@ -131,6 +98,7 @@ class Engine(AbstractContextManager["Engine"]):
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: Literal[True],
+        use_tqdm: bool = False,
     ) -> Iterator[Output]: ...
 
     def generate(
@@ -143,6 +111,7 @@ class Engine(AbstractContextManager["Engine"]):
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: bool = False,
+        use_tqdm: bool = False,
     ) -> Any:
         """Completes one prompt or a list of them, as text or token ids.
 
@@ -153,7 +122,8 @@ class Engine(AbstractContextManager["Engine"]):
         input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is
         not -1; with `top_logprobs_num` output_top_logprobs and input_top_logprobs). A single prompt
         with n = 1 gives one output, else a list, the choices of a prompt side by side.
-        `stream=True` is SGLang's spelling of the method `stream`.
+        `stream=True` is SGLang's spelling of the method `stream`. `use_tqdm` shows a bar on a
+        terminal.
         """
         logprobs = LogprobOptions(
             return_logprob=return_logprob,
@@ -161,7 +131,9 @@ class Engine(AbstractContextManager["Engine"]):
             top_logprobs_num=top_logprobs_num,
         )
         batch = self._requests.batch(prompt, sampling_params, input_ids, logprobs, stream=stream)
-        return self._stream(_Call(batch)) if stream else self._complete(_Call(batch))
+        if stream:
+            return self._stream(Call(batch))
+        return self._complete(Call(batch), use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -182,7 +154,54 @@ class Engine(AbstractContextManager["Engine"]):
             top_logprobs_num=top_logprobs_num,
         )
         batch = self._requests.batch(prompt, sampling_params, input_ids, logprobs, stream=True)
-        return self._stream(_Call(batch))
+        return self._stream(Call(batch))
+
+    def chat(
+        self,
+        messages: Conversations,
+        sampling_params: Any = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        use_tqdm: bool = False,
+    ) -> Any:
+        """Answers a conversation, a list of messages as the chat route takes them, or a list of
+        conversations.
+
+        Outputs, `sampling_params`, `stream` and `use_tqdm` are those of `generate`, but answers go
+        to the end of the context where `max_new_tokens` is left out. `chat_template_kwargs` are
+        variables of the chat template, such as `enable_thinking`.
+        """
+        ids = self._requests.chat_ids(messages, chat_template_kwargs or {})
+        params = chat_sampling(sampling_params)
+        if stream:
+            return self.generate(input_ids=ids, sampling_params=params, stream=True)
+        return self.generate(input_ids=ids, sampling_params=params, use_tqdm=use_tqdm)
+
+    async def async_generate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Any = None,
+        input_ids: InputIds | None = None,
+        *,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+    ) -> Any:
+        """As `generate`, for coroutines, any number of which run side by side. With `stream=True`
+        it gives an asynchronous iterator. A coroutine that is cancelled aborts its requests."""
+        logprobs = LogprobOptions(
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+        )
+        batch = await asyncio.to_thread(
+            self._requests.batch, prompt, sampling_params, input_ids, logprobs, stream=stream
+        )
+        if stream:
+            return self._stream_async(Call(batch))
+        return await self._complete_async(Call(batch))
 
     def score(
         self,
@@ -223,97 +242,40 @@ class Engine(AbstractContextManager["Engine"]):
             logprobs = LogprobOptions(return_logprob=True, logprob_start_len=len(prefix))
             params = SamplingParams(max_new_tokens=0)
             requests.append(self._requests.build(prefix + tail, params, logprobs))
-        call = _Call(RequestBatch(requests))
+        call = Call(RequestBatch(requests))
         self._complete(call)
         return [
             [entry.logprob or 0.0 for entry in scored(logprobs)]
             for _, logprobs in sorted(call.prompt_logprobs.items())
         ]
 
-    # The loop -----------------------------------------------------------------------------
-
-    def _complete(self, call: "_Call") -> Output | list[Output]:
-        with closing(self._advance(call)) as grown:
+    def _complete(self, call: Call, *, use_tqdm: bool = False) -> Output | list[Output]:
+        left = call.unfinished
+        with (
+            closing(self._advance(call)) as grown,
+            progress_bar("prompts", left, hidden=not use_tqdm) as bar,
+        ):
             for _ in grown:
-                pass
-        outputs = [call.output(choice) for choice in sorted(call.pieces)]
-        return outputs[0] if call.is_single else outputs
+                bar.update(left - call.unfinished)
+                left = call.unfinished
+        return call.result()
 
-    def _stream(self, call: "_Call") -> Iterator[Output]:
+    def _stream(self, call: Call) -> Iterator[Output]:
         with closing(self._advance(call)) as grown:
             for choice in grown:
-                output = call.output(choice)
-                if not call.is_single:
-                    output["index"] = choice
-                yield output
+                yield call.output(choice)
 
-    def _advance(self, call: "_Call") -> Generator[int, None, None]:
-        """Works until `call` is done and yields the choices that have grown, in order. Closed
-        early, it aborts what is unfinished."""
-        try:
-            with self._turn():
-                for request in call.requests:
-                    self._open[request.rid] = call
-                    self._inbox.send(request)
-            while call.unfinished or call.grown:  # another thread may have brought it to its end
-                with self._turn():
-                    if call.unfinished and not call.error:
-                        self._pump()
-                    grown = call.take_grown()
-                if call.error is not None:
-                    raise call.error
-                yield from grown
-        finally:
-            with interrupts_held():
-                for request in call.requests:
-                    was_sent = self._open.pop(request.rid, None) is not None
-                    if was_sent and call.unfinished:
-                        self._inbox.send(Abort(request.rid, "the caller has gone"))
+    async def _complete_async(self, call: Call) -> Output | list[Output]:
+        async with aclosing(self._grown(call)) as news:
+            async for _ in news:
+                pass
+        return call.result()
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Holds the lock, and interrupts off, which would cut a step in two.
-
-        Refuses a forked process first: there another thread may have left the lock locked.
-        """
-        if not self._close.alive:
-            raise EngineDeadError(
-                self._dead or "a forked process cannot use an engine of its parent"
-            )
-        with interrupts_held(), self._lock:
-            yield
-
-    def _pump(self) -> None:
-        """One iteration of scheduler and detokenizer. The caller holds the lock."""
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        try:
-            has_stepped = self._scheduler.step()
-            has_converted = self._detokenizer.step()
-            for message in self._results.receive():
-                self._deliver(message)
-            if not has_stepped and not has_converted:
-                self._inbox.wait(_IDLE_WAIT)
-        except BaseException as error:  # half a step was made: nothing can be relied on
-            self._dead = str(error) or repr(error)
-            if isinstance(error, Exception):
-                raise EngineDeadError(self._dead) from error
-            raise
-
-    def _deliver(self, message: Message) -> None:
-        """Hands a result to the call that it belongs to; those of closed calls are dropped."""
-        if isinstance(message, TextBatch):
-            for delta in message.deltas:
-                call = self._open.get(delta.rid)
-                if call is not None:
-                    call.add(delta)
-        elif isinstance(message, TextStop):
-            self._inbox.send(message)
-        elif isinstance(message, RequestFailed):
-            call = self._open.get(message.rid)
-            if call is not None:
-                kind = ValueError if message.status < 500 else RuntimeError
-                call.error = kind(message.message)
+    async def _stream_async(self, call: Call) -> AsyncIterator[Output]:
+        async with aclosing(self._grown(call)) as news:
+            async for outputs in news:
+                for output in outputs:
+                    yield output
 
     # Administration -----------------------------------------------------------------------
 
@@ -323,17 +285,15 @@ class Engine(AbstractContextManager["Engine"]):
             self._pump()  # takes in what was sent, as the abort of a stream that was closed early
             while not self._scheduler.is_idle and not self._open:
                 self._pump()  # the last steps of what has ended
-            is_idle = self._scheduler.is_idle
-            if is_idle:
-                self._scheduler.life.cache.reset()
-            return is_idle
+            return self._scheduler.flush_cache()
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved settings (without keys), sizes, and the scheduler's figures."""
         with self._turn():
             self._pump()
             stats = self._scheduler.stats()
-        settings = {name: value for name, value in asdict(self.args).items() if name not in SECRETS}
+        settings = asdict(self.args) | resolved_settings(self.args, self.config)
+        settings = {name: value for name, value in settings.items() if name not in SECRETS}
         return {
             **settings,
             "max_total_num_tokens": self._scheduler.limits.max_total_tokens,
@@ -353,43 +313,10 @@ class Engine(AbstractContextManager["Engine"]):
         self.shutdown()
 
 
-class _Call(Choices):
-    """The choices of one call, written by whichever thread pumps.
-
-    `is_single`: one prompt with one choice, whose output stands for itself and not in a list.
-    """
-
-    def __init__(self, batch: RequestBatch) -> None:
-        super().__init__(batch.requests)
-        self.is_single = batch.is_single and self.unfinished == 1
-        self.error: Exception | None = None
-        self.grown: set[int] = set()  # the choices of which the caller has not seen the last piece
-        self._seconds: dict[int, float] = {}
-        self._started = time.monotonic()
-
-    def add(self, delta: TextDelta) -> int:
-        choice = super().add(delta)
-        self._seconds[choice] = time.monotonic() - self._started
-        self.grown.add(choice)
-        return choice
-
-    def take_grown(self) -> list[int]:
-        """The choices that have grown since the last call, in order."""
-        grown = sorted(self.grown)
-        self.grown.clear()
-        return grown
-
-    def output(self, choice: int) -> Output:
-        """The choice as far as it has come, in SGLang's shape."""
-        piece = self.pieces[choice]
-        piece.prompt_logprobs = self.prompt_logprobs.get(choice)
-        return native_output(self.request_of[choice], piece, self._seconds[choice], tokenizer=None)
-
-
 def _load_tokenizer(args: ServerArgs, folder: Path) -> Tokenizer | None:
     """The tokenizer that the settings name, or the model's; None if it has none."""
     if args.tokenizer_path is not None:
-        folder = resolve_model_path(args.tokenizer_path)
+        folder = Path(args.tokenizer_path)
     elif not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return load_tokenizer(folder, args.chat_template)

@@ -12,8 +12,11 @@ import numpy as np
 from .errors import RequestError
 from .messages import Generate, pack_ids
 from .sampling_params import Limits, SamplingParams
+from .text.conversation import read_messages
 from .text.tokenizer import Tokenizer
 
+Messages = Sequence[Mapping[str, Any]]
+Conversations = Messages | Sequence[Messages]
 Prompts = str | Sequence[str]
 InputIds = Sequence[int] | Sequence[Sequence[int]]
 
@@ -103,6 +106,28 @@ class RequestBuilder:
             raise ValueError("this model has no tokenizer: pass input_ids")
         return self._tokenizer.encode(text, add_special_tokens)
 
+    def chat_ids(
+        self, conversations: Conversations, options: Mapping[str, Any]
+    ) -> list[int] | list[list[int]]:
+        """The prompts of conversations, or of a single one, by the model's chat template; `options`
+        are variables of the template."""
+        if self._tokenizer is None:
+            raise ValueError("this model has no tokenizer: pass input_ids to generate")
+        template = self._tokenizer.chat_template
+        unknown = sorted(set(options) - (template.variables if template else set()))
+        if unknown:
+            raise ValueError(f"this model's chat template has no {unknown[0]}")
+        if len(conversations) == 0 or isinstance(conversations[0], Mapping):
+            return self._conversation(conversations, options)
+        return [self._conversation(messages, options) for messages in conversations]
+
+    def _conversation(self, messages: Any, options: Mapping[str, Any]) -> list[int]:
+        assert self._tokenizer is not None
+        try:
+            return self._tokenizer.apply_chat_template(read_messages(messages), **options)
+        except RequestError as error:
+            raise ValueError(error.message) from None
+
     def joined(self, first: Any, second: Any) -> list[int]:
         """The token ids of two texts, or sequences of ids, one after the other."""
         if isinstance(first, str) and isinstance(second, str):
@@ -155,6 +180,16 @@ class RequestBuilder:
         except msgspec.ValidationError as error:
             raise ValueError(f"sampling_params: {error}") from None
         return params, "max_new_tokens" not in values
+
+
+def chat_sampling(given: Any) -> Any:
+    """Sampling parameters of a chat, or a list of them: to the end of the context where a dict
+    leaves `max_new_tokens` out."""
+    if isinstance(given, SamplingParams):
+        return given
+    if isinstance(given, list | tuple):
+        return [chat_sampling(params) for params in given]
+    return {"max_new_tokens": None, **(given or {})}
 
 
 def are_ids(value: Any) -> bool:

@@ -1,11 +1,20 @@
 """Registry: names of implementations, our own and those that other packages add as entry points."""
 
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from .errors import ConfigError
 
 T = TypeVar("T")
+
+
+def check_name(kind: str, group: str, ours: Iterable[str], name: str) -> None:
+    """Raises ConfigError, with all names, unless `name` is one of `ours` or of the entry points of
+    `group`. Loads nothing."""
+    known = [*ours, *(entry.name for entry in entry_points(group=group))]
+    if name not in known:
+        raise ConfigError(f"{kind} {name!r} is unknown; there are: {', '.join(known)}")
 
 
 class Registry(Generic[T]):
@@ -31,6 +40,5 @@ class Registry(Generic[T]):
             for entry in entry_points(group=self.group, name=name):
                 self._items[name] = entry.load()
         if name not in self._items:
-            known = ", ".join(self.names())
-            raise ConfigError(f"{self.kind} {name!r} is unknown; there are: {known}")
+            check_name(self.kind, self.group, self._items, name)
         return self._items[name]

@@ -84,7 +84,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         yield "max_new_tokens", longest >= 0, "not be negative"
         fits = 0 <= self.min_new_tokens <= longest
         yield "min_new_tokens", fits, f"be in [0, {shown['max_new_tokens']}]"
-        yield "top_k", self.top_k >= 1 or self.top_k == -1, "be -1 (off) or at least 1"
+        yield "top_k", self.top_k >= -1, "be -1 or 0 (off), or at least 1"
         yield "seed", -(2**63) <= seed < 2**63, "be a signed 64-bit integer"
 
     @property
@@ -107,23 +107,42 @@ class Limits:
     max_choices: int = 16
     max_total_tokens: int | None = None
 
-    def check_length(self, prompt: int, param: str, new: int = 0, known: str = "") -> None:
-        """Raises RequestError, naming `param`, unless `prompt` and `new` tokens fit.
+    def check_length(
+        self, prompt: int, param: str, new: int = 0, new_param: str = "", known: str = ""
+    ) -> None:
+        """Raises RequestError unless `prompt` and `new` tokens fit.
 
-        `known` qualifies the numbers of the message, as "at least " where the prompt has not been
-        tokenized.
+        The error names `param` where the prompt alone is too long, else `new_param`. Its words are
+        OpenAI's: clients look for them to shorten a conversation or to turn to another model.
+        `known` qualifies the numbers, as "at least " where the prompt has not been tokenized.
         """
         total = prompt + new
-        numbers = f"{known}{prompt} prompt tokens and {new} new tokens make {known}{total}"
+        numbers = (
+            f"However, you requested {known}{total} tokens "
+            f"({known}{prompt} in the prompt, {new} in the completion)"
+        )
         if total > self.context_length:
-            message = f"{numbers}; the context is {self.context_length} tokens"
-            raise refusal("context_length_exceeded", message, param)
+            message = (
+                f"This model's maximum context length is {self.context_length} tokens. {numbers}. "
+                "Please reduce the length of the prompt or of the completion "
+                "(context_length_exceeded)."
+            )
+            cause = _length_cause(prompt, self.context_length, param, new_param)
+            raise refusal("context_length_exceeded", message, cause)
         if self.max_total_tokens and total > self.max_total_tokens:
-            message = f"{numbers}; the KV cache holds {self.max_total_tokens} tokens"
-            raise refusal("kv_capacity_exceeded", message, param)
+            message = (
+                f"This model's maximum context length is {self.max_total_tokens} tokens on this "
+                f"server, the size of its KV cache. {numbers}. "
+                "Please reduce the length of the prompt or of the completion."
+            )
+            cause = _length_cause(prompt, self.max_total_tokens, param, new_param)
+            raise refusal("kv_capacity_exceeded", message, cause)
 
-    def check_ids(self, ids: Ids, param: str, new: int = 0) -> None:
-        """Raises RequestError unless `ids` are token ids, one at least, and fit with `new` more."""
+    def check_ids(self, ids: Ids, param: str, new: int = 0, new_param: str = "") -> None:
+        """Raises RequestError unless `ids` are token ids, one at least, and fit with `new` more.
+
+        `param` and `new_param`: see `check_length`.
+        """
         if len(ids) == 0:
             raise refusal("empty_input", "the prompt is empty", param)
         array = np.asarray(ids)
@@ -131,7 +150,7 @@ class Limits:
         if len(outside):
             message = f"the id at position {outside[0]} is outside [0, {self.vocab_size})"
             raise refusal("invalid_token_id", message, param)
-        self.check_length(len(ids), param, new)
+        self.check_length(len(ids), param, new, new_param)
 
     def admit(
         self, ids: Ids, sampling: SamplingParams, param: str, names: Names, clip: bool
@@ -149,13 +168,20 @@ class Limits:
         free = min(self.context_length, self.max_total_tokens or self.context_length) - len(ids)
         if length is None or (clip and length > free):
             length = max(free, 1)
-        self.check_ids(ids, param, length)
+        self.check_ids(ids, param, length, names.get("max_new_tokens", "max_new_tokens"))
         if sampling.min_new_tokens > length:
             message = f"at least {sampling.min_new_tokens} new tokens asked, room for {length}"
             raise refusal("invalid_value", message, names.get("min_new_tokens", "min_new_tokens"))
         # A top_k of the vocabulary or more is off; the smaller number stays small on the wire.
         top_k = min(sampling.top_k, self.vocab_size)
+        if top_k == 0:  # off, as for transformers and vLLM
+            top_k = -1
         return msgspec.structs.replace(sampling, max_new_tokens=length, top_k=top_k)
+
+
+def _length_cause(prompt: int, limit: int, param: str, new_param: str) -> str:
+    """The field to name: that of the prompt where not even one new token would fit beside it."""
+    return new_param if new_param and prompt < limit else param
 
 
 def splitmix64(x: int) -> int:

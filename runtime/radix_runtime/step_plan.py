@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
+from .cache_spec import GroupSpec
 from .sampling_params import SamplingParams
 
 LOGPROB_ROWS = 1024  # of a LogprobSpan at most: so many rows of prompt logits are alive at once
@@ -48,12 +49,33 @@ class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
 _NONE = np.zeros(0, np.int32)
 
 
+class PageDeltas(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
+    """Changes of the page table of one window group: table[row, index] = page."""
+
+    rows: np.ndarray
+    index: np.ndarray
+    ids: np.ndarray
+
+
+class SnapshotCopy(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A copy between the recurrent state of `row` and snapshot `slot` of a group of snapshots.
+    `position`: tokens that the state has seen."""
+
+    group: int  # index in Executor.cache_groups
+    row: int
+    slot: int
+    position: int
+
+
 class StepPlan(msgspec.Struct, tag="step", array_like=True, forbid_unknown_fields=True, eq=False):
     """One step of B entries, the same for every rank. All arrays are int32.
 
     A decode entry runs the tokens that the device holds for its row: the last accepted one and its
     drafts. It samples after each of them. A chunk runs tokens of a prompt, given in `input_ids`; it
-    samples after its last one if that ends the prompt."""
+    samples after its last one if that ends the prompt.
+
+    The engine runs what the plan says in this order: page copies between device and host one after
+    the other, page deltas, restored states, the entries, snapshots."""
 
     step_id: int
     num_decode: int  # entries 0 .. num_decode-1 are decode entries, the others chunks
@@ -69,6 +91,14 @@ class StepPlan(msgspec.Struct, tag="step", array_like=True, forbid_unknown_field
     page_ids: np.ndarray = _NONE
     new_rows: list[RowSampling] = []
     logprob_spans: list[LogprobSpan] = []
+    # Only with more cache groups than full pages, or a host tier.
+    window_pages: list[PageDeltas] = []  # of the window groups, in the order of cache_groups
+    restores: list[SnapshotCopy] = []  # state[row] = snapshot[slot]; other new rows start anew
+    # snapshot[slot] = the row's state after `position` tokens, if the step commits so many.
+    snapshots: list[SnapshotCopy] = []
+    copy_source: np.ndarray = _NONE  # page copies: of the device to the host or back
+    copy_target: np.ndarray = _NONE
+    copy_to_host: np.ndarray = _NONE  # 1: `source` is on the device; 0: `target` is
 
     @property
     def num_tokens(self) -> int:
@@ -187,6 +217,8 @@ class Executor(Protocol):
     max_context: int  # tokens a request may have in all
     vocab_size: int
     max_samples: int  # tokens that a decode entry may run and sample in one step; 1: no drafts
+    cache_groups: tuple[GroupSpec, ...]  # what the model keeps of a request; full pages come first
+    host_pages: int  # pages of host memory for what the full pages have no room for; 0: none
 
     def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go

@@ -20,138 +20,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
-_PACK = {"bf16": 8, "f16": 8, "float": 4}  # elements in 16 bytes
-
-
-def _pointwise(warp: int) -> tuple[set[str], set[str]]:
-    """Norms, RoPE, activations and the KV store: those that move 16 bytes a time, and the
-    others."""
-    wide = {"store_kernel<Copied<Wide> >"}
-    narrow = {f"store_kernel<Copied<{word}> >" for word in ("unsigned int", "unsigned short")}
-    for dtype, pack in _PACK.items():
-        for n, names in ((pack, wide), (1, narrow)):
-            narrow.add(
-                f"store_kernel<Quantized<{dtype}, {n}> >"
-            )  # half as many bytes are written as read
-            fused = ("8, 1", "16, 2") if n > 1 else ("16, 8",)  # lanes of a head, units of a lane
-            for neox in ("true", "false"):
-                names.add(f"rope_kernel<{neox}, {n}, {dtype}>")
-                names |= {f"fused_kernel<{neox}, {shape}, {n}, {dtype}>" for shape in fused}
-            for act in ("Silu", "Gelu", "GeluTanh"):
-                names.add(f"gated_kernel<{act}, {n}, long, {dtype}>")
-                common = (
-                    f"gated_even_kernel<{act}, "
-                    if n > 1
-                    else f"gated_kernel<{act}, 1, unsigned int, "
-                )
-                names.add(f"{common}{dtype}>")
-        for tail in {f"{dtype}, {weight}>" for weight in (dtype, "float")}:
-            for add in ("true", "false"):
-                wide |= {
-                    f"register_kernel<{add}, {shape}, {tail}"
-                    for shape in (f"{warp}, 1", f"{warp}, 4", "128, 1")
-                }
-                blocks = ("256, 2" if add == "true" else "128, 4", "256, 4")
-                wide |= {f"register_kernel<{add}, {shape}, {tail}" for shape in blocks}
-                wide.add(f"memory_kernel<{add}, {pack}, {tail}")
-                narrow.add(f"memory_kernel<{add}, 1, {tail}")
-    return wide, narrow
-
-
-def _quantize(warp: int) -> set[str]:
-    """FP8 in the format of the platform's GPUs."""
-    fp8 = "e4m3" if warp == 32 else "e4m3fnuz"
-    names = {"zero_kernel"}
-    for dtype, pack in _PACK.items():
-        groups = [size // pack for size in (64, 128)]
-        for source in ("Plain", "Gated"):
-            names |= {f"group_kernel<{lanes}, {fp8}, {source}<{dtype}> >" for lanes in groups}
-            names |= {
-                f"row_kernel<{row}, {fp8}, {source}<{dtype}> >"
-                for row in ("256, 2", "1024, 2", "1024, 0")
-            }
-        names |= {f"{kind}<{fp8}, Plain<{dtype}> >" for kind in ("largest_kernel", "tensor_kernel")}
-        for weight in {dtype, "float"}:
-            names |= {
-                f"norm_kernel<{threads}, {fp8}, {dtype}, {weight}>" for threads in (256, 1024)
-            }
-            names.add(f"long_norm_kernel<{fp8}, {dtype}, {weight}>")
-    return names
-
-
-# A block a row that ends a draw: what it calls for flat rows keeps its state on the stack.
-FINISHERS = {
-    f"{name}_kernel<{edits}>" for name in ("finish", "candidates") for edits in ("true", "false")
-}
-FINISHERS.add("merge_kernel")
-_SAMPLING = {"count_kernel", "penalties_kernel", *FINISHERS}
-_SAMPLING |= {
-    f"scan_kernel<{quads}, {edits}>" for quads in (1, 2, 4, 8) for edits in ("true", "false")
-}
-
-
-def _collectives() -> set[str]:
-    names = set()
-    for ranks in (2, 4, 8):
-        names.add(f"all_gather_kernel<{ranks}>")
-        for dtype in _PACK:
-            for kind in ("one_shot_kernel", "two_shot_kernel", "reduce_scatter_kernel"):
-                names.add(f"{kind}<{dtype}, {ranks}>")
-            for two_shot in ("true", "false"):
-                names.add(f"all_reduce_norm_kernel<{dtype}, {ranks}, {two_shot}>")
-    return names
-
-
-# Those of the collectives: one block of at most 512 threads an SM (with the norm: 1,024), which
-# spins and sends.
-COLLECTIVES = _collectives()
-
-
-# A row in the registers of a warp, up to 32 experts a lane; blocks of 128 threads.
-ROUTERS = {
-    f"route_kernel<{sigmoid}, {shape}, {dtype}>"
-    for sigmoid in ("true", "false")
-    for shape in ("1, 8", "4, 8", "8, 8", "16, 8", "32, 8", "32, 32")
-    for dtype in _PACK
-}
-_MOE = {
-    "align_kernel",
-    *ROUTERS,
-    *(f"sum_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack)),
-}
-
-
-_MERGE = {f"merge_state_kernel<{n}, {dtype}>" for dtype, pack in _PACK.items() for n in (1, pack)}
-_MLA_KV = {"store_latent_fp8_kernel"}
-_MLA_KV |= {
-    f"{name}<{word}>"
-    for name in ("store_latent_kernel", "concat_key_kernel")
-    for word in ("Wide", "unsigned short")
-}
-
-
-def kernels_of(warp: int) -> set[str]:
-    """Every kernel of csrc/gpu, as `short_names` spells it, for warps of that width."""
-    return (
-        pointwise_kernels_of(warp)
-        | _quantize(warp)
-        | _SAMPLING
-        | _MOE
-        | _MERGE
-        | _MLA_KV
-        | COLLECTIVES
-    )
-
-
-def pointwise_kernels_of(warp: int) -> set[str]:
-    """Those of the norms, RoPE, activations and the KV store."""
-    wide, narrow = _pointwise(warp)
-    return wide | narrow
-
-
-def wide_kernels_of(warp: int) -> set[str]:
-    """Those that move 16 bytes a time."""
-    return _pointwise(warp)[0]
 
 
 def short_names(mangled: list[str]) -> list[str]:
@@ -170,7 +38,7 @@ def short_names(mangled: list[str]) -> list[str]:
 
 def tool(*names: str) -> str | None:
     """The first of these programs that is installed."""
-    return next((path for name in names if (path := shutil.which(name))), None)
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def need(what: str, found: object) -> None:
@@ -258,7 +126,7 @@ def _amd_object(target: str, elf: bytes) -> AmdObject:
     version = re.search(r"ABI Version: +(\d+)", notes)
     flags = re.search(r"Flags: +(.*)", notes)
     assert version and flags
-    return AmdObject(int(version[1]), flags[1], kernels)
+    return AmdObject(abi_version=int(version[1]), flags=flags[1], kernels=kernels)
 
 
 def _instructions(disassembly: str) -> dict[str, collections.Counter[str]]:
@@ -310,8 +178,14 @@ def cuda_kernels(library: Path) -> dict[str, dict[str, CudaKernel]]:
     for match in re.finditer(pattern, text):
         if match[1]:
             arch = match[1]
-        else:
-            rows.append((arch, match[2], CudaKernel(*(int(match[i]) for i in range(3, 7)))))
+            continue
+        kernel = CudaKernel(
+            registers=int(match[3]),
+            stack=int(match[4]),
+            shared=int(match[5]),
+            local=int(match[6]),
+        )
+        rows.append((arch, match[2], kernel))
     symbols: dict[str, str] = {}
     for short, (arch, symbol, kernel) in zip(short_names([r[1] for r in rows]), rows, strict=True):
         assert symbols.setdefault(short, symbol) == symbol, f"two kernels are {short}"

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
+from radix_kernels import _loader
+
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+# What the library quantizes to: OCP's e4m3, or AMD's, whose numbers end at 240 and are half as far
+# apart near 0.
+FP8 = torch.float8_e4m3fnuz if _loader.backend == "rocm" else torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max
+FP8_SMALLEST = torch.finfo(FP8).smallest_normal / 8  # of the subnormal ones
+FP8_CODES = 0x80 if FP8 == torch.float8_e4m3fnuz else 0x7F  # of 0 and the positive numbers
+FP8_NAN = FP8_CODES
 
 # (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second
 # is half a unit in the last place, with a little room for values next to a rounding border.

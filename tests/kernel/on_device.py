@@ -17,8 +17,10 @@ from torch.utils.dlpack import from_dlpack
 
 import radix_kernels
 from radix_kernels import _dispatch, _loader
+from tests.gcn import arrays, library
 
-DEVICES = ("cpu", "cuda", "cupy")  # cupy: on the GPU, in CuPy's arrays
+# cupy: on the GPU, in CuPy's arrays; rocm-sim: AMD's machine code, executed by tests/gcn
+DEVICES = ("cpu", "cuda", "cupy", "rocm-sim")
 _PACKING = ("pack_weight", "unpack_weight")
 _GPU = "cuda"
 _LARGE = 1 << 30  # bytes; of a larger storage only the view is copied
@@ -29,32 +31,49 @@ def no_library_for(device: str) -> str:
 
     Without one every op runs its reference, and its tests compare the reference with itself.
     """
-    if _loader.backend not in (("cpu",) if device == "cpu" else ("cuda", "rocm")):
+    serving = {"cpu": ("cpu",), "rocm-sim": ("rocm",)}.get(device, ("cuda", "rocm"))
+    if _loader.backend not in serving:
         return _loader.reason or f"the installed library is of the {_loader.backend} backend"
     if device == "cpu":
         return ""
+    if device == "rocm-sim":
+        library.load()
     if _dispatch.isa() == "no device":
         return f"the {_loader.backend} library finds no GPU"
+    if device == "rocm-sim":
+        return ""
     return "" if torch.cuda.is_available() else "torch finds no GPU"
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Every op of radix_kernels runs on the GPU until the monkeypatch is undone."""
-    for name in (*radix_kernels.capabilities()["ops"], *_PACKING):
+    for name, dtypes in radix_kernels.capabilities()["ops"].items():
         original = getattr(radix_kernels, name)
-        monkeypatch.setattr(radix_kernels, name, _moved(original, device))
+        native = any(entry["impl"].startswith("rocm") for entry in dtypes.values())
+        there = _skipped(name) if device == "rocm-sim" and not native else _moved(original, device)
+        monkeypatch.setattr(radix_kernels, name, there)
+    for name in _PACKING:
+        monkeypatch.setattr(radix_kernels, name, _moved(getattr(radix_kernels, name), device))
+
+
+def _skipped(name: str) -> Callable[..., Any]:
+    """In the place of an op that Triton or torch would run: they need a real GPU."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        pytest.skip(f"the rocm library has no {name}")
+
+    return call
 
 
 def _moved(op: Callable[..., Any], device: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
-        trip = _Trip(device)
+        trip = _ExecutorTrip(device) if device == "rocm-sim" else _Trip(device)
         there = [trip.send(x) for x in args]
         given = {name: trip.send(x) for name, x in options.items()}
         try:
             result = op(*there, **given)
         finally:
-            torch.cuda.synchronize()
-            trip.copy_back()
+            trip.end()
         return trip.receive(result)
 
     return call
@@ -87,7 +106,7 @@ class _Trip:
         self._origin[id(there)] = (there, x)  # holds it, so that its id stays its own
         return there
 
-    def _view(self, x: torch.Tensor) -> torch.Tensor:
+    def _view(self, x: torch.Tensor) -> Any:
         storage = x.untyped_storage()
         key = storage.data_ptr() or id(x), x.dtype
         large = storage.nbytes() > _LARGE
@@ -101,7 +120,8 @@ class _Trip:
             self._views.append((x, there))
         return there
 
-    def copy_back(self) -> None:
+    def end(self) -> None:
+        torch.cuda.synchronize()
         for flat, copy in self._storages.values():
             if flat.nbytes <= _LARGE:
                 flat.copy_(copy)
@@ -119,6 +139,21 @@ class _Trip:
             assert self._device == "cupy", "the result is of another framework than the arguments"
             return from_dlpack(result).cpu()
         return result
+
+
+class _ExecutorTrip(_Trip):
+    """Arrays of the stand-in GPU share the tensors' memory: nothing is copied."""
+
+    def _view(self, x: torch.Tensor) -> Any:
+        return arrays.Array(x)
+
+    def end(self) -> None:
+        arrays.close_memory()
+
+    def receive(self, result: Any) -> Any:
+        if isinstance(result, arrays.Array) and id(result) not in self._origin:
+            return result.tensor
+        return super().receive(result)
 
 
 def _as_cupy(x: torch.Tensor) -> Any:

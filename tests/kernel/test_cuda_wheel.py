@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import gpu_objects, gpu_wheels
-from tests.kernel.gpu_objects import COLLECTIVES, FINISHERS, CudaKernel
+from tests.kernel import gpu_objects, gpu_wheels, portable_kernels
+from tests.kernel.gpu_objects import CudaKernel
 from tests.kernel.gpu_wheels import CUDA_CODE as MACHINE_CODE
 from tests.kernel.hopper_usage import LIMITS, pattern_of
+from tests.kernel.portable_kernels import FINISHERS, SMALL_BLOCKS, base_of
 
 # The first test may wait for the compiler.
 pytestmark = [
@@ -22,9 +23,6 @@ pytestmark = [
 
 PTX = "sm_80"
 HOPPER = "sm_90a"  # has kernels of its own, csrc/sm90
-PORTABLE = gpu_objects.kernels_of(warp=32)
-# Kernels of at most 512 threads a block.
-SMALL_BLOCKS = gpu_objects.pointwise_kernels_of(warp=32) | gpu_objects.ROUTERS
 SHARED_BYTES = 49152  # what a kernel may have without asking
 # What an SM has, over the 1,024 threads of the largest block.
 REGISTERS = 64
@@ -43,39 +41,50 @@ def kernels(library) -> dict[str, dict[str, CudaKernel]]:
     return gpu_objects.cuda_kernels(library)
 
 
+@pytest.fixture(scope="module")
+def portable(library) -> set[str]:
+    """The kernels of csrc/gpu: those that there is PTX of, for GPUs to come."""
+    found = gpu_objects.ptx_kernels(library)
+    assert [arch for arch, names in found.items() if names] == [PTX]
+    return found[PTX]
+
+
+def test_every_portable_kernel_is_there(portable):
+    assert {base_of(name) for name in portable} == portable_kernels.declared()
+    assert not portable_kernels.missing_types(portable)
+
+
 @pytest.mark.parametrize("arch", MACHINE_CODE)
-def test_every_kernel_is_there(kernels, arch):
+def test_every_gpu_has_them(kernels, portable, arch):
     found = set(kernels[arch])
-    assert found == PORTABLE if arch != HOPPER else found > PORTABLE
+    assert found == portable if arch != HOPPER else found > portable
 
 
 def test_no_other_architecture(kernels):
     assert set(kernels) == set(MACHINE_CODE)
 
 
-def test_ptx_for_later_gpus(library):
-    found = gpu_objects.ptx_kernels(library)
-    assert {arch: names for arch, names in found.items() if names} == {PTX: PORTABLE}
-
-
 @pytest.mark.parametrize("arch", MACHINE_CODE)
-def test_kernels_fit_the_gpu(kernels, arch):
-    for name in PORTABLE:
+def test_kernels_fit_the_gpu(kernels, portable, arch):
+    for name in portable:
         kernel = kernels[arch][name]
-        # Blocks of 512 threads at most.
-        wide = name in SMALL_BLOCKS or (name in COLLECTIVES and "norm" not in name)
-        assert kernel.registers <= (2 if wide else 1) * REGISTERS, (name, kernel)
-        assert kernel.shared <= SHARED_BYTES and kernel.local == 0, (name, kernel)
-        assert kernel.stack <= (CALLS_STACK_BYTES if name in FINISHERS else STACK_BYTES), (
-            name,
-            kernel,
-        )
+        base = base_of(name)
+        registers = 2 * REGISTERS if base in SMALL_BLOCKS else REGISTERS
+        stack = CALLS_STACK_BYTES if base in FINISHERS else STACK_BYTES
+        assert kernel.registers <= registers, (name, kernel)
+        assert kernel.shared <= SHARED_BYTES, (name, kernel)
+        assert kernel.local == 0 and kernel.stack <= stack, (name, kernel)
 
 
-def test_hopper_kernels_take_no_more_than_they_did(kernels):
+def test_bounds_are_of_kernels_that_exist(portable):
+    bases = {base_of(name) for name in portable}
+    assert bases >= SMALL_BLOCKS | FINISHERS | portable_kernels.WIDE_BASES
+
+
+def test_hopper_kernels_take_no_more_than_they_did(kernels, portable):
     """Static shared memory is in the launches' static asserts: what a block may have less its
     dynamic part."""
-    found = {name: kernels[HOPPER][name] for name in set(kernels[HOPPER]) - PORTABLE}
+    found = {name: kernels[HOPPER][name] for name in set(kernels[HOPPER]) - portable}
     unused = set(LIMITS) - {pattern_of(name) for name in found}
     assert not unused, f"no kernel comes under {unused}"
     for name, kernel in found.items():

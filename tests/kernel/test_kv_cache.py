@@ -9,7 +9,15 @@ import torch
 
 import radix_kernels as rk
 from tests.kernel import gpu_objects
-from tests.kernel.helpers import FLOATS, assert_same_bits, distant, spread
+from tests.kernel.helpers import (
+    FLOATS,
+    FP8,
+    FP8_CODES,
+    FP8_MAX,
+    assert_same_bits,
+    distant,
+    spread,
+)
 
 needs_fp8 = pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no FP8")
 
@@ -125,11 +133,11 @@ def test_int8_errors():
 
 
 def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """The values of float32 x in e4m3: the nearest, of two the one with an even code, at most 448;
-    searched for."""
-    values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
-    size = x.double().abs().clamp(max=448).nan_to_num(0)
-    above = torch.searchsorted(values, size).clamp(1, 0x7E)
+    """The values of float32 x in e4m3, searched for: the nearest, of two the one with an even code,
+    at most the largest."""
+    values = torch.arange(FP8_CODES, dtype=torch.uint8).view(FP8).double()
+    size = x.double().abs().clamp(max=FP8_MAX).nan_to_num(0)
+    above = torch.searchsorted(values, size).clamp(1, FP8_CODES - 1)
     low = size - values[above - 1]
     high = values[above] - size
     code = torch.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
@@ -147,9 +155,7 @@ def test_fp8(dtype, dim, per_head, hnd, rng):
     heads = 3
     tokens = 17
     shape = (pages, heads, page_size, dim) if hnd else (pages, page_size, heads, dim)
-    caches = [
-        torch.full(shape, 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)
-    ]
+    caches = [torch.full(shape, 0x55, dtype=torch.uint8).view(FP8) for _ in range(2)]
     caches = [x.transpose(1, 2) for x in caches] if hnd else caches
     sizes = torch.randint(-14, 12, (tokens, 2 * heads, 1), generator=rng)
     rows = (torch.randn(tokens, 2 * heads, dim, generator=rng) * 2.0**sizes).to(dtype)
@@ -172,18 +178,18 @@ def test_fp8(dtype, dim, per_head, hnd, rng):
     for source, cache, scale in zip(
         (rows[:, :heads], rows[:, heads:]), caches, scales, strict=True
     ):
-        expected = torch.full((1,), 0x55, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+        expected = torch.full((1,), 0x55, dtype=torch.uint8).view(FP8).double()
         expected = expected.repeat(pages * page_size * heads * dim).view(-1, heads, dim)
         for token, slot in enumerate(slots.tolist()):
             if slot >= 0:
                 expected[slot] = nearest_e4m3(source[token].float() / scale[:, None])
-        got = cache.view(torch.uint8).reshape(-1, heads, dim).view(torch.float8_e4m3fn).double()
+        got = cache.view(torch.uint8).reshape(-1, heads, dim).view(FP8).double()
         assert torch.equal(got.nan_to_num(777), expected.nan_to_num(777))
 
 
 @needs_fp8
 def test_fp8_is_what_attention_reads(rng):
-    caches = [torch.zeros(4, 16, 2, 64, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    caches = [torch.zeros(4, 16, 2, 64, dtype=FP8) for _ in range(2)]
     k, v, q = (torch.randn(50, heads, 64, generator=rng).bfloat16() for heads in (2, 2, 4))
     scales = {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.01, 0.04])}
     rk.store_kv_cache(k, v, *caches, torch.arange(50), **scales)
@@ -198,7 +204,7 @@ def test_fp8_is_what_attention_reads(rng):
 @needs_fp8
 def test_fp8_errors():
     k = torch.ones(2, 3, 16)
-    caches = [torch.zeros(2, 4, 3, 16).to(torch.float8_e4m3fn) for _ in range(2)]
+    caches = [torch.zeros(2, 4, 3, 16).to(FP8) for _ in range(2)]
     one = torch.ones(1)
     slots = torch.tensor([0, 1])
     for wrong in (

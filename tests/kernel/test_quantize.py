@@ -8,9 +8,16 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, spread
+from tests.kernel.helpers import (
+    FLOATS,
+    FP8,
+    FP8_CODES,
+    FP8_MAX,
+    FP8_NAN,
+    FP8_SMALLEST,
+    spread,
+)
 
-E4M3 = torch.float8_e4m3fn
 SHAPES = [(0, 128), (1, 128), (3, 256), (2, 5, 384), (33, 1024), (2, 8320)]
 
 
@@ -18,15 +25,15 @@ def fp8_like(x: torch.Tensor, width: int | None = None) -> torch.Tensor:
     """Room for the result, full of NaN, in rows that more NaN keeps apart."""
     *rows, last = x.shape
     width = width or last
-    buffer = torch.full((*rows, width + 16), 0x7F, dtype=torch.uint8)
-    return buffer.view(E4M3)[..., :width]
+    buffer = torch.full((*rows, width + 16), FP8_NAN, dtype=torch.uint8)
+    return buffer.view(FP8)[..., :width]
 
 
 def check(values: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, group: int | None) -> None:
     """`values` is the float64 truth; a result may be the neighbour where the truth is within 1e-6
     of the border."""
     groups = values.unflatten(-1, (-1, group or values.shape[-1]))
-    expected = groups.abs().amax(-1).clamp(min=1e-10) / 448
+    expected = groups.abs().amax(-1).clamp(min=1e-10) / FP8_MAX
     assert scales.shape == expected.shape and scales.dtype == torch.float32
     if not values.numel():
         return
@@ -35,11 +42,11 @@ def check(values: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, group: 
     kept = got.double().unflatten(-1, (-1, groups.shape[-1]))
     assert not kept.isnan().any()
     low, high = (
-        (exact * factor).clamp(-448, 448).float().to(E4M3).double()
+        (exact * factor).clamp(-FP8_MAX, FP8_MAX).float().to(FP8).double()
         for factor in (1 - 1e-5, 1 + 1e-5)
     )
     near = (kept >= torch.minimum(low, high)) & (kept <= torch.maximum(low, high))
-    tiny = (kept - exact).abs() <= 2.0**-10 * 1.001  # half of the smallest number
+    tiny = (kept - exact).abs() <= FP8_SMALLEST / 2 * 1.001
     assert (near | tiny).all(), (kept - exact)[~(near | tiny)]
 
 
@@ -110,14 +117,14 @@ def test_per_tensor(dtype, shape, rng):
     q, scale = rk.per_tensor_quant_fp8(x, out=fp8_like(x))
     largest = float(x.double().abs().max()) if x.numel() else 0.0
     assert scale.shape == (1,)
-    assert float(scale) == pytest.approx(max(largest, 1e-10) / 448, rel=1e-6)
+    assert float(scale) == pytest.approx(max(largest, 1e-10) / FP8_MAX, rel=1e-6)
     given = torch.tensor([0.37])
     q, scale = rk.per_tensor_quant_fp8(x, given, out=fp8_like(x))
     assert scale is given
-    exact = (x.double() / 0.37).clamp(-448, 448)
+    exact = (x.double() / 0.37).clamp(-FP8_MAX, FP8_MAX)
     if x.numel():
         assert (
-            (q.double() - exact).abs() <= exact.abs() * (2.0**-4 + 1e-5) + 2.0**-10 * 1.001
+            (q.double() - exact).abs() <= exact.abs() * (2.0**-4 + 1e-5) + FP8_SMALLEST / 2 * 1.001
         ).all()
 
 
@@ -126,10 +133,10 @@ def test_zeros_and_extremes():
     x[1, 5] = 3e38
     x[2] = torch.linspace(-1, 1, 128)
     q, scales = rk.per_token_group_quant(x)
-    assert float(scales[0]) == pytest.approx(1e-10 / 448, rel=1e-6)
+    assert float(scales[0]) == pytest.approx(1e-10 / FP8_MAX, rel=1e-6)
     assert not q[0].float().any()
-    assert q[1, 5].float() == 448 and q[1].float().abs().sum() == 448
-    assert q[2, 0].float() == -448 and q[2, -1].float() == 448
+    assert q[1, 5].float() == FP8_MAX and q[1].float().abs().sum() == FP8_MAX
+    assert q[2, 0].float() == -FP8_MAX and q[2, -1].float() == FP8_MAX
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -153,12 +160,12 @@ def test_a_given_scale_and_quotients_beyond_float32(dtype, scale):
 
 def test_every_rounding():
     """All e4m3 numbers, the middles between neighbours (to even) and what lies beside them."""
-    numbers = torch.arange(0, 0x7F, dtype=torch.uint8).view(E4M3).double()
+    numbers = torch.arange(0, FP8_CODES, dtype=torch.uint8).view(FP8).double()
     middles = (numbers[1:] + numbers[:-1]) / 2
     x = torch.cat([numbers, middles, middles * (1 - 1e-6), middles * (1 + 1e-6)]).float()
     x = torch.cat([x, -x, torch.zeros(-len(x) * 2 % 16)]).reshape(1, -1)
     q, _ = rk.per_tensor_quant_fp8(x, torch.tensor([1.0]))
-    assert torch.equal(q.float(), x.to(E4M3).float())
+    assert torch.equal(q.float(), x.to(FP8).float())
 
 
 def test_nan_stays_in_its_group(rng):
@@ -179,6 +186,7 @@ def test_quantized_values_stand_for_the_input(rng):
     assert ((back - x.double()).norm() / x.double().norm()) < 0.04
 
 
+@pytest.mark.cpu_only
 def test_reference_is_the_same_op(rng):
     x = spread((7, 256), torch.float32, rng)
     q, scales = rk.reference.per_token_group_quant(x.double())
@@ -191,7 +199,7 @@ def test_reference_is_the_same_op(rng):
         (lambda x: rk.per_token_group_quant(x, 96), ValueError, "group_size"),
         (lambda x: rk.per_token_group_quant(x[:, :96], 64), ValueError, "groups"),
         (lambda x: rk.per_token_group_quant(x.int()), TypeError, "input"),
-        (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 64).to(E4M3)), ValueError, "out"),
+        (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 64).to(FP8)), ValueError, "out"),
         (lambda x: rk.per_token_group_quant(x, out=torch.empty(2, 128)), TypeError, "out"),
         (lambda x: rk.per_token_group_quant(x, scales=torch.empty(2, 2)), ValueError, "scales"),
         (
@@ -225,12 +233,12 @@ def test_reference_is_the_same_op(rng):
             "input.*16 bytes",
         ),
         (
-            lambda x: rk.per_token_group_quant(x, out=torch.empty(128, 2).to(E4M3).t()),
+            lambda x: rk.per_token_group_quant(x, out=torch.empty(128, 2).to(FP8).t()),
             ValueError,
             "out",
         ),
         (
-            lambda x: rk.silu_and_mul_quant_fp8(x, 64, out=torch.empty(2, 128).to(E4M3)[:, ::2]),
+            lambda x: rk.silu_and_mul_quant_fp8(x, 64, out=torch.empty(2, 128).to(FP8)[:, ::2]),
             ValueError,
             "out",
         ),

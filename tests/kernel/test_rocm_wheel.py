@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import fake_hip, gpu_objects, gpu_wheels
-from tests.kernel.gpu_objects import FINISHERS, AmdKernel
+from tests.kernel import fake_hip, gpu_objects, gpu_wheels, portable_kernels
+from tests.kernel.gpu_objects import AmdKernel
+from tests.kernel.portable_kernels import FINISHERS, PACK, WIDE_BASES, base_of, moves_16_bytes
 
 # The first test may wait for the compiler.
 pytestmark = [
@@ -24,7 +25,6 @@ pytestmark = [
 ]
 
 TARGETS = ("gfx90a", "gfx942")
-WARP = 64
 LDS_BYTES = 65536
 FINISHER_SCRATCH_BYTES = 704  # a lane: their state for flat rows, which other kernels do not have
 CODE_OBJECT_V5 = 3  # as the ELF header counts
@@ -52,7 +52,10 @@ def kernels(library) -> dict[str, dict[str, AmdKernel]]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_is_there(kernels, target):
-    assert set(kernels[target]) == gpu_objects.kernels_of(WARP)
+    found = set(kernels[target])
+    assert {base_of(name) for name in found} == portable_kernels.declared()
+    assert not portable_kernels.missing_types(found)
+    assert found == set(kernels[TARGETS[0]])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -63,7 +66,7 @@ def test_kernels_fit_the_gpu(kernels, target):
         # Scalars may spill (addresses, a row's settings): into lanes of vector registers, no memory
         # is involved.
         assert facts["vgpr_spill_count"] == 0, name
-        scratch = FINISHER_SCRATCH_BYTES if name in FINISHERS else 0
+        scratch = FINISHER_SCRATCH_BYTES if base_of(name) in FINISHERS else 0
         assert facts["private_segment_fixed_size"] <= scratch, (
             name,
             facts["private_segment_fixed_size"],
@@ -77,11 +80,14 @@ def test_kernels_fit_the_gpu(kernels, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_instructions(kernels, target):
-    wide = gpu_objects.wide_kernels_of(WARP)
+    wide = {name for name in kernels[target] if moves_16_bytes(name)}
+    assert {base_of(name) for name in wide} == WIDE_BASES
+    assert all(any(dtype in name for name in wide) for dtype in PACK)
     for name, kernel in kernels[target].items():
         seen = kernel.instructions
         assert sum(seen.values()) > (4 if name == "zero_kernel" else 40), f"{name} is empty"
-        assert name in FINISHERS or not [op for op in seen if UNWANTED.match(op)], (name, seen)
+        unwanted = [op for op in seen if UNWANTED.match(op)]
+        assert base_of(name) in FINISHERS or not unwanted, (name, seen)
         loads = seen["global_load_dwordx4"]
         stores = seen["global_store_dwordx4"]
         assert name not in wide or (loads >= 1 and stores >= 1), name

@@ -31,9 +31,9 @@ from radix_runtime.messages import (
 )
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.server.api import create_app, http_server
-from radix_runtime.server.detokenizer import Detokenizer
-from radix_runtime.server.supervisor import bind_port
+from radix_runtime.server.listener import bind_port
 from radix_runtime.server.tokenizer_manager import TokenizerManager
+from radix_runtime.text.detokenizer import Detokenizer
 from radix_runtime.text.tokenizer import load_tokenizer
 from tests.runtime.fake_engine import FakeEngine
 

@@ -132,7 +132,7 @@ def _chat_sampling(model: str, vocab: int) -> list[Bad]:
         bad("temperature true", "invalid_type", "temperature", temperature=True),
         bad("top_p 0", "invalid_value", "top_p", top_p=0),
         bad("top_p 1.5", "invalid_value", "top_p", top_p=1.5),
-        bad("top_k 0", "invalid_value", "top_k", top_k=0),
+        bad("top_k -2", "invalid_value", "top_k", top_k=-2),
         bad("top_k 1.0", "invalid_type", "top_k", top_k=1.0),
         bad("min_p 2", "invalid_value", "min_p", min_p=2),
         bad("presence 3", "invalid_value", "presence_penalty", presence_penalty=3),
@@ -180,7 +180,9 @@ def _chat_options(model: str, context: int) -> list[Bad]:
         bad("template", "unsupported_parameter", "chat_template", chat_template="{{ 1 }}"),
         bad("template variable", "unknown_parameter", "chat_template_kwargs.tokenize",
             chat_template_kwargs={"tokenize": True}),
-        bad("max_tokens", "context_length_exceeded", "messages", max_tokens=context),
+        bad("max_tokens", "context_length_exceeded", "max_tokens", max_tokens=context),
+        bad("max_completion_tokens", "context_length_exceeded", "max_completion_tokens",
+            max_tokens=None, max_completion_tokens=context),
         bad_call("other model", CHAT, _chat_body("gpt-99"), "model_not_found", "model",
             status=404, type=NOT_FOUND),
     ]  # fmt: skip
@@ -208,7 +210,7 @@ def _completions(model: str, vocab: int, context: int) -> list[Bad]:
         bad("ids too long", "context_length_exceeded", "prompt", prompt=[5] * (context + 1)),
         bad("logprobs 6", "invalid_value", "logprobs", logprobs=6),
         bad("logprobs true", "invalid_type", "logprobs", logprobs=True),
-        bad("max_tokens 0", "invalid_value", "max_tokens", max_tokens=0),
+        bad("max_tokens -1", "invalid_value", "max_tokens", max_tokens=-1),
         bad("suffix", "unsupported_parameter", "suffix", suffix="x"),
         bad("best_of", "unsupported_parameter", "best_of", best_of=2),
     ]  # fmt: skip
@@ -240,7 +242,7 @@ def _generate(vocab: int, context: int) -> list[Bad]:
         bad("start alone", "invalid_combination", "return_logprob", text="a", logprob_start_len=0),
         bad("top alone", "invalid_combination", "return_logprob", text=["a", "b"],
             return_logprob=[False, False], top_logprobs_num=[0, 2]),
-        bad("new tokens", "context_length_exceeded", "text", text="a",
+        bad("new tokens", "context_length_exceeded", "sampling_params.max_new_tokens", text="a",
             sampling_params={"max_new_tokens": context}),
     ]  # fmt: skip
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from radix_runtime.config import ServerArgs
+from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.messages import (
     Abort,
     Control,
@@ -21,6 +23,7 @@ from radix_runtime.messages import (
     TextStop,
     TokenBatch,
     TokenDelta,
+    pack_body,
     pack_ids,
     unpack_ids,
 )
@@ -28,8 +31,9 @@ from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.step_plan import StepPlan
-from tests.runtime.fake_engine import FakeEngine, Handle, check_content
-from tests.runtime.fake_model import oracle
+from tests.runtime.check_content import check_content
+from tests.runtime.fake_engine import FakeEngine, Handle
+from tests.runtime.fake_model import FakeModel, oracle
 
 EOS = frozenset({1, 2})
 
@@ -75,6 +79,9 @@ class Rig:
         check: str = "step",
         eos: frozenset[int] = EOS,
         max_message: float = math.inf,
+        model: FakeModel | None = None,
+        group_sizes: tuple[int, int] = (64, 64),
+        host_pages: int = 0,
         **settings: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -83,6 +90,9 @@ class Rig:
             max_rows=rows,
             max_context=context,
             max_samples=samples,
+            model=model or FakeModel(),
+            group_sizes=group_sizes,
+            host_pages=host_pages,
             lazy=lazy,
         )
         self.args = ServerArgs(
@@ -96,20 +106,23 @@ class Rig:
         self.eos = eos
         self.clock = Clock()
         self.inbox, self.outbox = LocalChannel(), LocalChannel()
-        self.scheduler = Scheduler(
-            args=self.args,
-            executor=self.engine,
-            inbox=self.inbox,
-            outbox=self.outbox,
-            eos_ids=sorted(eos),
-            clock=self.clock,
-            max_message=max_message,
-        )
+        self.scheduler = self._make_scheduler(max_message)
         self.life = self.scheduler.life
         self._watch_launches()
         if poison:
             self._poison_freed_pages()
         self._forget()
+
+    def _make_scheduler(self, max_message: float) -> Scheduler:
+        return Scheduler(
+            args=self.args,
+            executor=self.engine,
+            inbox=self.inbox,
+            outbox=self.outbox,
+            eos_ids=sorted(self.eos),
+            clock=self.clock,
+            max_message=max_message,
+        )
 
     def _forget(self) -> None:
         self.messages: dict[str, Generate] = {}
@@ -126,6 +139,18 @@ class Rig:
 
         self.engine.launch = checked  # type: ignore[method-assign]
 
+    def record_plans(self) -> list[StepPlan]:
+        """The plans that are launched from now on."""
+        plans: list[StepPlan] = []
+        launch = self.engine.launch
+
+        def record(plan: StepPlan) -> Handle:
+            plans.append(plan)
+            return launch(plan)
+
+        self.engine.launch = record  # type: ignore[method-assign]
+        return plans
+
     def _check_plan(self, plan: StepPlan) -> None:
         prompts = {r.row: r.prompt_len for r in self.life.running}
         for index in range(plan.num_decode, len(plan.rows)):
@@ -135,13 +160,10 @@ class Rig:
             assert not alone, "a token of a prompt is computed alone"
 
     def _poison_freed_pages(self) -> None:
-        free = self.life.allocator.free
-
-        def free_and_poison(pages: np.ndarray) -> None:
-            free(pages)
-            self.engine.poison(pages)
-
-        self.life.allocator.free = free_and_poison  # type: ignore[method-assign]
+        poison = self.engine.poison_later if self.life.host else self.engine.poison
+        _after_free(self.life.allocator, poison)
+        for window in self.life.windows:
+            _after_free(window.pool.allocator, self.engine.poison_window)
 
     # The client ---------------------------------------------------------------------------
 
@@ -172,10 +194,17 @@ class Rig:
         stream.finish = FinishReason("stop", matched="text")
         self.inbox.send(TextStop(rid=rid, choice=choice, n_tokens=n_tokens))
 
-    def control(self, op: str) -> ControlReply:
-        self.inbox.send(Control(len(self.replies), op))
+    def ask(self, op: str, body: object = None) -> ControlReply:
+        """The reply to a Control message."""
+        self.inbox.send(Control(len(self.replies), op, body=pack_body(body)))
         self.step()
         return self.replies[-1]
+
+    def stats(self) -> dict[str, float]:
+        return self.ask("stats").result(dict[str, float])
+
+    def flush_cache(self) -> bool:
+        return self.ask("flush_cache").result(bool)
 
     def step(self) -> bool:
         happened = self.scheduler.step()
@@ -237,7 +266,7 @@ class Rig:
             stream = self.streams[rid, choice]
             assert stream.finish is not None, f"{rid}/{choice} never ended"
             limit = min(self.engine.max_context, self.engine.num_pages * self.engine.page_size)
-            want = oracle(message, choice, eos=self.eos, limit=limit)
+            want = oracle(message, choice, eos=self.eos, limit=limit, model=self.engine.model)
             if stream.cut is not None or stream.finish.type == "abort":
                 assert stream.ids == want.ids[: len(stream.ids)], f"{rid}/{choice}"
                 continue
@@ -259,8 +288,21 @@ class Rig:
         assert not life.pending and not life.deferred and not life.draining and not scheduler.live
         assert len(life.table.free_rows) == life.table.max_rows
         assert life.allocator.num_free + life.cache.total_pages == life.allocator.num_pages
-        life.cache.reset()
+        life.reset_cache()
         assert life.allocator.num_free == life.allocator.num_pages
+        for pool in [group.pool for group in life.groups] + ([life.host] if life.host else []):
+            assert pool.allocator.num_free == pool.allocator.num_pages
+        scheduler.check()
+
+
+def _after_free(allocator: PageAllocator, poison: Callable[[np.ndarray], None]) -> None:
+    free = allocator.free
+
+    def free_and_poison(pages: np.ndarray) -> None:
+        free(pages)
+        poison(pages)
+
+    allocator.free = free_and_poison  # type: ignore[method-assign]
 
 
 # What the scheduler tests share ---------------------------------------------------------------

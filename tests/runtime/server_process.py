@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,9 +30,10 @@ def environment(runtime_dir: str) -> dict[str, str]:
 
 
 class Server:
-    """Start with `with Server(flags...) as server`; `server.url` answers then."""
+    """Start with `with Server(flags...) as server`; `server.url` answers then. `command` is what
+    runs in place of `radix serve`."""
 
-    def __init__(self, *flags: str, wait: bool = True) -> None:
+    def __init__(self, *flags: str, wait: bool = True, command: Sequence[str] = ()) -> None:
         self.runtime_dir = tempfile.mkdtemp(prefix="rt-")
         self._shm = set(os.listdir("/dev/shm"))
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False)
@@ -39,7 +41,7 @@ class Server:
         if "--port" not in flags:
             given += ["--port", "0"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "radix_runtime.cli", "serve", *given],
+            command or [sys.executable, "-m", "radix_runtime.cli", "serve", *given],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=environment(self.runtime_dir),
@@ -68,10 +70,10 @@ class Server:
         self.family = [me, *me.children(recursive=True)]
 
     def find(self, role: str) -> psutil.Process:
-        """`supervisor`, or the first process whose command line names `role`."""
+        """`supervisor`, or the first process whose title or command line names `role`."""
         if role == "supervisor":
             return self.family[0]
-        return next(p for p in self.family if any(role in word for word in p.cmdline()))
+        return next(p for p in self.family if role in " ".join(p.cmdline()))
 
     def wait_exit(self, limit: float) -> int:
         return self.process.wait(limit)

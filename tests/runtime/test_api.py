@@ -8,6 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radix_runtime import __version__
 from radix_runtime.messages import Abort, Generate, RequestFailed, unpack_ids
 from tests.runtime.api_stack import CONTEXT, LONG, MODEL, VOCAB, Stack, in_background
 from tests.runtime.bad_requests import CHAT, good_request
@@ -105,12 +106,16 @@ def test_metrics(stack: Stack, client: httpx.Client) -> None:
     names = ("prefill_tokens_total", "cached_tokens_total", "generation_tokens_total")
     before = [sample(f"radix:{name}") for name in names]
     first = sample("radix:time_to_first_token_seconds_count")
+    prompts = sample("radix:request_prompt_tokens_sum")
+    outputs = sample("radix:request_generation_tokens_sum")
     for _ in range(2):
         client.post("/v1/completions", json={
             "prompt": [9] * 22, "max_tokens": 6, "ignore_eos": True})  # fmt: skip
     after = [sample(f"radix:{name}") for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [22 + 2, 20, 12]
     assert sample("radix:time_to_first_token_seconds_count") == first + 2
+    assert sample("radix:request_prompt_tokens_sum") == prompts + 2 * 22
+    assert sample("radix:request_generation_tokens_sum") == outputs + 2 * 6
     assert sample("radix:requests_total", outcome="ok") == stack.manager.counts.ok
     assert sample("radix:requests_accepted_total") == stack.manager.counts.accepted
     assert sample("radix:open_requests") == 0
@@ -119,12 +124,45 @@ def test_metrics(stack: Stack, client: httpx.Client) -> None:
         client.get(f"/nothing/{i}")
         client.get(f"/v1/models/{i}")
     assert "nothing" not in client.get("/metrics").text
-    assert sample("radix:http_requests_total", route="/v1/models/{model:path}", status="404") >= 5
+    assert sample("radix:http_requests_total", route="/v1/models/{model}", status="404") >= 5
     assert sample("radix:http_requests_total", route="other", status="404") >= 5
     client.get("/generate")
     client.get("/health", headers={"x-long": "x" * 70_000})
     assert sample("radix:http_requests_total", route="other", status="405") >= 1
     assert sample("radix:http_requests_total", route="other", status="431") >= 1
+
+
+def test_metrics_say_what_they_are(client: httpx.Client) -> None:
+    text = client.get("/metrics").text
+    assert f'radix:info{{model="{MODEL}",version="{__version__}"}} 1.0' in text
+    families = list(text_string_to_metric_families(text))
+    for family in families:
+        name = family.name.removeprefix("radix:").replace("_", " ")
+        assert family.documentation and family.documentation != name, family.name
+    samples = {sample.name for family in families for sample in family.samples}
+    assert not any(name.endswith("_created") for name in samples)
+    assert {"radix:num_queue_reqs", "radix:steps_total", "radix:num_pages"} <= samples
+
+
+def test_what_is_not_there_is_named(client: httpx.Client) -> None:
+    error = client.post(CHAT, json={**good_request(MODEL), "model": "gpt-99"}).json()["error"]
+    assert error["message"] == f"The model `gpt-99` does not exist; this server has `{MODEL}`"
+    long = client.post(CHAT, json={**good_request(MODEL), "model": "x" * 9999}).json()["error"]
+    assert len(long["message"]) < 300
+    error = client.post("/v1/responses", json={}).json()["error"]
+    assert error["message"].startswith(
+        "no such path: /v1/responses; there are /v1/chat/completions"
+    )
+    assert client.get("/nope").json()["error"]["message"] == "no such path: /nope"
+    assert len(client.get("/" + "n" * 9999).json()["error"]["message"]) < 200
+
+
+def test_a_completion_of_no_tokens(client: httpx.Client) -> None:
+    """As lm-eval and the bench clients of peers ask for; the prompt is computed and cached."""
+    body = {"prompt": "a b c", "max_tokens": 0}
+    answer = client.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == "" and answer["usage"]["completion_tokens"] == 0
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_only_what_ended_well_is_timed(slow: Stack) -> None:
@@ -167,3 +205,11 @@ def test_flush_while_busy(slow: Stack) -> None:
     assert (error.status_code, error.json()["error"]["code"]) == (400, "busy")
     assert httpx.post(f"{slow.url}/flush_cache?timeout=20", timeout=30).status_code == 200
     thread.join(10)
+
+
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+def test_only_the_operator_enables_profiling(client: httpx.Client, path: str) -> None:
+    refused = client.post(path, json={})
+    assert refused.status_code == 400 and "--profile-dir" in refused.json()["error"]["message"]
+    chosen = client.post(path, json={"output_dir": "/tmp"})
+    assert chosen.json()["error"]["code"] == "unknown_parameter"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from radix_runtime.messages import Abort
-from radix_runtime.server import supervisor
+from radix_runtime.server import listener
 from radix_runtime.server.metrics import RequestCounts
 from tests.runtime.api_stack import LONG, Stack, events, in_background
 
@@ -39,7 +39,7 @@ def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -
 
 
 def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "WRITE_STALL", 0.5)
+    monkeypatch.setattr(listener, "WRITE_STALL", 0.5)
     scores = {"return_logprob": True, "top_logprobs_num": 20, "return_text_in_logprobs": True}
     sampling = {"max_new_tokens": 200, "ignore_eos": True, "n": 16}
     data = json.dumps(

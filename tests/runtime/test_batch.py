@@ -14,7 +14,7 @@ from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
 from radix_runtime.memory.kv_pool import KVPool
-from radix_runtime.step_plan import StepPlan, decode_plan
+from radix_runtime.step_plan import StepPlan, decode_plan, prefill_plan
 
 CPU = Device.resolve("cpu")
 MAX_ROWS = 6
@@ -247,6 +247,13 @@ def test_a_step_like_the_last_copies_only_its_pages(monkeypatch: pytest.MonkeyPa
         rows.load(batch, decode_plan([3, 1], [51, 13]))
     rows.load(batch, decode_plan([3, 0], [17, 13]))
     assert len(uploads) == 3 and batch.rows.tolist() == [3, 0]
+
+
+def test_a_chunk_samples_once() -> None:
+    plan = prefill_plan([1], [[5, 6, 7]])
+    plan.num_samples[:] = 2
+    with pytest.raises(ValueError, match="after its last token only"):
+        Rows(random.Random(0), 16).load(make(16), plan)
 
 
 def test_the_last_of_two_pages_for_one_entry_wins() -> None:

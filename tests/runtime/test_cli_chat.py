@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import pty
+import select
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -12,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from radix_runtime.cli import main
 from radix_runtime.cli.client import Client
 from radix_runtime.errors import RequestError
-from tests.runtime.api_stack import Stack
+from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.command import SMALL, radix
 from tests.runtime.server_process import environment
 
@@ -50,6 +56,73 @@ def test_chat_in_process() -> None:
     assert result.returncode == 0, result.stderr
     before, _, after = result.stdout.partition("/reset")
     assert before.strip() and after.strip().splitlines()[-1] == before.strip().splitlines()[0]
+
+
+class Terminal:
+    """The command on a terminal of its own; `screen` is what it has shown."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "radix_runtime.cli", *argv],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**environment("/tmp"), "TERM": "dumb"},  # no escape sequences
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.screen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        deadline = time.monotonic() + 60
+        while self.screen.count(text) < times:
+            assert time.monotonic() < deadline, self.screen
+            if select.select([self._master], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):  # it has ended
+                    self.screen += os.read(self._master, 1 << 16).decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_chat_greets_and_shows_what_is_typed_once() -> None:
+    """What is typed while an answer comes waits for the next prompt, and is not shown before."""
+    with Stack(delay=0.02, pages=256) as stack:
+        terminal = Terminal(["chat", "--url", stack.url, "--max-new-tokens", "60"])
+        try:
+            terminal.wait_for("> ")
+            assert f"{MODEL} at {stack.url}" in terminal.screen and "/help" in terminal.screen
+            terminal.type("Hello\r")
+            deadline = time.monotonic() + 30
+            while stack.manager.counts.accepted == 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            terminal.type("typed ahead\r")
+            terminal.wait_for("> ", times=3)
+            assert stack.manager.counts.accepted == 2
+            assert terminal.screen.count("typed ahead") == 1
+            assert "> typed ahead" in terminal.screen
+            terminal.type("/exit\r")
+            assert terminal.process.wait(20) == 0
+        finally:
+            terminal.close()
+
+
+def test_chat_with_a_model_says_what_runs() -> None:
+    terminal = Terminal(["chat", *SMALL])
+    try:
+        terminal.wait_for("> ")
+        assert "radix-demo in bfloat16 on cpu, 1 threads; context 2048 tokens" in terminal.screen
+        terminal.type("/help\r")
+        terminal.wait_for("forget the conversation")
+    finally:
+        terminal.close()
 
 
 def test_a_client_does_not_wait_for_torch() -> None:

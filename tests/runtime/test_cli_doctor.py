@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,14 @@ def test_doctor(here: Run) -> None:
     result = here("doctor", "--ops")
     assert "torch" in result.stdout and "rmsnorm" in result.stdout
     assert "cpu cores" in result.stdout and "Traceback" not in result.stderr
+
+
+def test_columns_stand_below_one_another(here: Run) -> None:
+    lines = here("doctor", "--ops").stdout.splitlines()
+    ops_lines = [line for line in lines if line.startswith("  ")]
+    assert any(line.startswith("  top_k_top_p_sampling_with_logprobs ") for line in ops_lines)
+    gaps = [re.match(r"  \S+ +", line) for line in ops_lines]
+    assert len({gap.end() for gap in gaps if gap is not None}) == 1
 
 
 def test_doctor_says_it_as_it_is(
@@ -39,11 +49,16 @@ def test_doctor_says_it_as_it_is(
 
 
 def test_doctor_tells_wheels_that_are_installed_over_one_another(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    for backend in ("cpu", "cuda"):
+        folder = tmp_path / f"radix_kernels_{backend}-0.1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: radix-kernels-{backend}\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
     def refused() -> Iterator[doctor.Problem]:
         # ops.py passes on what the kernel package says.
-        monkeypatch.setattr(_loader.metadata, "distribution", lambda name: name)
         try:
             _loader._refuse_siblings()
         except ImportError as error:
@@ -55,9 +70,8 @@ def test_doctor_tells_wheels_that_are_installed_over_one_another(
     monkeypatch.setattr(doctor, "_kernels", refused)
     assert main(["doctor"]) == 78
     what, remedy = capsys.readouterr().out.splitlines()[-2:]
-    assert what.startswith("problem: radix-kernels-cpu and ") and what.endswith(
-        "overwrite each other"
-    )
+    assert what.startswith("problem: radix-kernels-cpu and ")
+    assert what.endswith("overwrite each other")
     assert remedy.startswith("    remedy: Keep one: pip uninstall -y radix-kernels-cpu ")
 
 

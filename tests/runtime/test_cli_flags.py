@@ -58,6 +58,10 @@ def test_values_and_aliases() -> None:
         (["extra"], "extra"),
         (["--port", "x"], "--port"),
         (["--dtype", "int3"], "--dtype"),
+        (["--trust-remote-code"], "no code of a model's directory is ever run"),
+        (["--tool-call-parser", "hermes"], "tool calls are not parsed yet"),
+        (["--kv-cache-dtype", "fp8"], "fp8: the KV cache is not quantized yet; there are auto,"),
+        (["--enable-prefix-caching", "--disable-radix-cache"], "exclude each other"),
     ],
 )
 def test_bad_flags_exit_with_78_and_one_line(
@@ -67,6 +71,26 @@ def test_bad_flags_exit_with_78_and_one_line(
     out, error = capsys.readouterr()
     assert error.startswith("radix: error: ") and error.count("\n") == 1
     assert text in error and out == ""
+
+
+def test_no_flag_is_taken_for_its_opposite(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--enable-overlap-schedule", "--disable-docs", "--en"):
+        assert main(["serve", flag]) == 78
+        assert capsys.readouterr().err == f"radix: error: unknown flag {flag}\n"
+
+
+def test_values_and_flags_that_users_of_other_servers_type() -> None:
+    for flags, expected in (
+        (["--dtype", "half"], {"dtype": "float16"}),
+        (["--dtype", "float"], {"dtype": "float32"}),
+        (["--dtype", "BF16"], {"dtype": "bfloat16"}),
+        (["--kv-cache-dtype", "fp32"], {"kv_cache_dtype": "float32"}),
+        (["--log-level", "INFO"], {}),
+        (["--log-level", "DEBUG"], {"log_level": "debug"}),
+        (["--enable-prefix-caching", "--enable-metrics", "--enable-chunked-prefill"], {}),
+    ):
+        assert parse(*flags) == ServerArgs(**expected)  # type: ignore[arg-type]
+    assert ServerArgs(dtype="half").dtype == "float16"  # Engine too
 
 
 def test_a_mode_knows_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:

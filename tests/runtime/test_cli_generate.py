@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -44,6 +45,37 @@ def test_generate_keeps_order_and_takes_every_form(tmp_path: Path, here: Run) ->
     assert [r["index"] for r in records] == [0, 1, 2]
     assert [r["completion_tokens"] for r in records][::2] == [9, 1]
     assert records[2]["prompt_tokens"] == 3 and all(isinstance(r["text"], str) for r in records)
+
+
+def test_generate_takes_a_prompt_from_the_command_line(here: Run) -> None:
+    flags = ["--max-new-tokens", "12", "--temperature", "0", *SMALL]
+    asked = here("generate", "What is 17 + 25?", "--chat", *flags)
+    assert (asked.returncode, asked.stdout, asked.stderr) == (0, "17 + 25 = 42.\n", "")
+    for given in (["-p", "Hello"], ["Hello there"]):
+        result = here("generate", *given, *flags)
+        assert result.returncode == 0 and result.stdout.count("\n") >= 1
+        assert "--chat asks it as a user would" in result.stderr
+    for argv, why in (
+        (["Hello"], "cannot read Hello"),
+        ([], "give a file, - or a prompt"),
+        (["x.txt", "-p", "y"], "give a file, - or a prompt"),
+    ):
+        result = here("generate", *argv, *SMALL)
+        assert result.returncode == 78 and why in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("Hello\n\nWhat is 2 + 3?\n", 2), ('{"prompt": "x"}\n{"input_ids": [5]}', 2), ("", 0)],
+)
+def test_generate_reads_standard_input(
+    text: str, count: int, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    result = here("generate", "-", "--max-new-tokens", "2", *SMALL)
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["index"] for record in records] == list(range(count))
 
 
 def test_generate_names_the_bad_line(tmp_path: Path) -> None:
@@ -132,7 +164,7 @@ def test_an_interrupted_generate_keeps_what_was_complete(tmp_path: Path) -> None
         "    for i, output in enumerate(outputs):\n"
         "        yield output\n"
         "        if i == 2: raise KeyboardInterrupt\n"
-        "g.track = interrupted; sys.exit(main(sys.argv[1:]))"
+        "g.with_progress = interrupted; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "generate", str(source), "-o", str(target), *SMALL]
     result = subprocess.run(command, timeout=120, env=environment("/tmp"), check=False)

@@ -25,7 +25,7 @@ from radix_runtime.messages import (
     unpack_ids,
 )
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.server.detokenizer import Detokenizer
+from radix_runtime.text.detokenizer import Detokenizer
 from radix_runtime.text.tokenizer import Tokenizer
 from tests.runtime.detokenizer_oracle import full_text, make_tokenizer, oracle
 

@@ -8,8 +8,9 @@ import pytest
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.messages import Generate, pack_ids, unpack_ids
 from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.scheduler.decision import Decision
 from radix_runtime.scheduler.lifecycle import Lifecycle
-from radix_runtime.scheduler.policy import Decision, plan_step
+from radix_runtime.scheduler.policy import plan_step
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.step_plan import StepPlan, StepResult
 from tests.runtime.fake_model import fake_logprob, fold, kv_of
@@ -24,18 +25,6 @@ def samples_of(plans: list[StepPlan], rid_row: int) -> list[int]:
             if plan.rows[index] == rid_row:
                 found.append(int(plan.num_samples[index]))
     return found
-
-
-def recorded(rig: Rig) -> list[StepPlan]:
-    plans: list[StepPlan] = []
-    launch = rig.engine.launch
-
-    def record(plan: StepPlan) -> object:
-        plans.append(plan)
-        return launch(plan)
-
-    rig.engine.launch = record  # type: ignore[method-assign, assignment]
-    return plans
 
 
 @BOTH
@@ -72,7 +61,7 @@ def test_lucky_drafts_save_steps() -> None:
 def test_no_entry_samples_beyond_the_end_and_none_is_planned_on_an_upper_bound() -> None:
     rig = Rig(samples=8)
     rig.engine.luck = 0.0
-    plans = recorded(rig)
+    plans = rig.record_plans()
     rig.submit("a", prompt(10), max_new_tokens=12, ignore_eos=True)
     rig.step()
     row = rig.request("a").row
@@ -87,7 +76,7 @@ def test_no_entry_samples_beyond_the_end_and_none_is_planned_on_an_upper_bound()
 
 def test_a_row_with_penalties_samples_one_token_a_step() -> None:
     rig = Rig(samples=8)
-    plans = recorded(rig)
+    plans = rig.record_plans()
     rig.submit("p", prompt(10), max_new_tokens=20, ignore_eos=True, frequency_penalty=0.5)
     rig.submit("q", prompt(10), max_new_tokens=20, ignore_eos=True)
     rig.step()
@@ -176,7 +165,7 @@ def stream(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
     )
     life.enqueue(request)
     life.admit(request, life.cache.match(request.ids[:0]))
-    life.grow(request, life.take_pages(life.allocator.pages_for(tokens)))
+    life.extend([request], [life.allocator.pages_for(tokens)])
     request.move(State.DECODE)
     request.computed_len = tokens
     request.reserved_len = tokens

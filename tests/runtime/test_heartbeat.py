@@ -6,8 +6,10 @@ import os
 
 import pytest
 
-from radix_runtime.server import heartbeat
-from radix_runtime.server.heartbeat import Heartbeats
+from radix_runtime.processes import heartbeat
+from radix_runtime.processes.heartbeat import Heartbeats
+
+PROCESSES = ("detokenizer/0", "scheduler/0", "scheduler/1", "api/0")
 
 
 class Clock:
@@ -23,23 +25,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_longest_silence_is_named(clock: Clock) -> None:
-    beats = Heartbeats()
+    beats = Heartbeats(PROCESSES)
     assert beats.stale() is None, "nobody has begun"
-    other = Heartbeats(os.dup(beats.descriptor))  # as a child maps it
-    other.beat("api")
+    other = Heartbeats(PROCESSES, os.dup(beats.descriptor))  # as a child maps it
+    other.beat("api/0")
     clock.now += 6
-    other.beat("detokenizer")
+    other.beat("detokenizer/0")
     clock.now += 5
-    assert beats.stale(10.9) == "api" and beats.stale(11.1) is None
-    other.beat("api")
+    assert beats.stale(10.9) == "api/0" and beats.stale(11.1) is None
+    other.beat("api/0")
     assert beats.stale() is None
 
 
 def test_a_hang_is_a_step_that_does_not_complete(clock: Clock) -> None:
-    beats = Heartbeats()
+    beats = Heartbeats(PROCESSES)
 
     def seen(since: float | None) -> float:
-        beats.watch_step(since)
+        beats.watch_step("scheduler/0", since)
         return beats.step_seconds
 
     assert seen(None) == 0 and beats.stale(0) is None, "idle: the loop beats for itself"
@@ -50,5 +52,23 @@ def test_a_hang_is_a_step_that_does_not_complete(clock: Clock) -> None:
     assert beats.stale() is None, "who waits for a long step is alive"
     clock.now += 20
     assert beats.step_seconds == pytest.approx(20), "a stopped process tells nothing new"
-    assert beats.stale() == "scheduler"
+    assert beats.stale() == "scheduler/0"
     assert seen(clock.now - 1) == pytest.approx(1) and seen(None) == 0
+
+
+def test_the_longest_step_of_all_engines_counts(clock: Clock) -> None:
+    beats = Heartbeats(PROCESSES)
+    beats.watch_step("scheduler/0", clock.now - 3)
+    beats.watch_step("scheduler/1", clock.now - 5)
+    assert beats.step_seconds == pytest.approx(5)
+    beats.watch_step("scheduler/1", None)
+    assert beats.step_seconds == pytest.approx(3)
+
+
+def test_who_has_ended_is_neither_silent_nor_in_a_step(clock: Clock) -> None:
+    beats = Heartbeats(PROCESSES)
+    beats.watch_step("scheduler/0", clock.now - 3)
+    clock.now += 20
+    assert beats.stale() == "scheduler/0"
+    beats.clear("scheduler/0")
+    assert beats.stale() is None and beats.step_seconds == 0

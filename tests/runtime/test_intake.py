@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from radix_runtime.errors import InvariantViolation, refusal
-from radix_runtime.scheduler.policy import Blocked
+from radix_runtime.scheduler.decision import Blocked
 from radix_runtime.scheduler.request import Request, State
 from tests.runtime.scheduler_rig import BOTH, Rig, prompt
 
@@ -63,8 +63,7 @@ def test_end_ids_outside_of_the_vocabulary_are_dropped(
     assert rig.engine.vocab_size == 97
     [record] = caplog.records
     assert "end ids" in record.message and "97 ids" in record.message
-    plans, launch = [], rig.engine.launch
-    rig.engine.launch = lambda plan: (plans.append(plan), launch(plan))[1]
+    plans = rig.record_plans()
     rig.submit("a", prompt(9), max_new_tokens=6, min_new_tokens=3)
     rig.run()
     assert [row.stop_ids for plan in plans for row in plan.new_rows] == [[1, 2]]
@@ -150,15 +149,15 @@ def test_flush_cache_only_when_nothing_runs() -> None:
     rig = Rig()
     ids = prompt(20)
     rig.submit("a", ids, max_new_tokens=3)
-    assert not rig.control("flush_cache").ok
+    assert not rig.flush_cache()
     rig.run()
     assert rig.life.cache.total_pages > 0
-    assert rig.control("flush_cache").ok
+    assert rig.flush_cache()
     assert rig.life.allocator.num_free == rig.life.allocator.num_pages
     rig.submit("b", ids, max_new_tokens=3)
     rig.run()
     assert rig.streams["b", 0].cached_tokens == 0
-    stats = rig.control("stats").stats
+    stats = rig.stats()
     assert stats["num_requests_total"] == 2 and stats["num_running_reqs"] == 0
     rig.verify_all()
 
@@ -195,8 +194,8 @@ def test_a_held_request_owns_nothing_and_is_passed(overlap: bool) -> None:
     rig.run()
     rig.verify("free")
     assert states(rig, "held") == [State.PENDING, State.PENDING]
-    assert not rig.scheduler.is_idle and not rig.control("flush_cache").ok
-    stats = rig.control("stats").stats
+    assert not rig.scheduler.is_idle and not rig.flush_cache()
+    stats = rig.stats()
     assert (stats["num_pending_reqs"], stats["num_queue_reqs"]) == (2, 0)
     assert stats["num_used_tokens"] == 0
     holder.release("held")
@@ -299,7 +298,7 @@ def test_a_pending_request_without_a_container_is_a_violation() -> None:
 
 def reasons(rig: Rig) -> dict[str, float]:
     """Of the last step, those that somebody waits for."""
-    stats = rig.control("stats").stats
+    stats = rig.stats()
     named = {reason: stats[f"num_queue_{reason.name.lower()}_reqs"] for reason in Blocked}
     assert sum(named.values()) == stats["num_queue_reqs"]
     return {reason.name: count for reason, count in named.items() if count}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from radix_runtime.errors import InvariantViolation
-from radix_runtime.memory.radix_cache import Node
+from radix_runtime.memory.radix_node import Node
 from radix_runtime.scheduler.request import State
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
 RNG = np.random.default_rng()

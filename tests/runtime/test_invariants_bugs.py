@@ -11,13 +11,14 @@ from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import batch_builder, lifecycle, policy, scheduler
+from radix_runtime.scheduler.batch_builder import Step
+from radix_runtime.scheduler.decision import Entry
 from radix_runtime.scheduler.lifecycle import Lifecycle
 from radix_runtime.scheduler.live import LiveRequests
-from radix_runtime.scheduler.policy import Entry
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.scheduler.results import Results
 from radix_runtime.step_plan import StepResult
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
 RNG = np.random.default_rng()
@@ -108,16 +109,17 @@ def bug_admission_ignores_pages(patch: Patch) -> None:
 
 
 def bug_token_sent_after_the_end(patch: Patch) -> None:
-    accept = Results._accept
+    complete = Results.complete
 
-    def careless(self: Results, entry: Entry, *rest: object) -> None:
-        request = entry.request
-        if request.ended and entry.num_samples:
-            delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
-            self._output._deltas.append(delta)
-        accept(self, entry, *rest)
+    def careless(self: Results, step: Step, result: StepResult) -> None:
+        for entry in step.entries:
+            request = entry.request
+            if request.ended and entry.num_samples:
+                delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
+                self._output._deltas.append(delta)
+        complete(self, step, result)
 
-    patch.setattr(Results, "_accept", careless)
+    patch.setattr(Results, "complete", careless)
 
 
 def bug_wrong_page_in_the_plan(patch: Patch) -> None:
@@ -176,33 +178,31 @@ def bug_abort_counts_nothing(patch: Patch) -> None:
 def draft_bug_rejected_tokens_stay_counted(patch: Patch) -> None:
     accept = Results._accept
 
-    def stuck(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        request = entry.request
-        rejected = 0 if request.ended else entry.num_samples - count
-        accept(self, entry, result, slot, count)
-        request.total_len += rejected
-        request.computed_len += rejected
+    def stuck(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
+        rejected = entry.num_samples - len(tokens)
+        accept(self, entry, tokens, *rest)
+        entry.request.total_len += rejected
+        entry.request.computed_len += rejected
 
     patch.setattr(Results, "_accept", stuck)
 
 
 def draft_bug_rejected_tokens_are_sent(patch: Patch) -> None:
-    accept = Results._accept
+    complete = Results.complete
 
-    def greedy(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        accept(self, entry, result, slot, entry.num_samples)
+    def greedy(self: Results, step: Step, result: StepResult) -> None:
+        result.counts = step.plan.num_samples[step.plan.num_samples > 0]
+        complete(self, step, result)
 
-    patch.setattr(Results, "_accept", greedy)
+    patch.setattr(Results, "complete", greedy)
 
 
 def draft_bug_only_the_total_sinks(patch: Patch) -> None:
     accept = Results._accept
 
-    def half(self: Results, entry: Entry, result: StepResult, slot: int, count: int) -> None:
-        request = entry.request
-        if not request.ended:
-            request.computed_len += entry.num_samples - count
-        accept(self, entry, result, slot, count)
+    def half(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
+        entry.request.computed_len += entry.num_samples - len(tokens)
+        accept(self, entry, tokens, *rest)
 
     patch.setattr(Results, "_accept", half)
 
@@ -212,7 +212,7 @@ def draft_bug_pages_for_one_token_only(patch: Patch) -> None:
         for entry in entries:
             end = entry.end if entry.is_chunk else entry.start + 1
             need = life.allocator.pages_for(end) - entry.request.num_pages
-            life.grow(entry.request, life.take_pages(max(0, need)))
+            life.extend([entry.request], [max(0, need)])
 
     patch.setattr(batch_builder, "_take_pages", short)
 
@@ -243,10 +243,11 @@ DRAFT_BUGS = [f for n, f in globals().items() if n[:10] == "draft_bug_"]
 CAUGHT = (InvariantViolation, AssertionError, ValueError, IndexError)
 
 
-def small_rig(samples: int) -> Rig:
+def small_rig(samples: int, page_size: int = 4) -> Rig:
     return Rig(
-        samples=samples, rows=4, pages=14, page_size=4, chunk=8, schedule_conservativeness=0.0
-    )
+        samples=samples, rows=4, pages=56 // page_size, page_size=page_size, chunk=8,
+        schedule_conservativeness=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda f: f.__name__[4:])
@@ -260,10 +261,11 @@ def test_a_bug_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> No
 def test_a_bug_with_drafts_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     with pytest.raises(CAUGHT):
-        traffic(small_rig(4), new=20)
+        for page_size in (4, 1):
+            traffic(small_rig(4, page_size), new=20)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("new", [8, 20])
-def test_the_same_traffic_without_a_bug_passes(samples: int, new: int) -> None:
-    traffic(small_rig(samples), new)
+@pytest.mark.parametrize(("new", "page_size"), [(8, 4), (20, 4), (20, 1)])
+def test_the_same_traffic_without_a_bug_passes(samples: int, new: int, page_size: int) -> None:
+    traffic(small_rig(samples, page_size), new)

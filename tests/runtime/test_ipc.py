@@ -4,90 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import zmq
 
 from radix_runtime.errors import RequestError
 from radix_runtime.messages import (
     Abort,
     Control,
     ControlReply,
-    Generate,
     RequestFailed,
     TextBatch,
     TextDelta,
     TextStop,
     TokenBatch,
     encode,
-    pack_ids,
+    pack_body,
 )
-from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.server import ipc
-from radix_runtime.server.ipc import API, DETOKENIZER, SCHEDULER
-
-TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
-
-
-class Net:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.open: list[ipc.Receiver | ipc.Sender] = []
-
-    def receiver(self, name: str) -> ipc.Receiver:
-        self.open.append(ipc.Receiver(directory=self.directory, name=name, token=TOKEN))
-        return self.open[-1]  # type: ignore[return-value]
-
-    def sender(self, name: str, token: bytes = TOKEN) -> ipc.Sender:
-        self.open.append(ipc.Sender(directory=self.directory, name=name, token=token))
-        return self.open[-1]  # type: ignore[return-value]
-
-    def raw(self, target: str) -> zmq.Socket[bytes]:
-        socket = zmq.Context.instance().socket(zmq.PUSH)
-        socket.linger = 0
-        socket.connect(ipc.endpoint(self.directory, target))
-        return socket
+from radix_runtime.processes import ipc
+from tests.runtime.net import API, DETOKENIZER, SCHEDULER, TOKEN, Net, generate, open_net, take
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    directory = Path(tempfile.mkdtemp(prefix="radix-test-"))
-    net = Net(directory)
-    yield net
-    zmq.Context.instance().destroy(linger=0)
-    shutil.rmtree(directory)
-
-
-def generate(i: int, n: int = 3) -> Generate:
-    sampling = SamplingParams(stop=["é"], seed=i)
-    return Generate(rid=f"r{i}", input_ids=pack_ids(range(n)), sampling=sampling)
+    with open_net() as net:
+        yield net
 
 
 def text_delta(rid: str) -> TextDelta:
     return TextDelta(rid=rid, choice=0, ids=b"", text="x")
 
 
-def take(receiver: ipc.Receiver, count: int) -> list[object]:
-    got: list[object] = []
-    while len(got) < count:
-        assert receiver.wait(5.0), f"only {len(got)} of {count} messages came"
-        got += receiver.receive()
-    return got
-
-
 def test_messages_arrive_in_order_and_unchanged(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
     api = net.sender(API)
     detokenizer = net.sender(DETOKENIZER)
-    sent = [generate(i) for i in range(500)] + [Abort("r1"), Control(7, "stats")]
+    sent = [generate(i) for i in range(500)] + [
+        Abort("r1"),
+        Control(7, "stats", body=pack_body([1, "é"])),
+    ]
     for message in sent:
         api.send(message)
     assert take(inbox, len(sent)) == sent
@@ -106,9 +65,9 @@ def test_routes_by_type(net: Net) -> None:
     failed = RequestFailed(rid="r", status=500, code="internal_error", message="x")
     scheduler.send(TokenBatch([]))
     scheduler.send(failed)
-    scheduler.send(ControlReply(1, True))
+    scheduler.send(ControlReply(1, body=pack_body(True)))
     assert take(at_detokenizer, 2) == [TokenBatch([]), failed]
-    assert take(at_api, 1) == [ControlReply(1, True)]
+    assert take(at_api, 1) == [ControlReply(1, body=pack_body(True))]
     detokenizer.send(TextBatch([text_delta("r")]))
     detokenizer.send(failed)
     assert take(at_api, 2)[1] == failed
@@ -142,7 +101,7 @@ def test_foreign_frames_are_ignored_and_counted(net: Net) -> None:
 def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -> None:
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
-    socket.send(struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), sequence) + body)
+    socket.send(net.frame(API, sequence, body))
     assert inbox.wait(5)
     with pytest.raises(ipc.LinkError):
         inbox.receive()
@@ -152,7 +111,7 @@ def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -
 def test_a_replayed_message_is_fatal(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
-    frame = struct.pack("<32sBQ", TOKEN, ipc.ROLES.index(API), 0) + encode(Abort("r"))
+    frame = net.frame(API, 0, encode(Abort("r")))
     socket.send(frame)
     assert take(inbox, 1) == [Abort("r")]
     socket.send(frame)
@@ -193,7 +152,7 @@ def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.Mo
 def test_a_socket_that_nobody_else_keeps_ends_a_wait(net: Net) -> None:
     """As the one that a signal makes readable."""
     ours, theirs = socket.socketpair()
-    receiver = ipc.Receiver(directory=net.directory, name=SCHEDULER, token=TOKEN, wake=ours)
+    receiver = ipc.Receiver(net.node(SCHEDULER), wake=ours)
     net.open.append(receiver)
     del ours
     threading.Timer(0.2, lambda: theirs.send(b"x")).start()
@@ -211,6 +170,23 @@ def test_wait_wakes_at_once(net: Net) -> None:
     start = time.monotonic()
     assert inbox.wait(30)
     assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack("<32sHIIQ", TOKEN, 99, 0, 0, 0) + encode(Abort("r")),  # nobody's
+        struct.pack("<32sHIIQ", TOKEN, 2, 1, 0, 1) + encode(Abort("r")),  # a gap after a restart
+    ],
+)
+def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
+    inbox = net.receiver(SCHEDULER)
+    socket = net.raw(SCHEDULER)
+    socket.send(frame)
+    assert inbox.wait(5)
+    with pytest.raises(ipc.LinkError):
+        inbox.receive()
+    socket.close()
 
 
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

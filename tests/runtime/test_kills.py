@@ -16,7 +16,7 @@ ERROR_SECONDS = 2.0  # until every open request has its error
 EXIT_SECONDS = 5.0  # until the server has gone
 
 
-@pytest.mark.parametrize("role", ["scheduler_process", "detokenizer_process"])
+@pytest.mark.parametrize("role", ["radix: scheduler", "radix: detokenizer"])
 def test_death_of_an_engine_process(role: str) -> None:
     with Server() as server:
         calls = start_load(server)
@@ -35,7 +35,7 @@ def test_death_of_a_tensor_parallel_worker() -> None:
     with Server("--tp-size", "2", "--num-threads", "2") as server:
         calls = start_load(server, 2, 2)
         start = time.monotonic()
-        os.kill(server.find("engine.worker").pid, signal.SIGKILL)
+        os.kill(server.find("radix: rank 1").pid, signal.SIGKILL)
         code = server.wait_exit(EXIT_SECONDS)
         _assert_engine_dead(calls, start)
         assert code == 70
@@ -45,7 +45,7 @@ def test_death_of_a_tensor_parallel_worker() -> None:
 
 def test_death_of_an_idle_tensor_parallel_worker() -> None:
     with Server("--tp-size", "2", "--num-threads", "2") as server:
-        os.kill(server.find("engine.worker").pid, signal.SIGKILL)
+        os.kill(server.find("radix: rank 1").pid, signal.SIGKILL)
         assert server.wait_exit(EXIT_SECONDS) == 70
         server.assert_nothing_left()
 
@@ -54,7 +54,7 @@ def test_death_of_the_api_process() -> None:
     with Server() as server:
         calls = start_load(server)
         start = time.monotonic()
-        os.kill(server.find("api_process").pid, signal.SIGKILL)
+        os.kill(server.find("radix: api").pid, signal.SIGKILL)
         assert server.wait_exit(EXIT_SECONDS) == 70
         assert join(calls, start) < ERROR_SECONDS
         assert all(call.broken and not call.done for call in calls)
@@ -75,7 +75,7 @@ def test_death_of_the_supervisor() -> None:
 
 def test_death_of_the_supervisor_with_a_stopped_child_and_a_worker() -> None:
     with Server("--tp-size", "2", "--num-threads", "2") as server:
-        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        os.kill(server.find("radix: scheduler").pid, signal.SIGSTOP)
         server.process.kill()
         server.assert_nothing_left(EXIT_SECONDS)
 
@@ -84,11 +84,11 @@ def test_death_while_loading() -> None:
     with Server(wait=False) as server:
         server.wait_for("settings")
         deadline = time.monotonic() + 60
-        while not any("scheduler" in " ".join(p.cmdline()) for p in server.family):
+        while not any("radix: scheduler" in " ".join(p.cmdline()) for p in server.family):
             assert time.monotonic() < deadline
             server.note_family()
             time.sleep(0.02)
-        os.kill(server.find("scheduler_process").pid, signal.SIGKILL)
+        os.kill(server.find("radix: scheduler").pid, signal.SIGKILL)
         assert server.wait_exit(EXIT_SECONDS) == 70
         server.assert_nothing_left()
 
@@ -97,7 +97,7 @@ def test_a_stopped_scheduler_makes_health_fail_then_resumes() -> None:
     with Server() as server:
         with httpx.Client(timeout=5) as client:
             assert client.get(f"{server.url}/health").status_code == 200
-            scheduler = server.find("scheduler_process")
+            scheduler = server.find("radix: scheduler")
             start = time.monotonic()
             scheduler.suspend()
             while client.get(f"{server.url}/health").status_code == 200:
@@ -114,7 +114,7 @@ def test_a_hang_ends_with_the_hang_code() -> None:
     with Server("--step-timeout", "2") as server:
         calls = start_load(server)
         start = time.monotonic()
-        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        os.kill(server.find("radix: scheduler").pid, signal.SIGSTOP)
         assert server.wait_exit(2 + 1 + EXIT_SECONDS) == 75
         join(calls, start)
         assert {call.code for call in calls} == {"engine_dead"}
@@ -125,9 +125,9 @@ def test_a_hang_ends_with_the_hang_code() -> None:
 def test_a_hang_shows_the_stacks_of_every_process_of_the_engine() -> None:
     with Server("--step-timeout", "2", "--tp-size", "2", "--num-threads", "2") as server:
         start_load(server, 1, 0)
-        os.kill(server.find("scheduler_process").pid, signal.SIGSTOP)
+        os.kill(server.find("radix: scheduler").pid, signal.SIGSTOP)
         assert server.wait_exit(2 + 1 + EXIT_SECONDS) == 75
-        for part in ("api_process.py", "detokenizer.py", "engine/worker.py"):
+        for part in ("processes/api.py", "text/detokenizer.py", "engine/worker.py"):
             assert re.search(rf'File ".*{part}", line', server.log()), part
         server.assert_nothing_left()
 
@@ -149,7 +149,7 @@ def test_a_signal_ends_cleanly(signum: int) -> None:
 def test_a_second_signal_ends_at_once() -> None:
     with Server() as server:
         # A stopped API makes the clean way out last as long as it may.
-        os.kill(server.find("api_process").pid, signal.SIGSTOP)
+        os.kill(server.find("radix: api").pid, signal.SIGSTOP)
         server.process.terminate()
         server.wait_for("shutting down")
         start = time.monotonic()

@@ -18,6 +18,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part is a file or folder of the package. A part may import its own layer and those before it.
 BASE = (
+    "cache_spec",
+    "checkpoint",
     "config",
     "errors",
     "families",
@@ -25,17 +27,19 @@ BASE = (
     "log",
     "messages",
     "model_config",
-    "processes",
+    "progress",
     "registry",
     "sampling_params",
     "shortcuts",
     "signals",
+    "spawn",
     "specs",
     "step_plan",
-    "text",
 )
 ORDER = (
     BASE,
+    ("text",),
+    ("server",),
     ("ops", "device"),
     ("distributed",),
     ("memory",),
@@ -46,21 +50,27 @@ ORDER = (
     ("models",),
     ("engine",),
     ("scheduler",),
-    ("server",),
-    ("offline", "offline_requests"),
+    ("prepare", "start_log"),
+    ("offline", "offline_loop", "offline_requests"),
+    ("processes",),
     ("cli",),
 )
+# HTTP stands early in the order, and yet only the processes and the command line may import it.
+HTTP = "server"
+MAY_IMPORT_HTTP = (HTTP, "processes", "cli")
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 TORCH_FREE = [
     *BASE,
-    "text.chat_template",
-    "text.generation_config",
-    "text.tokenizer",
+    "prepare",
+    "start_log",
     "memory.page_allocator",
     "memory.radix_cache",
     "scheduler.policy",
 ]
-RUNS_THE_ENGINE = {"server.scheduler_process"}
+TORCH_FREE_PACKAGES = ("text", "server", "processes")
+RUNS_THE_ENGINE = {"processes.scheduler"}
+# What stays out of the caller's process when it imports `Engine`.
+NOT_OFFLINE = ("radix_runtime.server", "radix_runtime.processes", "uvicorn", "fastapi", "zmq")
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 BANNED_ATTRIBUTES = {"recv_pyobj", "send_pyobj"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -128,6 +138,8 @@ def violations(source: str, name: str, is_package: bool = False) -> list[str]:
             wrong.append(f"{name}:{line} imports {target!r}, which has no place in the order")
         elif rank > RANK[part]:
             wrong.append(f"{name}:{line} imports upward: {target}")
+        elif first == HTTP and part not in MAY_IMPORT_HTTP:
+            wrong.append(f"{name}:{line} imports HTTP: {target}")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             hidden = in_package_imports(node, name, is_package)
@@ -154,6 +166,12 @@ def test_imports_run_one_way() -> None:
         ("memory.kv_pool", "from radix_runtime.batch import ForwardBatch"),
         ("errors", "if x:\n    from .ops import linear"),
         ("server.api", "def f():\n    from ..errors import RequestError"),
+        ("server.api", "from ..processes.ipc import Sender"),
+        ("server.api", "from ..scheduler.scheduler import Scheduler"),
+        ("text.choices", "from ..server.protocol import Body"),
+        ("offline", "from .server.protocol import Body"),
+        ("offline", "from .processes.ipc import Sender"),
+        ("scheduler.intake", "from ..server.protocol import Body"),
         ("attic.junk", "import os"),
         ("batch", "from .attic import junk"),
     ],
@@ -207,8 +225,8 @@ def test_only_ops_imports_the_kernel_wheel() -> None:
 
 
 def test_light_modules_do_not_load_torch() -> None:
-    server = {module_name(f) for f in FILES if f.parent == PACKAGE / "server"} - RUNS_THE_ENGINE
-    names = [n for n in [*TORCH_FREE, *sorted(server)] if exists(n)]
+    light = {module_name(f) for f in FILES if f.parent.name in TORCH_FREE_PACKAGES}
+    names = [n for n in [*TORCH_FREE, *sorted(light - RUNS_THE_ENGINE)] if exists(n)]
     code = (
         "import sys, importlib\n"
         f"for name in {names!r}:\n"
@@ -216,6 +234,20 @@ def test_light_modules_do_not_load_torch() -> None:
         "    bad = {'torch', 'transformers', 'radix_kernels'} & set(sys.modules)\n"
         "    assert not bad, f'{name} loads {bad}'\n"
     )
+    assert_runs(code)
+
+
+def test_the_engine_needs_neither_http_nor_processes() -> None:
+    assert_runs(
+        "import sys\n"
+        "from radix_runtime import Engine\n"
+        f"bad = {set(NOT_OFFLINE)!r} & set(sys.modules)\n"
+        "assert not bad, f'Engine loads {bad}'\n"
+    )
+
+
+def assert_runs(code: str) -> None:
+    """This code raises nothing in a Python of its own."""
     result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError
+from radix_runtime.memory.radix_check import check_tree
 from radix_runtime.messages import Generate, pack_ids
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler import policy
 from radix_runtime.scheduler.batch_builder import build_step
+from radix_runtime.scheduler.decision import Decision
 from radix_runtime.scheduler.lifecycle import Lifecycle
-from radix_runtime.scheduler.policy import Decision, OutputRatio, QueueContext, plan_step
+from radix_runtime.scheduler.policy import OutputRatio, QueueContext, plan_step
 from radix_runtime.scheduler.request import Request, State
 
 SEQ = iter(range(10**9))
@@ -93,7 +95,7 @@ def test_planning_changes_nothing() -> None:
     after = host.life.allocator.num_free, host.life.cache.evictable_pages, len(host.life.waiting)
     assert before == after
     assert states == [(r.state, r.computed_len, r.num_pages) for r in host.life.running]
-    host.life.cache.check()
+    check_tree(host.life.cache)
 
 
 def test_streams_first_then_chunks_fill_the_budget() -> None:
@@ -311,6 +313,29 @@ def test_policies_are_found_by_name_and_entry_point(monkeypatch: pytest.MonkeyPa
     ServerArgs(schedule_policy="mine").validate()  # the name is looked up at start
 
 
+def end_finished(host: Host) -> None:
+    for stream in list(host.life.running):
+        if stream.state is State.DECODE and stream.total_len == stream.max_total_len:
+            host.life.end(stream)
+
+
+def advance(host: Host) -> bool:
+    """One step, or one retraction where pages are missing; False: there is nothing to do."""
+    decision = host.plan()
+    if decision.shortage:
+        host.life.retract(max(host.life.running, key=lambda r: r.seq))
+        return True
+    if not decision:
+        return False
+    tokens = len(decision.decode) + sum(c.end - c.start for c in decision.chunks)
+    assert tokens <= max(host.budget, len(decision.decode))
+    assert all(c.end - c.start >= 1 for c in decision.chunks)
+    host.run()  # raises when pages or rows are missing
+    end_finished(host)
+    check_tree(host.life.cache)
+    return True
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> None:
@@ -326,33 +351,12 @@ def test_a_plan_always_fits_its_pages_rows_and_tokens(data: st.DataObject) -> No
             n = data.draw(st.integers(1, limit - 1))
             new = data.draw(st.integers(1, limit - n))
             host.life.waiting.append(request([i % 7 for i in range(n)], new))
-        decision = host.plan()
-        if decision.shortage:
-            host.life.retract(max(host.life.running, key=lambda r: r.seq))
-            continue
-        if not decision:
-            continue
-        tokens = len(decision.decode) + sum(c.end - c.start for c in decision.chunks)
-        assert tokens <= max(host.budget, len(decision.decode))
-        assert all(c.end - c.start >= 1 for c in decision.chunks)
-        host.run()  # raises when pages or rows are missing
-        for r in list(host.life.running):
-            if r.state is State.DECODE and r.total_len == r.max_total_len:
-                host.life.end(r)
-        host.life.cache.check()
+        advance(host)
     # Whatever is left comes to its end: nothing waits for ever.
     for _ in range(5000):
         if not host.life.running and not host.life.waiting:
             return
-        decision = host.plan()
-        if decision.shortage:
-            host.life.retract(max(host.life.running, key=lambda r: r.seq))
-            continue
-        assert decision, "requests wait and nothing runs"
-        host.run()
-        for r in list(host.life.running):
-            if r.state is State.DECODE and r.total_len == r.max_total_len:
-                host.life.end(r)
+        assert advance(host), "requests wait and nothing runs"
     raise AssertionError("the queue does not empty")
 
 

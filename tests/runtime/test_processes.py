@@ -12,10 +12,11 @@ import pytest
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.executor import TPExecutor
-from radix_runtime.processes import DUMP_SIGNAL, start_process
-from radix_runtime.server.child import Launch
-from radix_runtime.server.heartbeat import Heartbeats
-from radix_runtime.server.supervisor import ChildProcess
+from radix_runtime.processes.child import Launch
+from radix_runtime.processes.child_process import ChildProcess
+from radix_runtime.processes.heartbeat import Heartbeats
+from radix_runtime.processes.roles import ROLES, Topology
+from radix_runtime.spawn import DUMP_SIGNAL, start_process
 
 # A few of the modules that our processes import, as a downloaded folder may hold them.
 TRAPS = ("uvicorn", "queue", "random", "faulthandler", "importlib", "msgspec", "torch")
@@ -33,9 +34,9 @@ def trapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("module", ["server.child", "engine.worker"])
+@pytest.mark.parametrize("module", ["processes.child", "engine.worker"])
 def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> None:
-    process = start_process(f"radix_runtime.{module}", stderr=subprocess.PIPE)
+    process = start_process(f"radix_runtime.{module}", title="radix: test", stderr=subprocess.PIPE)
     # No line on its standard input: it ends, or trips over that.
     _, log = process.communicate(timeout=60)
     assert not (trapped / "SPRUNG").exists(), log
@@ -44,17 +45,19 @@ def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> No
 
 @pytest.mark.parametrize("role", ["api", "detokenizer", "scheduler"])
 def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None:
-    heartbeats = Heartbeats()
+    heartbeats = Heartbeats(Topology(ROLES).processes)
     args = ServerArgs(model_path="/no/such/model")
     child = ChildProcess(
         Launch(
-            role=role,
+            process=f"{role}/0",
+            roles=list(ROLES),
             args=args,
             directory=str(trapped),
             token=b"token",
             parent=os.getpid(),
             heartbeat_fd=heartbeats.descriptor,
-        )
+        ),
+        label=role,
     )
     try:
         report = os.read(child.status, 1 << 16)
@@ -86,10 +89,14 @@ def test_stacks_can_be_asked_for_from_the_first_import_on(tmp_path: Path) -> Non
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        process = start_process("sleeper", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start_process(
+            "sleeper", title="radix: sleeper", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     assert process.stdout is not None and process.stderr is not None
     try:
         assert process.stdout.readline() == b"up\n"
+        assert Path(f"/proc/{process.pid}/cmdline").read_bytes() == b"radix: sleeper\0"
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "radix: sleeper\n"
         process.send_signal(DUMP_SIGNAL)
         assert b"most recent call first" in process.stderr.readline()
         time.sleep(0.1)

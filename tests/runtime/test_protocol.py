@@ -19,9 +19,9 @@ from radix_runtime.server.protocol import (
     CompletionBody,
     GenerateBody,
     TokenizeBody,
-    template_messages,
 )
 from radix_runtime.server.unbuilt import HARMLESS, UNBUILT, Unbuilt
+from radix_runtime.text.conversation import template_messages
 
 BODIES = [ChatBody, CompletionBody, GenerateBody, TokenizeBody]
 USER = [{"role": "user", "content": "x"}]
@@ -70,6 +70,29 @@ def test_every_neutral_value_passes_and_others_do_not(kind: type[Body]) -> None:
         error = refusal(kind, {**base, name: {"something": "else"}}, lenient=True)
         assert (error.code, error.param) == ("unsupported_parameter", name)
         assert error.message == f"{name} is not supported: {field.why}"
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_an_unknown_field_that_is_null_passes(kind: type[Body]) -> None:
+    """Clients that send whole objects fill what they do not use with nulls."""
+    base = {"messages": USER} if kind is ChatBody else {"prompt": "x"}
+    base = {"text": "x"} if kind is GenerateBody else base
+    for lenient in (False, True):
+        body = json.dumps({**base, "mm_processor_kwargs": None}).encode()
+        _, warnings = decode_body(kind, body, lenient, {})
+        assert warnings == []
+
+
+def test_an_unknown_field_is_told_what_may_have_been_meant() -> None:
+    for name, meant in (("temprature", "temperature"), ("max_token", "max_tokens")):
+        error = refusal(ChatBody, {"messages": USER, name: 1})
+        assert error.message == f"unknown parameter {name}; did you mean {meant}?"
+    error = refusal(GenerateBody, {"text": "x", "sampling_params": {"topp": 1}})
+    assert error.message == "unknown parameter sampling_params.topp; did you mean top_p?"
+    error = refusal(ChatBody, {"messages": USER, "frobnicate": 1})
+    assert error.message == (
+        "unknown parameter frobnicate; a server with --allow-unknown-fields ignores it"
+    )
 
 
 def test_true_is_not_one() -> None:

@@ -8,27 +8,39 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.page_allocator import PageAllocator
-from radix_runtime.memory.radix_cache import Node, RadixCache
+from radix_runtime.memory.radix_cache import RadixCache
+from radix_runtime.memory.radix_check import check_tree
+from radix_runtime.memory.radix_node import Node
 
 
-def build(
-    pages: int = 64, page_size: int = 1, **options: object
-) -> tuple[PageAllocator, RadixCache]:
+class Cache(RadixCache):
+    """A cache with the allocator that gets its victims."""
+
+    def __init__(self, allocator: PageAllocator, **options: object) -> None:
+        super().__init__(allocator.page_size, **options)
+        self.allocator = allocator
+
+    def free(self, victims: np.ndarray) -> int:
+        self.allocator.free(victims)
+        return len(victims)
+
+
+def build(pages: int = 64, page_size: int = 1, **options: object) -> tuple[PageAllocator, Cache]:
     allocator = PageAllocator(pages, page_size)
-    return allocator, RadixCache(allocator, **options)
+    return allocator, Cache(allocator, **options)
 
 
-def add(cache: RadixCache, ids: list[int], key: str | None = None) -> list[int]:
+def add(cache: Cache, ids: list[int], key: str | None = None) -> list[int]:
     """Inserts `ids` with fresh pages; frees the duplicates as a caller must."""
     whole = len(ids) // cache.page_size * cache.page_size
     pages = cache.allocator.alloc(whole // cache.page_size)
     cached, duplicates = cache.insert(np.array(ids[:whole], np.int32), pages, key)
     cache.allocator.free(duplicates)
-    cache.check()
+    check_tree(cache)
     return cached.pages.tolist()
 
 
-def length(cache: RadixCache, ids: list[int], key: str | None = None) -> int:
+def length(cache: Cache, ids: list[int], key: str | None = None) -> int:
     return cache.match_length(np.array(ids, np.int32), key)
 
 
@@ -39,7 +51,7 @@ def test_match_returns_the_pages_that_were_inserted() -> None:
     assert (match.length, match.pages.tolist()) == (4, pages[:2])
     assert length(cache, [1, 2, 3]) == 2  # whole pages only
     assert length(cache, [1, 9, 3, 4]) == 0 and length(cache, []) == 0
-    cache.check()
+    check_tree(cache)
 
 
 def test_insert_names_canonical_and_duplicate_pages() -> None:
@@ -73,19 +85,19 @@ def test_a_lock_survives_a_split_and_keeps_the_path() -> None:
     add(cache, [1, 2, 8])
     assert node.lock_count == 1 and node.parent is not None and node.parent.lock_count == 1
     assert cache.evictable_pages == 1
-    assert cache.evict(100) == 1 and length(cache, [1, 2, 3, 4]) == 4
+    assert cache.free(cache.evict(100)) == 1 and length(cache, [1, 2, 3, 4]) == 4
     cache.unlock(node)
-    cache.check()
-    assert cache.evict(100) == 4 and allocator.num_free == 8
+    check_tree(cache)
+    assert cache.free(cache.evict(100)) == 4 and allocator.num_free == 8
     assert cache.num_nodes == 0 and not cache.root.children
 
 
 def test_eviction_takes_only_the_tail_it_needs() -> None:
     allocator, cache = build(pages=10, page_size=2)
     add(cache, list(range(12)))
-    assert cache.evict(2) == 2 and length(cache, list(range(12))) == 8
+    assert cache.free(cache.evict(2)) == 2 and length(cache, list(range(12))) == 8
     assert allocator.num_free == 6
-    cache.check()
+    check_tree(cache)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +116,9 @@ def test_eviction_order(eviction: str, order: list[int]) -> None:
         cache.record_use(cache.match(np.array([3, 3], np.int32)).node)
     gone = []
     for _ in range(3):
-        cache.evict(2)
+        cache.free(cache.evict(2))
         gone += [i for i in (1, 2, 3) if i not in gone and length(cache, [i, i]) == 0]
-        cache.check()
+        check_tree(cache)
     assert gone == order
 
 
@@ -126,24 +138,25 @@ def test_prune_removes_a_path_up_to_what_others_use() -> None:
     add(cache, [1, 2, 9])
     node = cache.match(np.array([1, 2, 3, 4], np.int32)).node
     below = cache.match(np.array([1, 2, 3, 4, 5], np.int32)).node
-    assert cache.prune(node) == 0  # it has a child
+    assert cache.free(cache.prune(node)) == 0  # it has a child
     cache.lock(below)
-    assert cache.prune(below) == 0
+    assert cache.free(cache.prune(below)) == 0
     cache.unlock(below)
-    assert cache.prune(below) == 3
+    assert cache.free(cache.prune(below)) == 3
     assert length(cache, [1, 2, 9]) == 3 and allocator.num_free == 64 - 3
-    cache.check()
+    check_tree(cache)
 
 
 def test_reset_and_its_refusal() -> None:
     allocator, cache = build()
-    add(cache, [1, 2, 3])
+    cached = add(cache, [1, 2, 3])
     node = cache.match(np.array([1, 2], np.int32)).node
     cache.lock(node)
     with pytest.raises(RuntimeError):
         cache.reset()
     cache.unlock(node)
-    cache.reset()
+    assert sorted(cache.reset().tolist()) == cached
+    allocator.free(np.array(cached))
     assert allocator.num_free == 64 and length(cache, [1, 2, 3]) == 0
     add(cache, [1, 2, 3])
 
@@ -235,7 +248,7 @@ class CacheMachine(RuleBasedStateMachine):
         kept = {(key, p) for _, key, ids in self.locked for p in self.prefixes(ids)}
         free = len(self.model) - len(kept)
         before = {page: prefix for prefix, page in self.model.items()}
-        gone = self.cache.evict(n)
+        gone = self.cache.free(self.cache.evict(n))
         assert gone == min(n, free)
         for page in self.allocator.free_pages().tolist():
             if page in before:
@@ -244,7 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def consistent(self) -> None:
-        self.cache.check()
+        check_tree(self.cache)
         assert self.cache.total_pages == len(self.model)
         assert self.allocator.num_pages - self.allocator.num_free == len(self.model)
         kept = {(key, p) for _, key, ids in self.locked for p in self.prefixes(ids)}
@@ -261,8 +274,8 @@ def test_the_version_tells_when_a_match_may_have_changed() -> None:
     for change in (
         lambda: add(cache, [1, 2, 3]),
         lambda: add(cache, [1, 2, 4]),
-        lambda: cache.evict(1),
-        lambda: cache.reset(),
+        lambda: cache.free(cache.evict(1)),
+        lambda: cache.free(cache.reset()),
     ):
         change()
         versions.append(cache.version)

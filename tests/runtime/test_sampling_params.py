@@ -36,7 +36,7 @@ def violations(names: dict[str, str] | None = None, **fields: Any) -> list[tuple
         ("n", 5, "n must be in [1, 4], got 5"),
         ("max_new_tokens", -1, "max_new_tokens must not be negative, got -1"),
         ("min_new_tokens", 129, "min_new_tokens must be in [0, max_new_tokens], got 129"),
-        ("top_k", 0, "top_k must be -1 (off) or at least 1, got 0"),
+        ("top_k", -2, "top_k must be -1 or 0 (off), or at least 1, got -2"),
         ("seed", 2**63, f"seed must be a signed 64-bit integer, got {2**63}"),
         ("stop", ["x"] * 33, "stop may have at most 32 entries, got 33"),
         ("stop", [""], "a stop string must have 1 to 256 characters"),
@@ -53,10 +53,11 @@ def test_the_edges_fit() -> None:
     edges = [
         {"temperature": 0.0, "top_p": 1.0, "min_p": 1.0, "top_k": 1, "seed": -(2**63)},
         {"n": 4, "max_new_tokens": None, "min_new_tokens": 10**9, "top_k": -1},
+        {"top_k": 0},
         {"max_new_tokens": 0, "min_new_tokens": 0, "stop": ["x" * 256] * 32},
         {"stop_token_ids": [0, 9], "logit_bias": {0: -100.0, 9: 100.0}},
     ]
-    assert [violations(**fields) for fields in edges] == [[], [], [], []]
+    assert [violations(**fields) for fields in edges] == [[], [], [], [], []]
 
 
 def test_sentences_use_the_names_of_the_route() -> None:
@@ -73,3 +74,39 @@ def test_sentences_use_the_names_of_the_route() -> None:
         limits.admit([1], SamplingParams(stop=[""]), "prompt", NAMES, clip=False)
     assert caught.value.param == "body.stop_strings"
     assert caught.value.message == "a stop string must have 1 to 256 characters"
+
+
+def too_long(limits: Limits, prompt: int, new: int | None) -> RequestError:
+    params = SamplingParams(max_new_tokens=new)
+    with pytest.raises(RequestError) as caught:
+        limits.admit([1] * prompt, params, "messages", NAMES, clip=False)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "param"),
+    [(9, 100, "max_tokens"), (99, 2, "max_tokens"), (100, 1, "messages"), (120, None, "messages")],
+)
+def test_a_long_request_is_told_in_the_words_that_clients_look_for(
+    prompt: int, new: int | None, param: str
+) -> None:
+    error = too_long(Limits(context_length=100, vocab_size=10), prompt, new)
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
+    total = prompt + (new or 1)
+    assert f"However, you requested {total} tokens ({prompt} in the prompt" in error.message
+    # What litellm and langchain-openai search the message for; the first takes it in lower case.
+    assert "this model's maximum context length is 100 tokens." in error.message.lower()
+    assert "context_length_exceeded" in error.message
+
+
+def test_a_kv_cache_smaller_than_the_context_bounds_it() -> None:
+    limits = Limits(context_length=100, vocab_size=10, max_total_tokens=50)
+    for prompt, new, param in ((9, 60, "max_tokens"), (50, 1, "messages")):
+        error = too_long(limits, prompt, new)
+        assert (error.code, error.param) == ("kv_capacity_exceeded", param)
+        assert "this model's maximum context length is 50 tokens" in error.message.lower()
+
+
+def test_a_top_k_of_0_is_off() -> None:
+    limits = Limits(context_length=100, vocab_size=10)
+    assert limits.admit([1], SamplingParams(top_k=0), "prompt", {}, clip=True).top_k == -1

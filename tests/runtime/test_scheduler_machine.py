@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.runtime.fake_engine import check_content
+from tests.runtime.check_content import check_content
+from tests.runtime.fake_model import FakeModel
 from tests.runtime.scheduler_rig import Rig
 
 PROMPTS = [3 + (np.arange(60) * k) % 89 for k in (1, 1, 7)]
@@ -26,15 +27,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(["lru", "lfu", "fifo"]),
         trust=st.sampled_from([0.0, 1.0]),
         samples=st.sampled_from([1, 4]),
+        model=st.sampled_from([FakeModel(), FakeModel(window=7), FakeModel(recurrent=True)]),
+        host_pages=st.sampled_from([0, 0, 12]),
     )
     def start(
         self, page_size: int, rows: int, chunk: int, overlap: bool, lazy: bool, cache: bool,
-        policy: str, eviction: str, trust: float, samples: int,
+        policy: str, eviction: str, trust: float, samples: int, model: FakeModel,
+        host_pages: int,
     ) -> None:  # fmt: skip
         self.count = 0
         self.rig = Rig(
             page_size=page_size, pages=96 // page_size, rows=rows, chunk=chunk, context=80,
-            overlap=overlap, lazy=lazy, samples=samples, radix_eviction_policy=eviction,
+            overlap=overlap, lazy=lazy, samples=samples, model=model,
+            group_sizes=(96, 20), host_pages=host_pages, radix_eviction_policy=eviction,
             disable_radix_cache=not cache, schedule_policy=policy if cache else "fcfs",
             schedule_conservativeness=trust, max_queued_requests=6,
         )  # fmt: skip
@@ -87,8 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def flush_cache(self) -> None:
         idle = self.rig.scheduler.is_idle and not self.rig.inbox._messages
-        reply = self.rig.control("flush_cache")
-        assert reply.ok or not idle
+        flushed = self.rig.flush_cache()
+        assert flushed or not idle
 
     @invariant()
     def holds(self) -> None:

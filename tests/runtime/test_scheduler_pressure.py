@@ -86,7 +86,7 @@ def test_what_a_readmitted_request_computes_is_waited_for() -> None:
     while rig.scheduler.counters.generation_tokens_total < 20:
         rig.step()
     rig.scheduler.retract_youngest()
-    rig.life.cache.reset()
+    rig.life.reset_cache()
     ids = rig.request("a").ids.copy()
     before = rig.scheduler.counters.prefill_tokens_total
     rig.submit("b", ids, max_new_tokens=3)
@@ -183,13 +183,12 @@ def test_prompt_logprobs_over_chunks_and_cached_prefixes(
 
 def test_prompt_logprobs_come_in_blocks() -> None:
     rig = Rig(pages=700, context=2700, chunk=-1)
-    spans = []
-    launch = rig.engine.launch
-    rig.engine.launch = lambda plan: (spans.extend(plan.logprob_spans), launch(plan))[1]
+    plans = rig.record_plans()
     ids = prompt(2500)
     rig.submit("a", ids, max_new_tokens=0, logprob_start=0)
     rig.run()
-    assert [len(s.targets) // 4 for s in spans] == [1024, 1024, 451]
+    spans = [span for plan in plans for span in plan.logprob_spans]
+    assert [len(unpack_ids(span.targets)) for span in spans] == [1024, 1024, 451]
     (got,) = rig.streams["a", 0].prompt_logprobs
     assert len(got.ids) == 4 * 2500
     values = np.frombuffer(got.logprobs, "<f4")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -20,6 +22,7 @@ import psutil
 import pytest
 
 from radix_runtime.hub import DEMO_MODEL_DIR
+from tests.runtime.command import radix
 from tests.runtime.server_process import Server, environment, start_load
 
 MESSAGES = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -32,6 +35,40 @@ def server() -> Iterator[Server]:
         server.process.terminate()
         assert server.wait_exit(5) == 0
         server.assert_nothing_left()
+
+
+def test_the_start_says_what_is_served(server: Server) -> None:
+    """The settings that were given, the model, the machine, the URL, and a call that works."""
+    log = server.log()
+    assert re.search(r"radix: settings: .*--disable-overlap-schedule", log)
+    assert "--page-size" not in log  # a default
+    assert re.search(r"serving radix-demo: Qwen3ForCausalLM, 5\.\d M parameters, bfloat16", log)
+    assert re.search(r"on cpu \(\w+, 1 threads\), attention paged, weights 1\d\.?\d* MB, ", log)
+    assert "= 32768 tokens in pages of 16, context 2048" in log and "WARNING" not in log
+    command = re.search(r"try: (curl .*)", log)
+    assert command is not None
+    url, _, header, _, body = shlex.split(command[1])[1:6]
+    answer = httpx.post(url, content=body, headers=[header.split(": ", 1)])
+    assert answer.status_code == 200 and answer.json()["model"] == "radix-demo"
+
+
+def test_settings_are_told_as_they_were_resolved(server: Server) -> None:
+    info = httpx.get(f"{server.url}/server_info").json()
+    wanted = {
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "device": "cpu",
+        "num_threads": 1,
+        "attention_backend": "paged",
+        "max_queued_requests": 256,
+        "context_length": 2048,
+    }
+    assert {name: info[name] for name in wanted} == wanted
+    assert "--dtype" not in info["launch_command"]
+    explained = radix("serve", "--explain-config", "--num-threads", "1").stdout
+    shown = dict(line[2:].split() for line in explained.splitlines())
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in wanted.items()}
+    assert {flag: shown[flag] for flag in flags} == flags
 
 
 def test_openai_client(server: Server) -> None:
@@ -70,18 +107,25 @@ def test_the_private_directory_is_private(server: Server) -> None:
     (directory,) = Path(server.runtime_dir).iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert {p.name for p in directory.iterdir()} == {
-        "api.sock",
-        "scheduler.sock",
-        "detokenizer.sock",
+        "api.0.sock",
+        "scheduler.0.sock",
+        "detokenizer.0.sock",
     }
 
 
+def test_the_process_list_says_who_is_who(server: Server) -> None:
+    titles = [" ".join(process.cmdline()) for process in server.family]
+    for title in ("radix: api", "radix: scheduler", "radix: detokenizer"):
+        assert titles.count(title) == 1
+    assert not any(" -c " in title and "rmtree" not in title for title in titles), titles
+
+
 def test_light_processes_load_no_torch(server: Server) -> None:
-    for role in ("supervisor", "api_process", "detokenizer_process"):
+    for role in ("supervisor", "radix: api", "radix: detokenizer"):
         maps = {Path(m.path).name for m in server.find(role).memory_maps()}
         assert not any(name.startswith("libtorch") for name in maps), role
     assert "libtorch_cpu.so" in {
-        Path(m.path).name for m in server.find("scheduler_process").memory_maps()
+        Path(m.path).name for m in server.find("radix: scheduler").memory_maps()
     }
 
 
@@ -134,6 +178,8 @@ def test_port_is_taken_before_anything_else_is_done() -> None:
         (["--port", "70000"], "70000"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
         (["--attention-backend", "nonsense"], "nonsense"),
+        (["--schedule-policy", "nonsense"], "nonsense"),
+        (["--trust-remote-code"], "no code of a model's directory is ever run"),
         (["--chat-template", "/no/such/file"], "chat template"),
         (["--context-length", "100000"], "context"),
         (["--api-key-file", "/no/such/keys"], "key"),
@@ -217,3 +263,17 @@ def _stats(server: Server) -> dict[str, float]:
     info = json.loads(httpx.get(f"{server.url}/get_server_info").content)
     stats: dict[str, float] = info["internal_states"][0]
     return stats
+
+
+def test_a_profile_of_the_running_server(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    with Server("--profile-dir", str(folder)) as server:
+        again = httpx.post(f"{server.url}/stop_profile", json={}).json()["error"]
+        assert again["code"] == "engine_command_failed" and "not profiling" in again["message"]
+        (file,) = httpx.post(f"{server.url}/start_profile", json={}).json()["files"]
+        body = {"prompt": "Hello", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).is_success
+        stopped = httpx.post(f"{server.url}/stop_profile", json={}, timeout=60)
+        assert stopped.json() == {"success": True, "files": [file]}
+    assert Path(file).parent == folder
+    assert json.loads(Path(file).read_text())["traceEvents"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,97 +14,35 @@ from hypothesis import strategies as st
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import RequestError
-from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     Abort,
     Control,
+    ControlError,
     ControlReply,
     FinishReason,
     Generate,
     Logprobs,
-    Message,
     RequestFailed,
     TextBatch,
-    TextDelta,
     TextStop,
+    pack_body,
     pack_ids,
+    unpack_body,
 )
 from radix_runtime.sampling_params import Limits, SamplingParams
-from radix_runtime.server.generation import sampling_defaults
 from radix_runtime.server.submission import Submission
-from radix_runtime.server.tokenizer_manager import TokenizerManager
-from radix_runtime.text.tokenizer import load_tokenizer
-
-TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
-DEAD = RequestError(status=500, code="engine_dead", message="the engine has died")
-
-
-class RecordingLink:
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-        self.refuse_after: int | None = None
-
-    def send(self, message: Message) -> None:
-        if self.refuse_after is not None and isinstance(message, Generate):
-            if self.refuse_after == 0:
-                raise RequestError(
-                    status=503, code="engine_overloaded", message="full", retry_after=1
-                )
-            self.refuse_after -= 1
-        self.sent.append(message)
-
-    def rids(self, kind: type) -> list[str]:
-        return [m.rid for m in self.sent if isinstance(m, kind)]  # type: ignore[attr-defined]
-
-
-def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
-    link = RecordingLink()
-    facts = SimpleNamespace(vocab_size=1536, max_context=128)
-    manager = TokenizerManager(
-        args=ServerArgs(**settings), model=facts, tokenizer=TOKENIZER, link=link, defaults={}
-    )
-    manager.set_ready({"max_total_num_tokens": 1024})
-    return manager, link
-
-
-def delta(rid: str, choice: int, *ids: int, end: str | None = None, text: str = "x") -> TextDelta:
-    finish = None if end is None else FinishReason(end)  # type: ignore[arg-type]
-    return TextDelta(
-        rid=rid,
-        choice=choice,
-        ids=pack_ids(ids),
-        finish=finish,
-        completion_tokens=len(ids),
-        text=text,
-    )
-
-
-def failure(rid: str) -> RequestFailed:
-    return RequestFailed(rid=rid, status=500, code="internal_error", message="late")
-
-
-def prompt(n: int = 1) -> Generate:
-    sampling = SamplingParams(n=n, max_new_tokens=4)
-    return Generate(rid="", input_ids=pack_ids([5, 6]), sampling=sampling)
-
-
-def submit(manager: TokenizerManager, requests: list[Generate], name: str) -> Submission:
-    """Requests whose rids are their labels, as long as no label comes twice."""
-    labels = [name] if len(requests) == 1 else [f"{name}-{i}" for i in range(len(requests))]
-    for request, label in zip(requests, labels, strict=True):
-        request.rid = request.rid or label
-    rids = [request.rid for request in requests]
-    return manager.submit(requests, name, dict(zip(rids, labels, strict=True)))
-
-
-def is_empty(manager: TokenizerManager) -> bool:
-    counts = manager.counts
-    balanced = counts.accepted == counts.ok + counts.aborted + counts.failed + counts.refused
-    return balanced and not manager._open and not manager._controls
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 20))
+from radix_runtime.text.generation_config import sampling_defaults
+from tests.runtime.manager_rig import (
+    DEAD,
+    TOKENIZER,
+    build,
+    delta,
+    failure,
+    is_empty,
+    prompt,
+    run,
+    submit,
+)
 
 
 def test_batches_merge_while_nobody_reads() -> None:
@@ -206,7 +143,7 @@ def test_engine_death_reaches_everybody_once() -> None:
     async def work() -> None:
         manager, _ = build()
         submissions = [submit(manager, [prompt(n=2)], f"r{i}") for i in range(3)]
-        control = asyncio.create_task(manager.control("stats"))
+        control = asyncio.create_task(manager.control("stats", dict))
         waiting = [asyncio.create_task(s.collect()) for s in submissions]
         await asyncio.sleep(0)
         manager.fail_all(DEAD)
@@ -225,17 +162,33 @@ def test_engine_death_reaches_everybody_once() -> None:
 def test_control() -> None:
     async def work() -> None:
         manager, link = build()
-        calls = [asyncio.create_task(manager.control("stats")) for _ in range(2)]
+        calls = [asyncio.create_task(manager.control("stats", dict[str, float])) for _ in range(2)]
         await asyncio.sleep(0)
         numbers = [m.id for m in link.sent if isinstance(m, Control)]
         assert len(set(numbers)) == 2
         for number in reversed(numbers):
-            manager.handle(ControlReply(number, True, stats={"x": float(number)}))
-        manager.handle(ControlReply(999, True))
-        assert [(await call).stats["x"] for call in calls] == numbers
+            manager.handle(ControlReply(number, body=pack_body({"x": float(number)})))
+        manager.handle(ControlReply(999))
+        assert [(await call)["x"] for call in calls] == numbers
         with pytest.raises(RequestError) as caught:
-            await manager.control("stats", timeout=0.01)
+            await manager.control("stats", dict, timeout=0.01)
         assert caught.value.status == 503 and is_empty(manager)
+
+    run(work)
+
+
+def test_a_control_has_an_argument_and_may_be_refused() -> None:
+    async def work() -> None:
+        manager, link = build()
+        call = asyncio.create_task(manager.control("load", str, body=["adapter", 7]))
+        await asyncio.sleep(0)
+        (sent,) = [m for m in link.sent if isinstance(m, Control)]
+        assert sent.op == "load" and unpack_body(sent.body, list) == ["adapter", 7]
+        error = ControlError(status=409, code="busy", message="not now")
+        manager.handle(ControlReply(sent.id, error=error))
+        with pytest.raises(RequestError, match="not now") as caught:
+            await call
+        assert (caught.value.status, caught.value.code) == (409, "busy") and is_empty(manager)
 
     run(work)
 

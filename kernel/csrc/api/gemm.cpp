@@ -29,7 +29,7 @@ void check_multiple(const Arg& t, int dim, int64_t of, const char* what) {
              (long long)of);
 }
 
-// Tokens whose results may lie anywhere; those of more leave by the copy engine.
+// Tokens whose results may lie anywhere; those of more leave by TMA.
 constexpr int64_t kFewTokens = 64;
 void check_whole_rows(const Arg& t) {
   check_multiple(t, 1, 8, "columns of more than 64 rows");

@@ -31,7 +31,7 @@ def blas_is_ahead(rows: int, n: int, k: int) -> bool:
 
 def triton_experts_are_faster(pairs: int, experts: int, fp8: bool) -> bool:
     """Whether Triton's `fused_experts` is faster than Hopper's for that many (token, expert) pairs
-    and local experts (docs/kernels/moe.md: three models).
+    and local experts (docs/kernels/notes/moe.md: three models).
 
     fp8: the weights are FP8 and the activations are not.
     """

@@ -30,7 +30,6 @@ def _refuse_siblings() -> None:
 def _installed() -> list[str]:
     """The distributions of DISTRIBUTIONS on the import path, by the names of their `.dist-info`
     folders: importlib.metadata costs a third of this package's whole import."""
-    folders = {name.replace("-", "_") + "-": name for name in DISTRIBUTIONS}
     found = set()
     for path in sys.path:
         try:
@@ -38,8 +37,9 @@ def _installed() -> list[str]:
         except OSError:  # a zip file, or no folder at all
             continue
         for entry in entries:
-            if entry.startswith("radix_kernels_") and entry.endswith(".dist-info"):
-                found |= {name for prefix, name in folders.items() if entry.startswith(prefix)}
+            if entry.endswith(".dist-info"):
+                name, _, _ = entry.partition("-")
+                found.add(name.replace("_", "-"))
     return [name for name in DISTRIBUTIONS if name in found]
 
 

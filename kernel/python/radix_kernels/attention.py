@@ -89,7 +89,7 @@ def flash_attn_with_kvcache(
     ceil(kv_len / page_size) are never read, cache slots past kv_len never used.
 
     INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
-    one a token and head, as `store_kv_cache` writes them.
+    one per token and head, as `store_kv_cache` writes them.
 
     implementation: "auto", or "triton" for Triton's kernel wherever it runs: on a GPU, and on the
     CPU in its interpreter.
@@ -116,18 +116,15 @@ def flash_attn_with_kvcache(
             k_scale, v_scale, workspace, hint, q_scale,
         )  # fmt: skip
 
-    if implementation != "auto":
-        call(_dispatch.implementation(op, implementation), None)
-        return result
-    if _run(op, q, call, k_cache, page_table.shape, hint):
+    if _run(op, q, call, k_cache, page_table.shape, hint, implementation):
         return result
     tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_paged(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result
@@ -178,11 +175,11 @@ def flash_attn_varlen(
         return result
     tensors = torch_views(q, k, v, cu_seqlens_q, cu_seqlens_k)
     scales = torch_views(q_scale, k_scale, v_scale)
-    sinks, target = torch_views(sinks, out)
+    sink_logits, target = torch_views(sinks, out)
     check_varlen(op, *tensors, *scales)
-    check_options(op, tensors[0], tensors[2], sinks, target)
+    check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
-    _, sums = reference.flash_attn_varlen(*tensors, sinks=sinks, out=target, **options)
+    _, sums = reference.flash_attn_varlen(*tensors, sinks=sink_logits, out=target, **options)
     if lse is not None:
         _arrays.as_torch(lse).copy_(sums)
     return result
@@ -259,11 +256,16 @@ def _run(
     k: Array,
     table: tuple[int, int],
     hint: int,
+    implementation: str = "auto",
 ) -> bool:
-    """Runs the native kernel or, where there is none or it refuses the call, the Triton kernel.
+    """Runs the native kernel or, where there is none or it refuses the call, the Triton kernel; by
+    name the implementation that is asked for.
 
     table: the page table's shape, or (batch, 0). False: the caller runs the reference.
     """
+    if implementation != "auto":
+        call(_dispatch.implementation(op, implementation), None)
+        return True
 
     def with_workspace(run: _dispatch.Native, bound: bool) -> None:
         call(run, _workspace(q, k, table, hint) if bound else None)

@@ -119,7 +119,7 @@ _HEADER_BYTES = 2
 
 class GpuCommunicator:
     """One rank's end of a group of 2, 4 or 8 GPUs of one machine that reach each other's memory;
-    one process a rank.
+    one process per rank.
 
     `group` is the ranks' ShmCommunicator (it carries the handles and the abort flag, and must
     outlive this object), `device` the index of this process's GPU. All ranks construct it together.

@@ -212,7 +212,7 @@ def fused_experts(
     gate and up are the first and second half of `W1[e] @ hidden_states[t]`. hidden_states: [T, H]
     bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H], w2: [E, H, I],
     contiguous, of hidden_states' dtype; or float8_e4m3fn (in Triton float8_e4m3fnuz too) with
-    float32 scales: one an expert (w1_scale, w2_scale [E]) or one a block of 128 x 128 (w1_scale [E,
+    float32 scales: one per expert (w1_scale, w2_scale [E]) or per block of 128 x 128 (w1_scale [E,
     ceil(2 I / 128), ceil(H / 128)], w2_scale alike). topk_weights: float32 [T, topk]; topk_ids:
     int32 [T, topk], contiguous; a pair whose id is outside of the experts adds nothing. expert_map:
     int32 [num_experts], an expert's local number; -1, or what is none of w1's: another rank's (it

@@ -48,7 +48,7 @@ def per_tensor_quant_fp8(
 def per_token_quant_fp8(
     input: Array, *, out: Array | None = None, scales: Array | None = None
 ) -> tuple[Array, Array]:
-    """(result, scales [..., 1]) with one scale a row; otherwise as `per_token_group_quant`."""
+    """(result, scales [..., 1]) with one scale per row; otherwise as `per_token_group_quant`."""
     return _quantize_rows("per_token_quant_fp8", input, None, out=out, scales=scales)
 
 
@@ -89,7 +89,7 @@ def silu_and_mul_quant_fp8(
     """`silu_and_mul` of [..., 2 H] and `per_token_group_quant` of it in one pass, nothing rounded
     in between.
 
-    group_size None: one scale a row. Everything else as `per_token_group_quant`.
+    group_size None: one scale per row. Everything else as `per_token_group_quant`.
     """
     return _quantize_rows(
         "silu_and_mul_quant_fp8",
@@ -116,8 +116,8 @@ def rmsnorm_quant_fp8(
     """`rmsnorm` and `per_token_group_quant` of it in one pass, nothing rounded in between.
 
     residual: as input; in place residual += input, rounded to its dtype, and the norm is that of
-    the sum, as in `fused_add_rmsnorm`, but input stays as it is. group_size None: one scale a row.
-    Everything else as those ops.
+    the sum, as in `fused_add_rmsnorm`, but input stays as it is. group_size None: one scale per
+    row. Everything else as those ops.
     """
     op = "rmsnorm_quant_fp8"
     size = None if group_size is None else _group_size(group_size)

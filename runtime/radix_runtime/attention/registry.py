@@ -2,6 +2,7 @@
 
 import torch
 
+from ..config import FORMER_BACKENDS
 from ..device import Device
 from ..errors import ConfigError
 from ..model_config import ModelConfig
@@ -17,7 +18,6 @@ _OURS: dict[str, type[AttentionBackend]] = {
     "triton": TritonAttention,
     "torch_native": TorchNativeAttention,
 }
-_FORMER_NAMES = {"radix": "paged"}
 attention_backends: Registry[type[AttentionBackend]] = Registry(
     kind="attention backend", group="radix.attention_backends", items=_OURS
 )
@@ -28,11 +28,19 @@ def create_attention_backend(
 ) -> AttentionBackend:
     """The backend called `name`, or the best for None. Raises ConfigError when there is none of
     that name, or none that supports the model."""
-    candidates = [_FORMER_NAMES.get(name, name)] if name else [*_OURS]
+    chosen = choose_attention_backend(name, config, device, kv_dtype, page_size)
+    return attention_backends.get(chosen)(config, device)
+
+
+def choose_attention_backend(
+    name: str | None, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
+) -> str:
+    """The name of what `create_attention_backend` gives. Raises ConfigError as it does."""
+    candidates = [FORMER_BACKENDS.get(name, name)] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)
         if backend.supports(config, device, kv_dtype, page_size):
-            return backend(config, device)
+            return candidate
     names = " / ".join(candidates)
     cache = f"{kv_dtype} KV and page size {page_size}"
     raise ConfigError(

@@ -12,7 +12,7 @@ from .flags import Parser
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI-compatible)",
     "chat": "talk to a model in the terminal",
-    "generate": "complete a file of prompts",
+    "generate": "complete a prompt or a file of prompts",
     "bench": "measure throughput and latency, offline or of a server",
     "doctor": "show versions and hardware, and what is wrong with them",
     "version": "print the version",

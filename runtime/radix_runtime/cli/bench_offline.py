@@ -4,10 +4,9 @@ import argparse
 import time
 from typing import Any
 
-from rich.progress import track
-
 from ..errors import ConfigError
 from ..offline import Engine
+from ..progress import with_progress
 from .figures import Record
 from .flags import engine_args
 from .workload import Item, make_items, read_lengths
@@ -47,7 +46,7 @@ def _complete(engine: Engine, items: list[Item], temperature: float, what: str) 
     except ValueError as error:  # as prompts that are too long
         raise ConfigError(str(error)) from error
     total = sum(item.output_len for item in items)
-    for output in track(stream, what, total, transient=True):
+    for output in with_progress(stream, what, total):
         now = time.perf_counter()
         info = output["meta_info"]
         record = records[output["index"]]

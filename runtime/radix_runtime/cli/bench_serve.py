@@ -6,9 +6,8 @@ import secrets
 import time
 from typing import Any
 
-from rich.progress import track
-
 from ..errors import RequestError
+from ..progress import with_progress
 from .client import Client
 from .figures import Record
 from .workload import Item, make_items, read_lengths
@@ -37,7 +36,7 @@ async def _measure(namespace: argparse.Namespace) -> tuple[dict[str, Any], list[
                 return await _request(client, item, common)
 
         tasks = [asyncio.create_task(one(number, item)) for number, item in enumerate(items)]
-        for done in track(asyncio.as_completed(tasks), "requests", len(tasks)):
+        for done in with_progress(asyncio.as_completed(tasks), "requests", len(tasks)):
             await done
     return {"model": model}, [task.result() for task in tasks]
 

@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -11,6 +13,7 @@ from prompt_toolkit import PromptSession
 
 from ..config import flag_name
 from ..errors import ConfigError, RequestError
+from ..hub import DEMO_MODEL_NAME
 from .client import Client
 from .flags import (
     add_model_argument,
@@ -20,7 +23,13 @@ from .flags import (
     sampling_of,
 )
 
-_HELP = "/reset  forget the conversation\n/system TEXT  set the system message\n/exit  leave"
+_COMMANDS = {
+    "/reset": "forget the conversation",
+    "/system TEXT": "set the system message",
+    "/exit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
+}
+_HELP = "\n".join(f"{name:<14}{meaning}" for name, meaning in _COMMANDS.items())
+_LOCAL_FLAGS = 3  # their place in what tcgetattr gives
 
 Messages = list[dict[str, str]]
 Show = Callable[[str], None]
@@ -28,6 +37,9 @@ Show = Callable[[str], None]
 
 class Model(Protocol):
     """Who answers."""
+
+    def introduction(self) -> str:
+        """What it is and where it runs, in a line. Raises RequestError."""
 
     def reply(self, messages: Messages, show: Show) -> None:
         """Gives the answer to `show` piece by piece. Raises RequestError."""
@@ -54,24 +66,39 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError("--server-key does nothing without --url")
     for stream in (sys.stdin, sys.stdout):  # bytes or characters that the terminal cannot show
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    if namespace.url is not None:
-        server = _Server(namespace.url, key=namespace.server_key, sampling=sampling)
-        _converse(server, namespace.system)
-        return 0
+    with _no_echo():
+        if namespace.url is not None:
+            server = _Server(namespace.url, key=namespace.server_key, sampling=sampling)
+            _converse(server, namespace.system)
+        else:
+            _talk_to_an_engine(settings, sampling, namespace.system)
+    return 0
+
+
+def _talk_to_an_engine(
+    settings: dict[str, Any], sampling: dict[str, Any], system: str | None
+) -> None:
     # It loads torch, which a client does not need.
     with import_module("radix_runtime.offline").Engine(**settings) as engine:
-        if engine.tokenizer is None:
-            raise ConfigError("this model has no tokenizer, so there is no way to talk to it")
-        _converse(_Local(engine, sampling), namespace.system)
-    return 0
+        if engine.tokenizer is None or engine.tokenizer.chat_template is None:
+            lacks = "tokenizer" if engine.tokenizer is None else "chat template (--chat-template)"
+            raise ConfigError(f"this model has no {lacks}, so there is no way to talk to it")
+        _converse(_Local(engine, settings=settings, sampling=sampling), system)
 
 
 class _Local:
     """An Engine in this process."""
 
-    def __init__(self, engine: Any, sampling: dict[str, Any]) -> None:
+    def __init__(self, engine: Any, settings: dict[str, Any], sampling: dict[str, Any]) -> None:
         self._engine = engine
+        self._name = settings.get("model_path") or DEMO_MODEL_NAME
         self._params = {"max_new_tokens": None, **sampling}
+
+    def introduction(self) -> str:
+        info = self._engine.get_server_info()
+        threads = f", {info['num_threads']} threads" if info["num_threads"] else ""
+        context = f"context {info['max_context']} tokens"
+        return f"{self._name} in {info['dtype']} on {info['device']}{threads}; {context}"
 
     def reply(self, messages: Messages, show: Show) -> None:
         prompt = self._engine.tokenizer.apply_chat_template(messages)
@@ -94,6 +121,13 @@ class _Server:
         if "max_new_tokens" in sampling:  # the one that has another name there
             self._sampling["max_tokens"] = self._sampling.pop("max_new_tokens")
 
+    def introduction(self) -> str:
+        return f"{asyncio.run(self._model())} at {self._url}"
+
+    async def _model(self) -> str:
+        async with Client(self._url, self._key) as client:
+            return await client.model()
+
     def reply(self, messages: Messages, show: Show) -> None:
         asyncio.run(self._ask({"messages": messages, **self._sampling}, show))
 
@@ -106,6 +140,9 @@ class _Server:
 
 def _converse(model: Model, system: str | None) -> None:
     read = _line_reader()
+    if sys.stdin.isatty():
+        print(model.introduction())
+        print("/help shows the commands")
     messages: Messages = []
     while True:
         try:
@@ -136,6 +173,24 @@ def _line_reader() -> Callable[[], str]:
         return input
     session: PromptSession[str] = PromptSession()
     return lambda: session.prompt("> ")
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    """Keeps a terminal from showing what is typed while a model loads or answers: the next prompt,
+    which shows its line itself, will. Ctrl-C still works."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = list(before)
+    silent[_LOCAL_FLAGS] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def _answer(model: Model, messages: Messages) -> str:

@@ -15,6 +15,7 @@ from .. import __version__
 from ..errors import EXIT_CONFIG, ConfigError
 
 _GIB = 1 << 30
+_NAME_WIDTH = 18  # of the first column, at least
 _MIN_DRIVER = 580
 _REINSTALL = "reinstall the kernel wheel"
 
@@ -42,15 +43,18 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.ops:
         sections.append(_ops)
     for section in sections:
+        rows: list[tuple[str, object]] = []
         try:
             for fact in section():
                 if isinstance(fact, Problem):
                     problems.append(fact)
                 else:
-                    name, value = fact
-                    console.print(f"{name:<18} {value}", markup=False, highlight=False)
+                    rows.append(fact)
         except (ConfigError, ImportError) as error:
             problems.append(_problem_of(error))
+        width = max([_NAME_WIDTH, *(len(name) for name, _ in rows)])
+        for name, value in rows:
+            console.print(f"{name:<{width}} {value}", markup=False, highlight=False)
     for what, remedy in dict.fromkeys(problems):
         console.print(f"problem: {what}", style="bold red", markup=False, highlight=False)
         console.print(f"    remedy: {remedy}", markup=False, highlight=False)
@@ -99,9 +103,11 @@ def _kernels() -> Facts:
 
 def _ops() -> Facts:
     for op, by_dtype in import_module("radix_runtime.ops").capabilities()["ops"].items():
-        implementations = {name: entry["impl"] for name, entry in by_dtype.items()}
-        distinct = set(implementations.values())
-        yield f"  {op}", distinct.pop() if len(distinct) == 1 else implementations
+        implementations = [entry["impl"] for entry in by_dtype.values()]
+        if len(set(implementations)) == 1:
+            yield f"  {op}", implementations[0]
+        else:
+            yield f"  {op}", ", ".join(f"{name} {e['impl']}" for name, e in by_dtype.items())
 
 
 def _machine() -> Facts:

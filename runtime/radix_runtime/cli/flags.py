@@ -3,14 +3,45 @@
 import argparse
 import difflib
 import typing
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import ConfigError
 from ..log import setup_logging
 from ..sampling_params import SamplingParams
+
+# Flags of other servers that ask for what happens anyway.
+_ALWAYS = {
+    "enable-prefix-caching": "accepted: prefixes are shared unless --disable-radix-cache",
+    "enable-chunked-prefill": "accepted: long prompts are always computed in chunks",
+}
+_ALWAYS_OF_SERVERS = {"enable-metrics": "accepted: /metrics is always there"}
+# Flags of other servers that are known and not built.
+_TOOLS = "tool calls are not parsed yet"
+_REASONING = "reasoning is not parsed out of the text yet"
+_LORA = "adapters are not loaded yet"
+_SPECULATION = "there is no speculative decoding yet"
+_UNBUILT_FLAGS = {
+    "--trust-remote-code": (
+        "no code of a model's directory is ever run; an architecture that is not supported can be "
+        "added by an installed package (entry point radix.models)"
+    ),
+    "--tool-call-parser": _TOOLS,
+    "--enable-auto-tool-choice": _TOOLS,
+    "--reasoning-parser": _REASONING,
+    "--enable-lora": _LORA,
+    "--lora-modules": _LORA,
+    "--lora-paths": _LORA,
+    "--speculative-config": _SPECULATION,
+    "--speculative-algorithm": _SPECULATION,
+    "--data-parallel-size": "there is one replica; start several servers",
+    "--dp-size": "there is one replica; start several servers",
+    "--pipeline-parallel-size": "there is no pipeline parallelism; see --tp-size",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,9 +57,7 @@ class Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
         if flags:
-            near = difflib.get_close_matches(flags[0], self._option_string_actions, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            self.error(f"unknown flag {flags[0]}{hint}")
+            self.error(_unknown_flag(flags[0], list(self._option_string_actions)))
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
         return found, unknown
@@ -36,6 +65,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError, where argparse would exit."""
         raise ConfigError(message)
+
+
+_OPPOSITES = {"--enable": "--disable", "--disable": "--enable"}
+_NEAR = 0.75  # how much of a flag's letters must agree, as `difflib` counts
+
+
+def _unknown_flag(flag: str, known: list[str]) -> str:
+    """What is said of a flag that is not `known`: why there is no such thing, or what was meant."""
+    if flag in _UNBUILT_FLAGS:
+        return f"{flag}: {_UNBUILT_FLAGS[flag]}"
+    opposite = _OPPOSITES.get(flag[: flag.find("-", 2)], "--never")
+    names = [name.strip("-") for name in known if not name.startswith(opposite)]
+    near = difflib.get_close_matches(flag.strip("-"), names, n=1, cutoff=_NEAR)
+    return f"unknown flag {flag}" + (f"; did you mean --{near[0]}?" if near else "")
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +98,9 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
         section = parser.add_argument_group(group)
         for field in members:
             _add_flag(section, field, types[field.name])
+        accepted = {"scheduler": _ALWAYS, "server": _ALWAYS_OF_SERVERS}.get(group, {})
+        for name, help in accepted.items():
+            section.add_argument(f"--{name}", action="store_true", help=help)
 
 
 def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: Any) -> None:
@@ -71,10 +117,9 @@ def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: A
         help += " (default: %(default)s)"
     section.add_argument(
         *names,
-        type=kind,
+        type=kind,  # `ServerArgs.validate` knows the choices
         default=field.default,
-        choices=choices,
-        metavar=None if choices else kind.__name__.upper(),
+        metavar=f"{{{','.join(choices)}}}" if choices else kind.__name__.upper(),
         help=help,
     )
 
@@ -114,6 +159,8 @@ def server_args(namespace: argparse.Namespace) -> ServerArgs:
         if args.model_path not in (None, model):
             raise ConfigError("the model is given twice: as an argument and by --model-path")
         args.model_path = model
+    if given.get("enable_prefix_caching") and args.disable_radix_cache:
+        raise ConfigError("--enable-prefix-caching and --disable-radix-cache exclude each other")
     args.validate()
     return args
 
@@ -126,15 +173,31 @@ def engine_args(namespace: argparse.Namespace) -> dict[str, Any]:
     return {f.name: settings[f.name] for f in fields(ServerArgs) if settings[f.name] != f.default}
 
 
-def explain(args: ServerArgs) -> str:
-    """A line a setting, marked with * where it is not the default; keys are hidden."""
+def explain(args: ServerArgs, resolved: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A line a setting, marked with * where it is not the default; keys are hidden. `resolved`:
+    the values of settings that are decided at start, which stand for themselves."""
     lines = []
     for field in fields(ServerArgs):
         value = getattr(args, field.name)
         mark = " " if value == field.default else "*"
-        if value is None:
-            value = "-"
-        elif field.name in SECRETS:
-            value = "***"
-        lines.append(f"{mark} {flag_name(field.name):<30} {value}")
+        shown = _shown(field.name, resolved.get(field.name, value))
+        lines.append(f"{mark} {flag_name(field.name):<30} {shown}")
     return "\n".join(lines)
+
+
+def changed(args: ServerArgs) -> str:
+    """The settings that are not the default, on one line; keys are hidden."""
+    words = []
+    for field in fields(ServerArgs):
+        value = getattr(args, field.name)
+        if value != field.default:
+            words.append(flag_name(field.name))
+            if value is not True:
+                words.append(_shown(field.name, value))
+    return " ".join(words)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return "***" if name in SECRETS else str(value)

@@ -1,13 +1,13 @@
 """The input of `radix generate`: a prompt a line, or JSONL."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, RequestError
-from ..server.decode import decode_body
-from ..server.protocol import TokenizeBody, template_messages
+from ..text.conversation import read_messages
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,32 +21,45 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a file that are not blank. Raises ConfigError, which names the line."""
+    """The lines of a file that are not blank; JSONL if it is called so. Raises ConfigError, which
+    names the line."""
     try:
-        # Lines end at newlines alone: `splitlines` would cut at U+2028 and others, too.
-        texts = path.read_text("utf-8-sig").split("\n")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+    return _lines(text, str(path), is_jsonl=path.suffix == ".jsonl")
+
+
+def read_standard_input() -> list[Line]:
+    """The lines of standard input that are not blank; JSONL if the first begins as an object does.
+    Raises ConfigError."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read standard input: {error}") from error
+    return _lines(text, "standard input", is_jsonl=text.lstrip().startswith("{"))
+
+
+def _lines(content: str, source: str, *, is_jsonl: bool) -> list[Line]:
     lines = []
-    for number, text in enumerate(texts, start=1):
+    # Lines end at newlines alone: `splitlines` would cut at U+2028 and others, too.
+    for number, text in enumerate(content.split("\n"), start=1):
         if not text.strip():
             continue
-        if path.suffix != ".jsonl":
+        if not is_jsonl:
             lines.append(Line(prompt=text))
             continue
         try:
             lines.append(_parse(text))
         except (msgspec.DecodeError, RequestError, ConfigError) as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
+            raise ConfigError(f"{source}, line {number}: {error}") from error
     return lines
 
 
 def _parse(text: str) -> Line:
     line = msgspec.json.decode(text, type=Line)
     if line.messages is not None:
-        messages = msgspec.json.encode({"messages": line.messages})
-        body, _ = decode_body(TokenizeBody, messages, False, {})
-        line.messages = template_messages(body.messages or [])
+        line.messages = read_messages(line.messages)
     sources = (line.prompt, line.messages, line.input_ids)
     if len([source for source in sources if source is not None]) != 1:
         raise ConfigError("one of prompt, messages, input_ids is due")

@@ -5,14 +5,19 @@ import ipaddress
 import logging
 import socket
 from contextlib import closing
-from pathlib import Path
+from importlib import import_module
+from typing import Any
 
 from ..config import ServerArgs
 from ..hub import DEMO_MODEL_NAME, resolve_model_path
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..server.supervisor import Supervisor, bind_port
-from .flags import add_model_argument, add_server_flags, explain, server_args
+from ..prepare import Prepared, prepare_model
+from ..processes.child import Info
+from ..processes.supervisor import Supervisor
+from ..server.listener import bind_port
+from ..start_log import pool_warning, served_lines
+from .flags import add_model_argument, add_server_flags, changed, explain, server_args
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +35,58 @@ def run(namespace: argparse.Namespace) -> int:
     """Serves until a signal or a death ends the server; its exit code."""
     args = server_args(namespace)
     if namespace.explain_config:
-        print(explain(args))
+        print(explain(args, _resolved(args)))
         return 0
     setup_logging("radix", args.log_level)
-    log.info("settings (* = not the default):\n%s", explain(args))
+    log.info("settings: %s", changed(args) or "all defaults")
+    log.debug("all settings (* = not the default):\n%s", explain(args))
     with closing(bind_port(args.host, args.port)) as listener:
         _warn_if_open(args, listener)
-        model_dir = _resolve_paths(args)
-        config = ModelConfig.from_dir(model_dir, args.json_model_override_args)
-        config.check_tp(args.tp_size)
-        return Supervisor(args, listener).run()
+        if args.served_model_name is None:  # clients keep the name that was given
+            args.served_model_name = args.model_path or DEMO_MODEL_NAME
+        prepared = prepare_model(args)
+
+        def announce(url: str, info: Info) -> None:
+            _announce(prepared, url, info)
+
+        return Supervisor(prepared.args, listener=listener, on_serving=announce).run()
+
+
+def _resolved(args: ServerArgs) -> dict[str, Any]:
+    """The settings that are decided at start, with their values; needs the model's configuration
+    and no weights."""
+    folder = resolve_model_path(
+        args.model_path, revision=args.revision, download_dir=args.download_dir
+    )
+    config = ModelConfig.from_dir(folder, args.json_model_override_args)
+    # It loads torch, which a server's first process does not need.
+    facts: dict[str, Any] = import_module("radix_runtime.engine.facts").resolved_settings(
+        args, config
+    )
+    return facts
+
+
+def _announce(prepared: Prepared, url: str, info: Info) -> None:
+    """Logs what is served, and what of it may surprise."""
+    args = prepared.args
+    lines = served_lines(
+        args.served_model_name or DEMO_MODEL_NAME,
+        url,
+        config=prepared.config,
+        size=prepared.size,
+        quantization=args.quantization,
+        info=info,
+    )
+    for line in lines:
+        log.info("%s", line)
+    if not info["has_chat_template"]:
+        log.warning(
+            "this model has no chat template: /v1/chat/completions refuses, /v1/completions works; "
+            "--chat-template gives it one"
+        )
+    warning = pool_warning(int(info["max_total_num_tokens"] or 0), int(info["max_context"] or 0))
+    if warning is not None:
+        log.warning("%s", warning)
 
 
 def _warn_if_open(args: ServerArgs, listener: socket.socket) -> None:
@@ -51,16 +98,3 @@ def _warn_if_open(args: ServerArgs, listener: socket.socket) -> None:
             args.host,
             args.port,
         )
-
-
-def _resolve_paths(args: ServerArgs) -> Path:
-    """Makes the paths of `args` local, so that no process looks at the network later, and returns
-    the model's; clients keep the name that was given."""
-    if args.served_model_name is None:
-        args.served_model_name = args.model_path or DEMO_MODEL_NAME
-    needs_weights = args.load_format != "dummy"
-    model_dir = resolve_model_path(args.model_path, weights=needs_weights)
-    args.model_path = str(model_dir)
-    if args.tokenizer_path is not None:
-        args.tokenizer_path = str(resolve_model_path(args.tokenizer_path, weights=False))
-    return model_dir

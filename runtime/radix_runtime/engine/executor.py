@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
-from ..step_plan import EngineCommand, Executor, StepPlan, StepResult, serialize_plan
+from ..step_plan import EngineCommand, StepPlan, StepResult, serialize_plan
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
 from .model_runner import ModelRunner
@@ -25,7 +26,7 @@ _NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that 
 
 def create_executor(
     args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
-) -> Executor:
+) -> "LocalExecutor":
     """Loads the model in the local directory `args.model_path`.
 
     `on_death(reason)` is called once, on another thread, when another rank dies; then the steps in
@@ -75,6 +76,8 @@ class LocalExecutor:
         self.max_context = self.runner.max_context
         self.vocab_size = config.vocab_size
         self.max_samples = self.runner.max_samples
+        self.cache_groups = ONLY_FULL_PAGES
+        self.host_pages = 0
 
     def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
         """Executor.launch."""

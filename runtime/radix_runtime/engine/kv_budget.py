@@ -3,7 +3,7 @@
 from ..config import ServerArgs
 from ..device import Device, Memory
 from ..errors import ConfigError
-from ..hub import DEMO_MODEL_DIR, resolve_model_path
+from ..hub import DEMO_MODEL_DIR
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
 _CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
@@ -67,4 +67,4 @@ def _gpu_budget(args: ServerArgs, memory: Memory) -> int:
 
 
 def _is_demo_model(args: ServerArgs) -> bool:
-    return resolve_model_path(args.model_path, weights=False) == DEMO_MODEL_DIR
+    return args.model_path in (None, str(DEMO_MODEL_DIR))

@@ -5,7 +5,6 @@ and lengths that the one before has left in the RowState, and the host sees resu
 copies."""
 
 import ctypes
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from .. import ops
 from ..attention.registry import create_attention_backend
 from ..batch import ForwardBatch
 from ..config import ServerArgs
-from ..device import Device, Memory, upload
+from ..device import Device, Memory, OutOfMemory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
 from ..layers.base import BuildContext
@@ -85,18 +84,11 @@ class ModelRunner:
         try:
             self._load(args, dtype)
             self._make_pool(args, kv_dtype, before)
-        except (
-            RuntimeError
-        ) as error:  # torch has a class of its own for a GPU's memory, none for the host's
-            if not (wanted := re.search(r"tried to allocate [\d.]+ \w+", str(error), re.I)):
+        except (RuntimeError, MemoryError) as error:
+            out_of_memory = OutOfMemory.of(error)
+            if out_of_memory is None:
                 raise
-            flags = (
-                "--mem-fraction-static, --chunked-prefill-size, --max-running-requests "
-                "and --tp-size"
-            )
-            raise ConfigError(
-                f"not enough memory on {device.torch_device}: {wanted[0]}; see {flags}"
-            ) from None
+            raise ConfigError(_no_memory(device, out_of_memory)) from None
         _trim(0)
 
     def _load(self, args: ServerArgs, dtype: torch.dtype) -> None:
@@ -152,9 +144,10 @@ class ModelRunner:
 
     def _use_pool(self, pool: KVPool, args: ServerArgs) -> None:
         """From now on steps run on `pool`: first those of the warm-up, into its dummy page."""
-        max_tokens = max(args.chunked_prefill_size, self._max_batch * self.max_samples)
+        max_tokens = max(args.chunked_prefill_size, self._max_batch)
         if args.chunked_prefill_size == -1:
-            max_tokens = self.max_context + self.max_rows * self.max_samples
+            max_tokens = self.max_context + self.max_rows
+        max_tokens += self._max_batch * (self.max_samples - 1)  # drafts come on top
         self.kv_pool = pool
         self.batch = ForwardBatch(
             self.device,
@@ -282,3 +275,9 @@ class ModelRunner:
             return None
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
+
+
+def _no_memory(device: Device, error: OutOfMemory) -> str:
+    wanted = f": {error.wanted}" if error.wanted else ""
+    flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
+    return f"not enough memory on {device.torch_device}{wanted}; see {flags}"

@@ -67,7 +67,6 @@ class _Batch:
     """State of the rows of one batch; tensors are on the device."""
 
     key: bytes  # the rows, one a sample
-    plain: bool  # the largest logits, as the model gives them, are all that is asked for
     draw: _Draw
     edits: ops.LogitEdits | None
     penalty_slots: torch.Tensor | None  # int32 [S]; None: no row has penalties
@@ -91,6 +90,7 @@ class Sampler:
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
         self._batch: _Batch | None = None
+        self._greedy: tuple[bytes, bool] | None = None  # rows, and what `is_greedy` says of them
 
     def admit(self, state: RowSampling) -> None:
         """Replaces all state of `state.row`."""
@@ -120,6 +120,7 @@ class Sampler:
         self._stop_ids[state.row] = state.stop_ids
         self._bias[state.row] = params.logit_bias
         self._batch = None
+        self._greedy = None
 
     def _fill_counts(self, state: RowSampling) -> int:
         """A slot of the counts, filled with the row's prompt bits and generated tokens."""
@@ -138,7 +139,10 @@ class Sampler:
     def is_greedy(self, rows: np.ndarray) -> bool:
         """Whether `sample` for these rows would only give the id of the largest logit of each, as
         the model gives it. `rows` is that of `sample`."""
-        return self._gather(rows).plain
+        key = rows.tobytes()
+        if self._greedy is None or self._greedy[0] != key:
+            self._greedy = (key, bool(self._rows["plain"][rows].all()))
+        return self._greedy[1]
 
     def sample(
         self,
@@ -182,20 +186,16 @@ class Sampler:
         if self._batch is not None and self._batch.key == key:
             return self._batch
         state = self._rows[rows]
-        penalised = rows[state["slot"] >= 0]
-        if len(np.unique(penalised)) < len(penalised):
-            raise ValueError("a row with penalties takes one sample a step")
-        scored = state["scored"]
-        unscored = np.flatnonzero(~scored)
-        penalties = self._gather_penalties(state) if len(penalised) else None
+        penalties = self._gather_penalties(rows, state)
         edits = ops.LogitEdits(
             bias=self._gather_bias(rows),
             penalties=penalties,
             min_tokens=self._gather_min_tokens(rows, state),
         )
+        scored = state["scored"]
+        unscored = np.flatnonzero(~scored)
         self._batch = _Batch(
             key=key,
-            plain=bool(state["plain"].all()),
             draw=_Draw(
                 temperature=self._column(state, "temperature"),
                 top_k=self._column(state, "top_k"),
@@ -212,8 +212,14 @@ class Sampler:
         return self._batch
 
     def _gather_penalties(
-        self, state: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, rows: np.ndarray, state: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """The counts, a row's slot in them, and its three penalties."""
+        penalised = rows[state["slot"] >= 0]
+        if len(penalised) == 0:
+            return None
+        if len(np.unique(penalised)) < len(penalised):
+            raise ValueError("a row with penalties takes one sample a step")
         return (
             self._counts,
             self._column(state, "slot"),

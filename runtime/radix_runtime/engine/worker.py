@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from ..device import Device
-from ..distributed import connect
+from ..distributed import CommunicatorAborted, connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
@@ -50,14 +50,15 @@ def main() -> int:
                 communicator.check()
             else:
                 replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
-    except (ConfigError, RuntimeError) as error:  # EngineDeadError is a RuntimeError
-        echo = "aborted by rank" in str(error)  # who aborted the group has said why
-        is_config = isinstance(error, ConfigError)
-        logger.log(
-            logging.DEBUG if echo else logging.ERROR, "%s", error if is_config else repr(error)
-        )
+    except ConfigError as error:
+        logger.error("%s", error)
         communicator.abort()
-        return EXIT_CONFIG if is_config else EXIT_INTERNAL
+        return EXIT_CONFIG
+    except RuntimeError as error:  # EngineDeadError is one
+        is_echo = isinstance(error, CommunicatorAborted)  # who aborted the group has said why
+        logger.log(logging.DEBUG if is_echo else logging.ERROR, "%r", error)
+        communicator.abort()
+        return EXIT_INTERNAL
     return EXIT_CLEAN
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import EngineDeadError
-from ..processes import start_process
+from ..spawn import start_process
 from .commands import CommandReply
 from .step_ring import RingHandle, StepRing
 
@@ -70,7 +70,12 @@ class WorkerGroup:
         )
         descriptors = [self._memory_fd, reply_fd, *self.ring.handle.fds]
         # What it prints is no output of this program.
-        process = start_process("radix_runtime.engine.worker", stdout=2, pass_fds=descriptors)
+        process = start_process(
+            "radix_runtime.engine.worker",
+            title=f"radix: rank {rank}",
+            stdout=2,
+            pass_fds=descriptors,
+        )
         os.close(reply_fd)  # its end in the worker is the last: a death ends what waits for a reply
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")

@@ -1,57 +1,26 @@
 """The radix tree over token ids that owns every shared KV page.
 
-A node holds a run of whole pages: `key` int32 [n * page_size] and `pages` int32 [n]. Siblings
-differ in their first page, which is also their key in the parent. `extra_key` (a tenant, an
-adapter) enters the key of the first page only, so one root serves all of them."""
+A node (`radix_node.py`) holds a run of whole pages. Siblings differ in their first page, which is
+also their key in the parent. `extra_key` (a tenant, an adapter) enters the key of the first page
+only, so one root serves all of them."""
 
 # A lock on a node holds the whole path to the root. An unlocked node therefore has no locked
 # descendant, and every page of every unlocked node can be evicted, leaf by leaf. Splits keep the
-# identity of the lower part, and so its locks.
+# identity of the lower part, and so its locks. With a host tier an evicted node may stay, with a
+# copy of its pages there; a leaf is then a node without children on the device.
 
 import heapq
 import itertools
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import require
-from .page_allocator import PageAllocator
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Node:
-    """A run of whole pages below `parent`. `created` and `last_use` are times of the cache's
-    logical clock; `lock_count` is the number of requests whose prefix passes through."""
-
-    parent: "Node | None"  # None: the root, or cut off
-    edge: Hashable  # key in parent.children
-    key: np.ndarray  # int32 [n * page_size]
-    pages: np.ndarray  # int32 [n]
-    created: int = 0
-    last_use: int = 0
-    hits: int = 0
-    lock_count: int = 0
-    queued: bool = False  # has an entry in the leaf heap
-    children: dict[Hashable, "Node"] = field(default_factory=dict)
-
-    def path(self) -> Iterator["Node"]:
-        """This node and its ancestors, without the root."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-
-class Match(NamedTuple):
-    """`length` tokens are cached in `pages`; `node` ends exactly there (lock it to keep them)."""
-
-    length: int
-    pages: np.ndarray
-    node: Node
-
+from .cache_groups import CacheGroup, usable_parts
+from .host_tier import HostTier
+from .radix_node import Match, Node, Part, handles_of
 
 _PRIORITY = {
     "lru": attrgetter("last_use"),
@@ -64,23 +33,31 @@ _NONE = np.zeros(0, np.int32)
 class RadixCache:
     """Longest-prefix cache of whole pages; `enabled=False` shares nothing and owns nothing.
 
-    `total_pages` are in the tree, `evictable_pages` of them in no request's prefix. `version`
-    changes whenever a match could come out longer or shorter."""
+    `total_pages` of the device are in the tree, `evictable_pages` of them in no request's prefix.
+    `groups` are the cache groups beside the full pages: a match ends where each of them has what it
+    needs."""
 
     def __init__(
-        self, allocator: PageAllocator, *, eviction: str = "lru", enabled: bool = True
+        self,
+        page_size: int,
+        *,
+        eviction: str = "lru",
+        enabled: bool = True,
+        groups: Sequence[CacheGroup] = (),
+        host: HostTier | None = None,
     ) -> None:
-        self.allocator = allocator
-        self.page_size = allocator.page_size
+        self.page_size = page_size
         self.enabled = enabled
+        self.groups = groups
+        self.host = host
         self.root = Node(parent=None, edge=None, key=_NONE, pages=_NONE)
         self.total_pages = 0
         self.evictable_pages = 0
         self.num_nodes = 0
-        self.version = 0
-        self.evicted_pages_total = 0
+        self.evicted_pages_total = 0  # from the device, to the host too
         self.lookups_total = 0
         self.hits_total = 0
+        self._changes = 0
         self._priority = _PRIORITY[eviction]
         self._now = 0  # logical clock
         self._heap: list[tuple[Any, int, Node]] = []
@@ -92,28 +69,38 @@ class RadixCache:
         page = ids[at : at + self.page_size].tobytes()
         return (extra_key, page) if node is self.root else page
 
+    @property
+    def version(self) -> int:
+        """Changes whenever a match could come out longer or shorter."""
+        return self._changes + sum(group.pool.evictions for group in self.groups)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def queued(self) -> list[Node]:
+        """The nodes in the heap, for checks."""
+        return [node for _, _, node in self._heap]
+
     def match(self, ids: np.ndarray, extra_key: str | None = None) -> Match:
-        """The longest cached prefix of `ids` (int32), in whole pages. Splits a node in which it
-        ends; is no use yet."""
-        node, parts, child = self._walk(ids, extra_key)
-        if child is not None:
-            node = self._split(child, len(parts[-1]))
-        pages = np.concatenate([_NONE, *parts])
-        return Match(length=len(pages) * self.page_size, pages=pages, node=node)
+        """The longest cached prefix of `ids` (int32), in whole pages, that can be used. Splits a
+        node in which it ends; is no use yet."""
+        return self._match_of(usable_parts(self._walk(ids, extra_key), self.groups))
 
     def match_length(self, ids: np.ndarray, extra_key: str | None = None) -> int:
         """Tokens that `match` would find; leaves the tree as it is."""
-        _, parts, _ = self._walk(ids, extra_key)
-        return sum(len(pages) for pages in parts) * self.page_size
+        parts = usable_parts(self._walk(ids, extra_key), self.groups)
+        return sum(pages for _, pages in parts) * self.page_size
 
-    def _walk(
-        self, ids: np.ndarray, extra_key: str | None
-    ) -> tuple[Node, list[np.ndarray], Node | None]:
-        """(deepest node matched whole, pages of each node matched, child in which the match ends
-        if it does)"""
+    def _walk(self, ids: np.ndarray, extra_key: str | None) -> list[Part]:
+        """(node, pages of it that match) from the first below the root to the last."""
         node = self.root
         at = 0
-        parts: list[np.ndarray] = []
+        parts: list[Part] = []
         while at + self.page_size <= len(ids):
             child = node.children.get(self.edge(node, ids, at, extra_key))
             if child is None:
@@ -122,12 +109,29 @@ class RadixCache:
             differs = part != child.key[: len(part)]
             common = int(differs.argmax()) if differs.any() else len(part)
             pages = common // self.page_size
-            parts.append(child.pages[:pages])
+            parts.append((child, pages))
             if pages < len(child.pages):
-                return node, parts, child
+                break
             at += len(child.key)
             node = child
-        return node, parts, None
+        return parts
+
+    def _match_of(self, parts: list[Part]) -> Match:
+        node = self.root
+        if parts:
+            node, pages = parts[-1]
+            if pages < len(node.pages):
+                node = self._split(node, pages)
+                parts[-1] = (node, pages)
+        on_device = [part.pages for part, _ in parts if not part.on_host]
+        num_pages = sum(pages for _, pages in parts)
+        return Match(
+            length=num_pages * self.page_size,
+            num_pages=num_pages,
+            pages=np.concatenate([_NONE, *on_device]),
+            node=node,
+            handles=handles_of(parts, len(self.groups)),
+        )
 
     # Owning -------------------------------------------------------------------------------
 
@@ -135,7 +139,7 @@ class RadixCache:
         """Keeps the path from the root to `node` in the cache."""
         self._now += 1
         for at in node.path():
-            if at.lock_count == 0:
+            if at.lock_count == 0 and not at.on_host:
                 self.evictable_pages -= len(at.pages)
             at.lock_count += 1
             at.last_use = self._now
@@ -147,7 +151,7 @@ class RadixCache:
             require(at.lock_count > 0, "I3", "a cache node was unlocked more often than locked")
             at.lock_count -= 1
             at.last_use = self._now
-            if at.lock_count == 0:
+            if at.lock_count == 0 and not at.on_host:
                 self.evictable_pages += len(at.pages)
                 self._queue(at)
 
@@ -165,10 +169,14 @@ class RadixCache:
         """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates
         to free."""
         if not self.enabled:
-            return Match(length=0, pages=_NONE, node=self.root), _NONE
+            return Match(length=0, num_pages=0, pages=_NONE, node=self.root), _NONE
         filled = len(ids) == len(pages) * self.page_size
         require(filled, "I3", f"{len(ids)} tokens do not fill {len(pages)} pages")
-        known = self.match(ids, extra_key)
+        parts = self._walk(ids, extra_key)
+        known = self._match_of(parts)
+        if len(known.pages) < known.num_pages:
+            self._replace_on_host(parts, pages)
+            known = self._match_of(parts)
         own = pages[: len(known.pages)]
         duplicates = own[own != known.pages]
         new = pages[len(known.pages) :].copy()
@@ -176,7 +184,8 @@ class RadixCache:
             return known, duplicates
         leaf = self._add_leaf(known.node, ids, known.length, new, extra_key)
         cached = np.concatenate([known.pages, new])
-        return Match(length=len(ids), pages=cached, node=leaf), duplicates
+        match = Match(length=len(ids), num_pages=len(cached), pages=cached, node=leaf)
+        return match, duplicates
 
     def _add_leaf(
         self, parent: Node, ids: np.ndarray, start: int, pages: np.ndarray, extra_key: str | None
@@ -188,16 +197,45 @@ class RadixCache:
             edge=self.edge(parent, ids, start, extra_key),
             key=ids[start:].copy(),
             pages=pages,
+            handles=tuple(np.full(len(pages), -1, np.int32) for _ in self.groups),
             created=self._now,
             last_use=self._now,
         )
         parent.children[leaf.edge] = leaf
+        parent.num_device_children += 1
         self.num_nodes += 1
         self.total_pages += len(pages)
         self.evictable_pages += len(pages)
-        self.version += 1
+        self._changes += 1
         self._queue(leaf)
         return leaf
+
+    def _replace_on_host(self, parts: list[Part], pages: np.ndarray) -> None:
+        """Whoever computed a prefix again has its KV on the device: `pages`, one for each page of
+        `parts`. Nodes on the host take them over."""
+        assert self.host is not None
+        start = 0
+        for node, count in parts:
+            if node.on_host:
+                self.host.replace(node, pages[start : start + count].copy())
+                self._arrived(node)
+            start += count
+
+    def load(self, node: Node, pages: np.ndarray) -> None:
+        """A locked node comes back from the host to `pages` of the device, which become the
+        tree's; the next step makes the copies."""
+        assert self.host is not None
+        self.host.load(node, pages)
+        self._arrived(node)
+
+    def _arrived(self, node: Node) -> None:
+        """The node's pages have just become pages of the device."""
+        assert node.parent is not None
+        node.parent.num_device_children += 1
+        self.total_pages += len(node.pages)
+        if node.lock_count == 0:
+            self.evictable_pages += len(node.pages)
+        self._queue(node)
 
     def _split(self, node: Node, num_pages: int) -> Node:
         """Cuts `node` after `num_pages` pages; the new upper part is returned."""
@@ -209,6 +247,8 @@ class RadixCache:
             edge=node.edge,
             key=node.key[:cut],
             pages=node.pages[:num_pages],
+            handles=tuple(handles[:num_pages] for handles in node.handles),
+            on_host=node.on_host,
             created=node.created,
             last_use=node.last_use,
             hits=node.hits,
@@ -218,109 +258,143 @@ class RadixCache:
         node.parent = upper
         node.key = node.key[cut:]
         node.pages = node.pages[num_pages:]
+        node.handles = tuple(handles[num_pages:] for handles in node.handles)
         node.edge = self.edge(upper, node.key, 0, None)
         upper.children[node.edge] = node
+        for group in self.groups:
+            group.pool.split(upper)
+        if node.on_host:
+            assert self.host is not None
+            self.host.split(upper)
+        else:
+            upper.num_device_children = 1
         self.num_nodes += 1
         return upper
 
     # Giving back --------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
-        """Frees `num_pages` pages, or all that are not locked, leaf by leaf from the end. Returns
-        the number freed."""
-        freed = 0
-        while freed < num_pages and self._heap:
+    def evict(self, num_pages: int) -> np.ndarray:
+        """Takes `num_pages` pages of the device out of the tree, or all that are not locked, leaf
+        by leaf from the end. Returns them, int32 [<= num_pages]: they are the caller's."""
+        victims = [_NONE]
+        missing = num_pages
+        while missing > 0 and self._heap:
             priority, _, node = heapq.heappop(self._heap)
             node.queued = False
             if priority != self._priority(node):
                 self._queue(node)  # used since it was queued
-            elif self._is_evictable(node):  # or it is queued again when it becomes an unlocked leaf
-                freed += self._cut(node, num_pages - freed)
-        self.evicted_pages_total += freed
-        return freed
+            elif self.is_evictable(node):  # or it is queued again when it becomes an unlocked leaf
+                victims.append(self._evict_from(node, missing))
+                missing -= len(victims[-1])
+        self.evicted_pages_total += num_pages - missing
+        return np.concatenate(victims)
 
-    def prune(self, node: Node) -> int:
+    def prune(self, node: Node) -> np.ndarray:
         """Drops bad KV: `node` and the ancestors that nobody else has locked or continues. Returns
-        pages freed."""
-        bad = itertools.takewhile(self._is_evictable, list(node.path()))
-        return sum(self._cut(at, len(at.pages)) for at in bad)
+        their pages, which are the caller's."""
+        bad = itertools.takewhile(self.is_evictable, list(node.path()))
+        return np.concatenate([_NONE, *[self._cut(part, len(part.pages)) for part in bad]])
 
-    def reset(self) -> None:
-        """Frees everything. Raises RuntimeError while a node is locked."""
+    def reset(self) -> np.ndarray:
+        """Forgets everything, and returns all pages: they are the caller's. Raises RuntimeError
+        while a node is locked."""
         if self.evictable_pages != self.total_pages:
             raise RuntimeError("the cache is in use")
-        self.evict(self.total_pages)
-        self._heap.clear()
+        pages = [_NONE]
+        while self._heap:
+            _, _, node = heapq.heappop(self._heap)
+            node.queued = False
+            if self.is_evictable(node):
+                pages.append(self._cut(node, len(node.pages)))
+        for node in list(self.root.children.values()):
+            self._drop_from_host(node)
+        return np.concatenate(pages)
 
     @staticmethod
-    def _is_evictable(node: Node) -> bool:
+    def is_evictable(node: Node) -> bool:
+        """Whether pages of the device can be taken from the end of `node`."""
         # A node that was cut off has no parent; neither has the root.
-        return node.parent is not None and not node.children and node.lock_count == 0
+        if node.parent is None or node.on_host:
+            return False
+        return node.lock_count == 0 and node.num_device_children == 0
 
-    def _cut(self, leaf: Node, num_pages: int) -> int:
-        """Frees up to `num_pages` pages from the end of an unlocked leaf."""
-        keep = max(0, len(leaf.pages) - num_pages)
+    def _evict_from(self, leaf: Node, num_pages: int) -> np.ndarray:
+        """Up to `num_pages` pages from the end of an unlocked leaf. They go to the host if it has
+        room."""
+        count = min(num_pages, len(leaf.pages))
+        if self.host is None or not self._make_host_room(count):
+            return self._cut(leaf, count)
+        if count < len(leaf.pages):
+            self._split(leaf, len(leaf.pages) - count)
+        parent = leaf.parent
+        assert parent is not None
+        pages = leaf.pages
+        self.host.store(leaf)
+        parent.num_device_children -= 1
+        self.total_pages -= count
+        self.evictable_pages -= count
+        self._queue(parent)
+        return pages
+
+    def _make_host_room(self, num_pages: int) -> bool:
+        """Drops nodes from the host, the oldest first, until `num_pages` pages are free there."""
+        assert self.host is not None
+        free = self.host.allocator
+        if num_pages > free.num_pages:
+            return False
+        for node in list(self.host.nodes):
+            if free.num_free >= num_pages:
+                break
+            if not node.children and node.lock_count == 0:
+                self._drop_from_host(node)
+        return free.num_free >= num_pages
+
+    def _drop_from_host(self, node: Node) -> None:
+        """A node on the host leaves the tree, with all below it."""
+        assert self.host is not None
+        for child in list(node.children.values()):
+            self._drop_from_host(child)
+        self.host.drop(node)
+        self._forget_handles(node, 0)
+        self._detach(node)
+
+    def _cut(self, leaf: Node, num_pages: int) -> np.ndarray:
+        """Takes `num_pages` pages from the end of an unlocked leaf, and what is below it."""
+        for child in list(leaf.children.values()):
+            self._drop_from_host(child)
+        keep = len(leaf.pages) - num_pages
         gone = leaf.pages[keep:]
-        self.allocator.free(gone)
-        self.total_pages -= len(gone)
-        self.evictable_pages -= len(gone)
-        self.version += 1
+        self.total_pages -= num_pages
+        self.evictable_pages -= num_pages
+        self._forget_handles(leaf, keep)
         if keep:
             leaf.pages = leaf.pages[:keep]
             leaf.key = leaf.key[: keep * self.page_size]
+            leaf.handles = tuple(handles[:keep] for handles in leaf.handles)
+            self._changes += 1
             self._queue(leaf)
         else:
             parent = leaf.parent
-            leaf.parent = None
             assert parent is not None
-            del parent.children[leaf.edge]
-            self.num_nodes -= 1
+            parent.num_device_children -= 1
+            self._detach(leaf)
             self._queue(parent)
-        return len(gone)
+        return gone
+
+    def _forget_handles(self, node: Node, start: int) -> None:
+        """The other groups lose the node's pages from `start` on."""
+        for group, handles in zip(self.groups, node.handles, strict=True):
+            group.pool.forget(handles[start:])
+
+    def _detach(self, node: Node) -> None:
+        assert node.parent is not None
+        del node.parent.children[node.edge]
+        node.parent = None
+        self.num_nodes -= 1
+        self._changes += 1
 
     def _queue(self, node: Node) -> None:
-        if not node.queued and self._is_evictable(node):
+        if not node.queued and self.is_evictable(node):
             node.queued = True
             self._now += 1  # a number that no other entry has
             heapq.heappush(self._heap, (self._priority(node), self._now, node))
-
-    # Looking after itself -----------------------------------------------------------------
-
-    def nodes(self) -> Iterator[Node]:
-        """Every node but the root."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def check(self) -> None:
-        """Recounts everything that is kept as a counter or an invariant (I3). O(pages)."""
-        nodes = set(self.nodes())
-        for node in nodes:
-            self._check_node(node)
-        counts = (
-            sum(len(node.pages) for node in nodes),
-            sum(len(node.pages) for node in nodes if node.lock_count == 0),
-            len(nodes),
-        )
-        kept = (self.total_pages, self.evictable_pages, self.num_nodes)
-        require(counts == kept, "I3", f"counters {kept} are not {counts}")
-        queued = [node for _, _, node in self._heap]
-        require(len(queued) == len(set(queued)), "I3", "a node is in the heap twice")
-        marked = {node for node in nodes if node.queued}
-        require(marked == nodes & set(queued), "I3", "heap and its marks differ")
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        require(parent.children.get(node.edge) is node, "I3", "parent and child disagree")
-        filled = 0 < len(node.pages) * self.page_size == len(node.key)
-        require(filled, "I3", "key and pages differ in length")
-        extra_key = node.edge[0] if parent is self.root else None  # type: ignore[index]
-        edge = self.edge(parent, node.key, 0, extra_key)
-        require(edge == node.edge, "I3", "edge is not the first page")
-        locked = parent is self.root or parent.lock_count >= node.lock_count
-        require(locked, "I3", "a child is locked more than its parent")
-        found = node.queued or not self._is_evictable(node)
-        require(found, "I3", "an unlocked leaf is missing from the heap")

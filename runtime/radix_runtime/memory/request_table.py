@@ -26,8 +26,12 @@ class RequestTable:
         """Gives a row back. Its unsent changes are dropped, so that no plan names an entry
         twice."""
         require(row not in self.free_rows, "I5", f"row {row} was freed twice")
-        self._changes = [change for change in self._changes if change[0] != row]
+        self.forget_changes(row)
         self.free_rows.append(row)
+
+    def forget_changes(self, row: int) -> None:
+        """Nobody needs the row's unsent changes any more."""
+        self._changes = [change for change in self._changes if change[0] != row]
 
     def assign(self, row: int, index: int, pages: np.ndarray) -> None:
         """Entries [index, index + len(pages)) of the row become `pages`."""

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .. import ops
+from ..checkpoint import checkpoint_files, open_checkpoint_file
 from ..config import ServerArgs
 from ..errors import ConfigError
 from ..families.names import apply_rules
 from ..families.tensor_views import TensorSource
 from ..layers.base import BuildContext, Layer, Part
 from ..model_config import ModelConfig
+from ..progress import with_progress
 from ..registry import Registry
 from .base import CausalLM
 from .decoder import DecoderForCausalLM
@@ -85,8 +85,7 @@ def _unusable(key: str, error: Exception) -> ConfigError:
 def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
     """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. A last
     line says how long it took. `quiet`: no bar, and lines of level debug."""
-    disable = True if quiet else None  # None: where stderr is no terminal
-    bar = tqdm(items, desc="loading weights", total=total, disable=disable)
+    bar = with_progress(items, "loading weights", total, hidden=quiet)
     level = logging.DEBUG if quiet else logging.INFO
     start = time.monotonic()
     last_line = start
@@ -163,50 +162,14 @@ def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
         _finalize(param)
 
 
-class _Index(msgspec.Struct):
-    """model.safetensors.index.json: the file of each tensor."""
-
-    weight_map: dict[str, str]
-
-
-def _checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
-    """The files of a checkpoint with the tensors that the index names in each; None without an
-    index."""
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if not index.is_file():
-        if not single.is_file():
-            raise ConfigError(
-                f"{folder} holds no model.safetensors (other formats are not supported)"
-            )
-        return {single: None}
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{index} cannot be read: {error}") from None
-    names: dict[Path, set[str]] = {}
-    for key, file in weight_map.items():
-        if Path(file).name != file:
-            raise ConfigError(f"{index} names a file outside of its directory: {file}")
-        names.setdefault(folder / file, set()).add(key)
-    return dict(sorted(names.items()))
-
-
 def _tensors(folder: Path, *, is_tied: bool) -> Iterator[tuple[str, TensorSource]]:
     """The tensors of a checkpoint that belong in a model, by name. Raises ConfigError when a file
     cannot be read or holds other tensors than the index says."""
-    for path, expected in _checkpoint_files(folder).items():
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                keys = file.keys()
-                odd = set() if expected is None else expected.symmetric_difference(keys)
-                if odd:
-                    raise ConfigError(f"{path}: the index and the file disagree about {min(odd)}")
-                for key in keys:
-                    if not _is_surplus(key, is_tied):
-                        yield key, cast(Any, file.get_slice(key))
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+    for path, expected in checkpoint_files(folder).items():
+        with open_checkpoint_file(path, expected, framework="pt") as file:
+            for key in file.keys():
+                if not _is_surplus(key, is_tied):
+                    yield key, cast(Any, file.get_slice(key))
 
 
 def _is_surplus(key: str, is_tied: bool) -> bool:

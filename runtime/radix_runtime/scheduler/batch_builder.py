@@ -8,9 +8,17 @@ import numpy as np
 
 from ..memory.request_table import RequestTable
 from ..messages import pack_ids
-from ..step_plan import LOGPROB_ROWS, LogprobSpan, RowSampling, StepPlan, StepResult
+from ..step_plan import (
+    LOGPROB_ROWS,
+    LogprobSpan,
+    PageDeltas,
+    RowSampling,
+    SnapshotCopy,
+    StepPlan,
+    StepResult,
+)
+from .decision import Decision, Entry
 from .lifecycle import Lifecycle
-from .policy import Decision, Entry
 from .request import Request, State
 
 
@@ -34,7 +42,7 @@ class Step:
 
 def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepPlan, list[Entry]]:
     """Admits, takes pages, and moves every request in `decision` past this step."""
-    entries = [*decision.decode, *decision.chunks]
+    entries = decision.entries
     new_rows = _admit(entries, life)
     _take_pages(entries, life)
     num_decode = len(decision.decode)
@@ -58,18 +66,57 @@ def build_step(decision: Decision, step_id: int, life: Lifecycle) -> tuple[StepP
         new_rows=new_rows,
         logprob_spans=spans,
     )
+    if life.groups or life.host is not None:
+        _plan_groups(plan, entries, life)
     for entry in entries:
         _advance(entry, step_id)
     return plan, entries
 
 
+def _plan_groups(plan: StepPlan, entries: list[Entry], life: Lifecycle) -> None:
+    """What the plan says of cached state beside the full pages, and of the host tier."""
+    for window in life.windows:
+        rows, index, ids = window.table.take_changes()
+        plan.window_pages.append(PageDeltas(rows=rows, index=index, ids=ids))
+    for group in life.snapshots:
+        number = group.pool.index + 1
+        for row, slot, position in group.take_restores():
+            restore = SnapshotCopy(group=number, row=row, slot=slot, position=position)
+            plan.restores.append(restore)
+        for entry in entries:
+            border = _snapshot_position(entry, life.page_size)
+            free = group.plan() if border is not None else None
+            if border is not None and free is not None:
+                row = entry.request.row
+                snapshot = SnapshotCopy(group=number, row=row, slot=free, position=border)
+                plan.snapshots.append(snapshot)
+    if life.host is not None:
+        plan.copy_source, plan.copy_target, plan.copy_to_host = life.host.take_copies()
+
+
+def _snapshot_position(entry: Entry, page_size: int) -> int | None:
+    """The page border within the entry after which a snapshot of the row's state is worth most:
+    of a chunk the last one from which a prompt can go on, of a stream the next one."""
+    if not entry.is_chunk:
+        border = (entry.start // page_size + 1) * page_size
+        return border if border <= entry.end else None
+    ends_prompt = entry.end == entry.request.total_len
+    # The last two tokens of a prompt are always computed (Request.match_limit).
+    border = (entry.end - 2 if ends_prompt else entry.end) // page_size * page_size
+    return border if border > entry.start else None
+
+
 def _admit(entries: list[Entry], life: Lifecycle) -> list[RowSampling]:
-    """Gives new requests their row and locks their prefixes, before anything is evicted."""
+    """Gives new requests their row and locks their prefixes, before anything is evicted; then
+    brings back what of them is on the host."""
     new_rows = []
     for entry in entries:
         if entry.match is not None:
             life.admit(entry.request, entry.match)
             new_rows.append(_row_sampling(entry.request))
+    for entry in entries:
+        if entry.match is not None and entry.request.num_pages < entry.match.num_pages:
+            life.load(entry.request)
     return new_rows
 
 
@@ -77,11 +124,7 @@ def _take_pages(entries: list[Entry], life: Lifecycle) -> None:
     """One allocation for the whole step: every request gets just the pages that its entry may
     fill. Those that rejected drafts left over serve its next tokens."""
     needs = [max(0, life.allocator.pages_for(e.end) - e.request.num_pages) for e in entries]
-    pages = life.take_pages(sum(needs))
-    start = 0
-    for entry, need in zip(entries, needs, strict=True):
-        life.grow(entry.request, pages[start : start + need])
-        start += need
+    life.extend([entry.request for entry in entries], needs)
 
 
 def _advance(entry: Entry, step_id: int) -> None:

@@ -3,8 +3,9 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from .decision import Blocked, Decision
 from .lifecycle import Lifecycle
-from .policy import Blocked, Decision, OutputRatio
+from .policy import OutputRatio
 
 
 @dataclass(slots=True)
@@ -58,6 +59,18 @@ def stats(
         "cache_lookups_total": cache.lookups_total,
         "cache_hits_total": cache.hits_total,
         "evicted_pages_total": cache.evicted_pages_total,
+        **_host(life),
+    }
+
+
+def _host(life: Lifecycle) -> dict[str, int]:
+    if life.host is None:
+        return {}
+    return {
+        "host_pages": life.host.allocator.num_pages,
+        "host_used_pages": life.host.allocator.num_pages - life.host.allocator.num_free,
+        "host_stored_pages_total": life.host.stored_pages_total,
+        "host_loaded_pages_total": life.host.loaded_pages_total,
     }
 
 

@@ -65,9 +65,7 @@ class Intake:
             max_total_tokens=executor.num_pages * executor.page_size,
         )
         self.max_running = min(args.max_running_requests, executor.max_rows)
-        self.queue_limit = max(64, 4 * args.max_running_requests)
-        if args.max_queued_requests is not None:
-            self.queue_limit = args.max_queued_requests
+        self.queue_limit = args.queue_limit
         self._eos_ids = _inside_vocabulary(eos_ids, executor.vocab_size)
         self._random: random.Random = random.SystemRandom()
         if args.random_seed is not None:

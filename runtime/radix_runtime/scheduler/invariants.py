@@ -16,6 +16,10 @@
                    fits alone
     I9 conserve    accepted = finished + aborted + failed + live
     I10 epoch      no page or row that a step in flight touches is free, or has a new owner
+    I11 groups     each page and slot of the other cache groups has exactly one owner; a row holds
+                   the pages of its window
+    I12 host       each page of the host tier is free or one node's; nothing locked, and nothing
+                   that a node on the device hangs from, is on the host
     I13 content    (tests) KV read equals KV written: the fake engine compares hashes
 """
 
@@ -25,8 +29,10 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from ..errors import require
+from ..memory.radix_check import check_tree
 from .batch_builder import Step
 from .figures import Counters
+from .group_invariants import check_groups, check_host, resident
 from .lifecycle import Lifecycle
 from .live import LiveRequests
 from .request import Request, State
@@ -44,7 +50,7 @@ def check(
     """Raises InvariantViolation, which names the invariant, unless all of them hold between two
     iterations of the scheduler."""
     owner = page_owners(life)
-    life.cache.check()
+    check_tree(life.cache)
     check_locks(life)
     check_lifecycle(life, live)
     unseen = samples_in_flight(in_flight)
@@ -53,30 +59,21 @@ def check(
         check_lengths(request, life, unseen[request])
     check_counts(life, live, counters)
     check_in_flight(life, in_flight, owner)
+    check_groups(life, in_flight)
+    check_host(life)
     if not (in_flight or live or life.draining):
         check_idle(life, owner)
-
-
-def resident(life: Lifecycle) -> list[Request]:
-    """Requests that hold a row."""
-    return life.running + life.draining
 
 
 def page_owners(life: Lifecycle) -> np.ndarray:
     """int64 [num_pages] owner codes. Raises I1 unless each page has exactly one owner."""
     groups = [(FREE, life.allocator.free_pages())]
-    groups += [(TREE, node.pages) for node in life.cache.nodes()]
+    groups += [(TREE, node.pages) for node in life.cache.nodes() if not node.on_host]
     groups += [(DEFERRED, pages) for _, pages in life.deferred]
     for code, request in enumerate(resident(life), FIRST_REQUEST):
         pages = life.table.pages(request.row, request.num_pages)
         groups.append((code, pages[request.cached_len // life.page_size :]))
-    return owners(groups, life.allocator.num_pages)
-
-
-def owners(groups: Iterable[tuple[int, np.ndarray]], num_pages: int) -> np.ndarray:
-    """int64 [num_pages]: for each page the code of the only group (code, pages) that has it.
-    Raises I1 if there is none, or another."""
-    groups = list(groups)
+    num_pages = life.allocator.num_pages
     pages = np.concatenate([pages for _, pages in groups])
     if len(pages):
         in_range = 0 <= pages.min() and pages.max() < num_pages

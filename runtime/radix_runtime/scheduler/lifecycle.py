@@ -5,15 +5,25 @@
 # Ending a request only marks it; its row and pages go back when the last step that contains it has
 # completed. The same holds for duplicates that a request in flight still reads: their release is
 # deferred until then.
+#
+# Most models have full pages only. What others keep beside them is owned in the same way by
+# `groups` (memory/cache_groups.py), whose state of a request is found by its row.
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
+from ..cache_spec import ONLY_FULL_PAGES, GroupSpec
+from ..memory.cache_groups import make_groups
+from ..memory.host_tier import HostTier
 from ..memory.page_allocator import PageAllocator
-from ..memory.radix_cache import Match, RadixCache
+from ..memory.radix_cache import RadixCache
+from ..memory.radix_node import Match
 from ..memory.request_table import RequestTable
+from ..memory.row_snapshots import RowSnapshots
+from ..memory.window_pages import WindowPages
 from .request import Request, State
 
 
@@ -33,12 +43,30 @@ class Lifecycle:
         max_len: int,
         eviction: str,
         sharing: bool,
+        cache_groups: tuple[GroupSpec, ...] = ONLY_FULL_PAGES,
+        max_samples: int = 1,
+        host_pages: int = 0,
     ) -> None:
-        """`max_len`: tokens that a request may have. `sharing` False: no prefix is cached."""
+        """`max_len`: tokens that a request may have. `sharing` False: no prefix is cached.
+        `max_samples`: tokens that a decode entry may have. `host_pages`: pages that the cache may
+        keep in host memory."""
         self.allocator = PageAllocator(num_pages, page_size)
         self.page_size = page_size
-        self.cache = RadixCache(self.allocator, eviction=eviction, enabled=sharing)
-        self.table = RequestTable(max_rows, min(self.allocator.pages_for(max_len), num_pages))
+        max_pages = min(self.allocator.pages_for(max_len), num_pages)
+        self.table = RequestTable(max_rows, max_pages)
+        self.groups = make_groups(
+            cache_groups,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_pages=max_pages,
+            max_samples=max_samples,
+        )
+        self.windows = [group for group in self.groups if isinstance(group, WindowPages)]
+        self.snapshots = [group for group in self.groups if isinstance(group, RowSnapshots)]
+        self.host = HostTier(host_pages) if host_pages else None
+        self.cache = RadixCache(
+            page_size, eviction=eviction, enabled=sharing, groups=self.groups, host=self.host
+        )
         self.pending: dict[Request, Future[None]] = {}  # and what each waits for
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -48,8 +76,17 @@ class Lifecycle:
 
     @property
     def available_pages(self) -> int:
-        """Pages that `take_pages` can give: free ones and those the cache can evict."""
+        """Full pages that `take_pages` can give: free ones and those the cache can evict."""
         return self.allocator.num_free + self.cache.evictable_pages
+
+    @property
+    def step_room(self) -> int:
+        """Pages by which the requests of a step can grow: they take as many of every window group
+        as full ones."""
+        room = self.available_pages
+        for window in self.windows:
+            room = min(room, window.pool.available)
+        return room
 
     # Queue --------------------------------------------------------------------------------
 
@@ -78,18 +115,51 @@ class Lifecycle:
         request.computed_len = match.length
         request.reserved_len = match.length
         request.prefill_end = request.total_len
-        self.grow(request, match.pages)
+        if len(match.pages):
+            self._append(request, match.pages)
+        for group, handles in zip(self.groups, match.handles, strict=True):
+            group.admit(request.row, handles)
+
+    def load(self, request: Request) -> None:
+        """Brings the part of an admitted request's prefix back that is on the host. Every prefix of
+        the step must be locked before, as this may evict others."""
+        assert request.node is not None
+        start = 0
+        for node in reversed(list(request.node.path())):
+            start += len(node.pages)
+            if start <= request.num_pages:
+                continue
+            if node.on_host:  # another request of the step may have been first
+                self.cache.load(node, self.take_pages(len(node.pages)))
+            self._append(request, node.pages)
 
     def take_pages(self, num_pages: int) -> np.ndarray:
         """int32 [num_pages]; evicts as needed. The policy has made sure that this works (I8)."""
-        self.cache.evict(num_pages - self.allocator.num_free)
+        missing = num_pages - self.allocator.num_free
+        if missing > 0:
+            self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages)
 
-    def grow(self, request: Request, pages: np.ndarray) -> None:
-        """Appends `pages` to the request's row."""
-        if len(pages):
-            self.table.assign(request.row, request.num_pages, pages)
-            request.num_pages += len(pages)
+    def extend(self, requests: Sequence[Request], needs: Sequence[int]) -> None:
+        """Request i gets `needs[i]` more pages of every group that has pages; one allocation a
+        group for all of them."""
+        pages = self.take_pages(sum(needs))
+        start = 0
+        for request, need in zip(requests, needs, strict=True):
+            if need:
+                self._append(request, pages[start : start + need])
+                start += need
+        for window in self.windows:
+            pages = window.pool.take(sum(needs))
+            start = 0
+            for request, need in zip(requests, needs, strict=True):
+                if need:
+                    window.extend(request.row, pages[start : start + need])
+                    start += need
+
+    def _append(self, request: Request, pages: np.ndarray) -> None:
+        self.table.assign(request.row, request.num_pages, pages)
+        request.num_pages += len(pages)
 
     # Sharing ------------------------------------------------------------------------------
 
@@ -111,6 +181,14 @@ class Lifecycle:
             # The row changes first; who still reads the duplicates is in flight.
             self.table.assign(request.row, known, cached.pages[known:])
             self._free_after(request.last_step, duplicates)
+        for group in self.groups:
+            group.share(request.row, cached.node, len(cached.pages))
+
+    def trim(self, request: Request, committed: int) -> None:
+        """`committed` tokens of a running request are computed: the groups give back what no later
+        step looks at."""
+        for group in self.groups:
+            group.trim(request.row, committed)
 
     def _free_after(self, step_id: int, pages: np.ndarray) -> None:
         if step_id <= self.completed_step:
@@ -158,6 +236,10 @@ class Lifecycle:
         request.move(State.WAITING)
         self.waiting.appendleft(request)
 
+    def reset_cache(self) -> None:
+        """Forgets every cached prefix. Raises RuntimeError while a request holds one."""
+        self.allocator.free(self.cache.reset())
+
     def _release(self, request: Request) -> None:
         if not request.poisoned:
             self.share(request, request.shareable_len)
@@ -165,9 +247,11 @@ class Lifecycle:
         pages = self.table.pages(request.row, request.num_pages)
         private = pages[request.cached_len // self.page_size :]
         self.allocator.free(private)
+        for group in self.groups:
+            group.release(request.row)
         self.cache.unlock(request.node)
         if request.poisoned:
-            self.cache.prune(request.node)
+            self.allocator.free(self.cache.prune(request.node))
         self.table.free(request.row)
         request.row = -1
         request.node = None

@@ -1,21 +1,21 @@
 """What the next step computes: a pure function of host state."""
 
 # Each step gives one token to every running request first and fills the rest of the token budget
-# with prompt chunks, so a long prompt never stops the streams; drafts get what is left. All room is counted in pages. A
-# request is admitted when the pages that it and the running ones are *expected* to need are there;
-# how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust costs a
-# retraction, never a failure: `plan_step` reports a shortage before anything is launched.
+# with prompt chunks, so a long prompt never stops the streams; drafts get what is left. All room is
+# counted in pages. A request is admitted when the pages that it and the running ones are *expected*
+# to need are there; how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust
+# costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
 
-from ..memory.radix_cache import Match, Node
+from ..memory.radix_node import Match, Node
 from ..registry import Registry
+from .decision import Blocked, Decision, Entry, chunk, chunk_length, decode
 from .lifecycle import Lifecycle
 from .request import Request, State
+from .window_room import WindowRoom
 
 # Order of the queue ---------------------------------------------------------------------------
 
@@ -99,90 +99,6 @@ def expected_len(request: Request, ratio: float, margin: int) -> int:
 
 # The step -------------------------------------------------------------------------------------
 
-
-class Entry(NamedTuple):
-    """One request in a step: its tokens [start, end), of which it samples `num_samples`. `match` is
-    set when this admits the request."""
-
-    request: Request
-    start: int
-    end: int
-    num_samples: int
-    is_chunk: bool
-    match: Match | None = None
-
-
-def decode(request: Request, num_samples: int) -> Entry:
-    """The request's next tokens: the last one accepted and `num_samples - 1` drafts."""
-    start = request.computed_len
-    return Entry(
-        request=request,
-        start=start,
-        end=start + num_samples,
-        num_samples=num_samples,
-        is_chunk=False,
-    )
-
-
-def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
-    """A part of what the request has to compute; the last one samples unless nothing is asked."""
-    end = start + length
-    samples = end == request.total_len < request.max_total_len
-    return Entry(
-        request=request,
-        start=start,
-        end=end,
-        num_samples=1 if samples else 0,
-        is_chunk=True,
-        match=match,
-    )
-
-
-def chunk_length(left: int, most: int) -> int:
-    """Tokens of the next chunk, at most `most` of the `left`: neither one alone nor all but one. A
-    row's only token in a step takes attention's decode kernel, which gives it other last bits than
-    it has in the whole prompt."""
-    length = min(left, most)
-    if left - length == 1:
-        length -= 1
-    if length == 1 and left > 1:
-        return 0
-    return length
-
-
-class Blocked(Enum):
-    """Why a waiting request is not in the step."""
-
-    NO_ROW = auto()  # as many requests run as may
-    NO_BUDGET = auto()  # the step computes as many tokens as it may
-    NO_PAGES = auto()  # the pages that it is expected to need are not there
-    SAME_PREFIX = auto()  # another request is computing its next page
-    BEHIND = auto()  # nobody passes a request that waits for pages
-
-
-@dataclass(slots=True)
-class Decision:
-    """What a step computes, and why each waiting request is not part of it. `shortage`: pages are
-    missing for a step that has to be made; launch nothing."""
-
-    decode: list[Entry] = field(default_factory=list)
-    chunks: list[Entry] = field(default_factory=list)
-    shortage: bool = False
-    blocked: dict[Request, Blocked] = field(default_factory=dict)
-    rest: Blocked = Blocked.BEHIND  # the reason of waiting requests that are not in `blocked`
-
-    def __bool__(self) -> bool:
-        return bool(self.decode or self.chunks)
-
-    def why(self, waiting: Request) -> Blocked:
-        """The reason for a request that is still waiting."""
-        return self.blocked.get(waiting, self.rest)
-
-    @property
-    def dedup_waits(self) -> int:
-        return sum(1 for reason in self.blocked.values() if reason is Blocked.SAME_PREFIX)
-
-
 # The waiting requests in the policy's order; called only when someone can get in.
 Queue = Callable[[], Iterable[Request]]
 
@@ -202,7 +118,7 @@ def plan_step(
     size = life.page_size
     streams = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
     needs_page = [r for r in streams if r.computed_len == r.num_pages * size]
-    room = life.available_pages - len(needs_page)
+    room = life.step_room - len(needs_page)
     if room < 0:
         return Decision(shortage=True, rest=Blocked.NO_PAGES)
     decision = Decision()
@@ -214,8 +130,8 @@ def plan_step(
         left = request.total_len - request.computed_len
         held = request.num_pages * size - request.computed_len
         length = chunk_length(left, min(budget, held + room * size))
-        if length < min(left, budget):
-            starved = True
+        if length < chunk_length(left, budget):
+            starved = True  # of pages
         if length > 0:
             decision.chunks.append(chunk(request, request.computed_len, length))
             budget -= length
@@ -247,6 +163,8 @@ def _decode_entries(
 ) -> list[Entry]:
     """An entry for each of `streams`, with as many drafts as fit its length and its pages; `room`
     is the number of pages beyond one token each."""
+    if max_samples == 1:
+        return [decode(request, 1) for request in streams]
     entries = []
     for request in streams:
         wanted = min(max_samples, request.max_total_len - request.total_len)
@@ -277,14 +195,12 @@ def _admit(
     room = life.available_pages
     room -= sum(max(0, expect(request) - request.num_pages) for request in life.running)
     computing = _pages_being_computed(life)
+    windows = [WindowRoom(w, life, entries=decision.entries, expect=expect) for w in life.windows]
     locked: set[Node] = set()
     waits = 0
     for request in queue:
-        if rows == 0:
-            decision.rest = Blocked.NO_ROW
-            return
-        if budget <= 0:
-            decision.rest = Blocked.NO_BUDGET
+        if rows == 0 or budget <= 0:
+            decision.rest = Blocked.NO_ROW if rows == 0 else Blocked.NO_BUDGET
             return
         if waits == MOST_WAITS:
             return
@@ -296,23 +212,30 @@ def _admit(
             waits += 1
             continue
         waits = 0
-        newly_locked = [n for n in match.node.path() if n.lock_count == 0 and n not in locked]
+        newly_locked = _evictable_path(match, locked)
         need = expect(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
-        if need > room:
-            decision.blocked[request] = Blocked.NO_PAGES
+        most = min([budget, *[window.most_tokens(match) for window in windows]])
+        length = chunk_length(request.total_len - match.length, most)
+        if need > room or length <= 0:
+            lacks_pages = need > room or most < budget
+            decision.blocked[request] = Blocked.NO_PAGES if lacks_pages else Blocked.NO_BUDGET
             return  # nobody passes it, or it might never get in
-        length = chunk_length(request.total_len - match.length, budget)
-        if length == 0:
-            decision.blocked[request] = Blocked.NO_BUDGET
-            return  # too little of the budget is left
         decision.chunks.append(chunk(request, match.length, length, match))
         locked.update(newly_locked)
+        for window in windows:
+            window.take(match, length)
         if cache.enabled and page_end <= request.total_len:
             computing.add(next_page)
         room -= need
         budget -= length
         rows -= 1
+
+
+def _evictable_path(match: Match, locked: set[Node]) -> list[Node]:
+    """Nodes of the prefix on the device that could be evicted, but for those in `locked`."""
+    path = match.node.path()
+    return [n for n in path if n.lock_count == 0 and not n.on_host and n not in locked]
 
 
 def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:

@@ -15,7 +15,7 @@ from enum import Enum, auto
 import numpy as np
 
 from ..errors import require
-from ..memory.radix_cache import Node
+from ..memory.radix_node import Node
 from ..messages import Generate, unpack_ids
 from ..sampling_params import SamplingParams
 from .logprobs import LogprobBuffer

@@ -4,25 +4,30 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from .. import messages as msg
 from ..config import ServerArgs
-from ..step_plan import Executor
+from ..step_plan import EngineCommand, Executor
 from . import figures, invariants
 from .batch_builder import Step, build_step
+from .control import Operations
+from .decision import Decision
 from .intake import Intake
 from .lifecycle import Lifecycle
 from .live import LiveRequests
 from .output import Output
-from .policy import Decision, OutputRatio, QueueContext, plan_step, schedule_policies
+from .policy import OutputRatio, QueueContext, plan_step, schedule_policies
 from .request import Request
 from .results import Results
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
 IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
-PENDING_WAIT = 0.005  # seconds between looks at the requests that are held
+PENDING_WAIT = 0.005  # seconds between looks at what is awaited from outside
 
 
 class Scheduler:
@@ -30,6 +35,7 @@ class Scheduler:
     nothing to do. In its order it
 
     1. takes in messages: `intake` validates, queues, aborts, and fails what is past its deadline;
+       `operations` answers what Control messages ask for;
     2. plans the next step (`policy.plan_step`), takes rows and pages for it (`build_step`) and
        launches it. A shortage of pages first waits for the steps in flight, then retracts the
        request that arrived last;
@@ -41,8 +47,9 @@ class Scheduler:
     difference: how many steps are in flight when an iteration ends.
 
     Owners: `life` every row and page, and the queue; `live` the requests that have not ended, and
-    how they end; `in_flight` the launched steps. Errors of a request become its answer. Whatever
-    `step` raises is fatal for the instance: EngineDeadError, or InvariantViolation."""
+    how they end; `in_flight` the launched steps; `operations` what Control messages may ask for.
+    Errors of a request become its answer. Whatever `step` raises is fatal for the instance:
+    EngineDeadError, or InvariantViolation."""
 
     def __init__(
         self,
@@ -90,6 +97,7 @@ class Scheduler:
         self.token_budget = _token_budget(args, executor)
         self.max_in_flight = 0 if args.disable_overlap_schedule else 1  # when an iteration ends
         self.in_flight: deque[Step] = deque()
+        self.operations = _operations(self)
         self._decision = Decision()  # the last one
         self._completed_at = 0.0
         self._checked_idle = False
@@ -110,13 +118,14 @@ class Scheduler:
         for message in messages:
             self._handle(message)
         released = self.intake.release()
+        answered = self._send_late_replies()
         self.intake.expire()
         launched = self._launch()
         if len(self.in_flight) > (self.max_in_flight if launched else 0):
             self._complete_oldest()
         self.output.flush()
         completed_any = completed != self.life.completed_step
-        happened = bool(messages) or released or launched or completed_any
+        happened = bool(messages) or released or answered or launched or completed_any
         if happened:
             self._checked_idle = False
             if self.args.check_invariants == "step":
@@ -127,7 +136,7 @@ class Scheduler:
         """Sleeps until a message arrives; checks the idle state once in each idle period."""
         check = self.args.check_invariants != "off" and not self._checked_idle
         timeout = IDLE_CHECK_AFTER if check else IDLE_WAIT
-        if self.life.pending:
+        if self.life.pending or self.operations:
             timeout = PENDING_WAIT
         arrived = self.inbox.wait(timeout)
         if check and not arrived and self.is_idle:
@@ -159,17 +168,28 @@ class Scheduler:
         """Forgets all cached prefixes; False, and nothing is done, while requests run or wait."""
         if not self.is_idle:
             return False
-        self.life.cache.reset()
+        self.life.reset_cache()
         return True
+
+    def call_engine(self, command: msgspec.Raw) -> Future[list[str]]:
+        """Has the engine execute an EngineCommand, in msgpack, behind the steps launched so far; a
+        line from each rank. Raises msgspec.DecodeError."""
+        return self.executor.call(msg.unpack_body(command, EngineCommand))
+
+    def _send_late_replies(self) -> bool:
+        replies = self.operations.late_replies()
+        for reply in replies:
+            self.outbox.send(reply)
+        return bool(replies)
 
     def _handle(self, message: msg.Message) -> None:
         match message:
             case msg.Generate() | msg.Abort() | msg.TextStop():
                 self.intake.handle(message)
-            case msg.Control(number, "stats"):
-                self.outbox.send(msg.ControlReply(number, ok=True, stats=self.stats()))
-            case msg.Control(number, "flush_cache"):
-                self.outbox.send(msg.ControlReply(number, ok=self.flush_cache()))
+            case msg.Control():
+                reply = self.operations.answer(message)
+                if reply is not None:
+                    self.outbox.send(reply)
             case _:
                 raise TypeError(f"the scheduler got a {type(message).__name__}")
 
@@ -259,6 +279,14 @@ class Scheduler:
         self.results.complete(step, result)
 
 
+def _operations(scheduler: Scheduler) -> Operations:
+    operations = Operations()
+    operations.register("stats", lambda body: scheduler.stats())
+    operations.register("flush_cache", lambda body: scheduler.flush_cache())
+    operations.register("engine", scheduler.call_engine)
+    return operations
+
+
 def _lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
     return Lifecycle(
         num_pages=executor.num_pages,
@@ -267,6 +295,9 @@ def _lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
         max_len=executor.max_context,
         eviction=args.radix_eviction_policy,
         sharing=not args.disable_radix_cache,
+        cache_groups=executor.cache_groups,
+        max_samples=executor.max_samples,
+        host_pages=executor.host_pages,
     )
 
 

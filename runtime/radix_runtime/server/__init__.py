@@ -1,0 +1,1 @@
+"""The HTTP server: routes, and the way from a request to the engine and back."""

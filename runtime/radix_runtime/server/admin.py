@@ -4,19 +4,22 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 
 from .. import __version__
 from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import RequestError, refusal
+from ..step_plan import Profile
 from .http_call import HttpCall
+from .protocol import ProfileBody
 from .tokenizer_manager import TokenizerManager
 
 _PROBE_TIMEOUT = 20.0
 _STATS_TIMEOUT = 1.0
 _MAX_FLUSH_WAIT = 600.0
+_PROFILE_TIMEOUT = 120.0  # a trace of many steps takes long to write
 _FLUSH_RETRY = 0.05  # seconds until a busy scheduler is asked again
 
 
@@ -96,11 +99,13 @@ async def model_info(call: HttpCall) -> None:
 
 
 async def server_info(call: HttpCall) -> None:
-    """GET /server_info: all settings (a key that is set shows as "***"), the command line that
-    gives them, and the engine's figures."""
+    """GET /server_info: all settings as they were resolved (a key that is set shows as "***"), the
+    command line that gives them, and the engine's figures."""
     manager = call.manager
     args = manager.args
     settings = asdict(args)
+    for name in settings.keys() & manager.engine_info.keys():  # decided at start
+        settings[name] = manager.engine_info[name]
     for name in SECRETS:
         if settings[name] is not None:
             settings[name] = "***"
@@ -139,7 +144,7 @@ def _launch_command(args: ServerArgs) -> str:
 async def _stats(manager: TokenizerManager) -> dict[str, float]:
     """The scheduler's figures; {} when it does not answer (a long step, a start, an end)."""
     try:
-        return (await manager.control("stats", _STATS_TIMEOUT)).stats
+        return await manager.control("stats", dict[str, float], timeout=_STATS_TIMEOUT)
     except RequestError:
         return {}
 
@@ -159,11 +164,32 @@ async def flush_cache(call: HttpCall) -> None:
     if not 0 <= seconds <= _MAX_FLUSH_WAIT:
         raise refusal("invalid_value", f"timeout must be in [0, {_MAX_FLUSH_WAIT:g}]", "timeout")
     end = time.monotonic() + seconds
-    while not (await call.manager.control("flush_cache")).ok:
+    while not await call.manager.control("flush_cache", bool):
         if time.monotonic() >= end:
             raise refusal("busy", "requests run or wait")
         await asyncio.sleep(_FLUSH_RETRY)
     await call.answer({"success": True, "message": "the cache is empty"})
+
+
+async def start_profile(call: HttpCall, body: ProfileBody) -> None:
+    """POST /start_profile: every rank records its steps until /stop_profile."""
+    files = await _profile(call.manager, "start")
+    await call.answer({"success": True, "files": files})
+
+
+async def stop_profile(call: HttpCall, body: ProfileBody) -> None:
+    """POST /stop_profile: writes the traces, one a rank, in Chrome's format."""
+    files = await _profile(call.manager, "stop")
+    await call.answer({"success": True, "files": files})
+
+
+async def _profile(manager: TokenizerManager, action: Literal["start", "stop"]) -> list[str]:
+    """The operator chooses the folder: no request decides where the server writes."""
+    folder = manager.args.profile_dir
+    if folder is None:
+        raise refusal("unsupported_parameter", "start the server with --profile-dir to profile it")
+    command = Profile(action=action, directory=folder)
+    return await manager.control("engine", list[str], body=command, timeout=_PROFILE_TIMEOUT)
 
 
 async def embeddings(call: HttpCall) -> None:

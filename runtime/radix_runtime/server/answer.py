@@ -9,7 +9,7 @@ import msgspec
 from ..errors import refusal
 from ..messages import Call, Generate, TextDelta
 from ..sampling_params import SamplingParams
-from .generation import by_choice
+from ..text.choices import by_choice
 from .http_call import HttpCall, event
 from .protocol import GenerateBody, OpenAIBody, Sampling, TemplateOptions
 from .submission import Batch, Submission

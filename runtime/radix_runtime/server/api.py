@@ -25,6 +25,7 @@ from .sglang_api import abort_request, generate
 from .tokenize_api import detokenize, tokenize
 from .tokenizer_manager import TokenizerManager
 
+_MAX_SHOWN = 100  # characters of a client's path that come back
 _KEEP_ALIVE = 5  # seconds that an idle connection stays open
 _MAX_PARSED_HEADERS = 256 << 10  # bytes at which the parser gives up; our own limit is lower
 
@@ -116,6 +117,20 @@ _INFORMATION = (
         watch=True,
     ),
     Endpoint(
+        paths=("/start_profile",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.start_profile,
+        body=protocol.ProfileBody,
+    ),
+    Endpoint(
+        paths=("/stop_profile",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.stop_profile,
+        body=protocol.ProfileBody,
+    ),
+    Endpoint(
         paths=("/metrics",),
         methods=("GET",),
         access=Access.PUBLIC,
@@ -195,8 +210,12 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
+        path = request.url.path
+        message = f"no such path: {path[:_MAX_SHOWN]}"
+        if path.startswith("/v1/"):  # of OpenAI's and others' APIs that are not built
+            message += "; there are /v1/chat/completions, /v1/completions and /v1/models"
         return error_response(
-            RequestError(status=error.status_code, code="not_found", message="no such path")
+            RequestError(status=error.status_code, code="not_found", message=message)
         )
     allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     return error_response(

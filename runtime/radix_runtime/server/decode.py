@@ -1,9 +1,10 @@
 """How the bytes of a body become one of protocol.py's or an error that names the field."""
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -11,12 +12,18 @@ import msgspec
 
 from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
-from .protocol import ChatMessage, GenerateSampling, StreamOptions, TemplateOptions, TextPart
+from ..text.conversation import ChatMessage, TextPart
+from .protocol import (
+    GenerateSampling,
+    StreamOptions,
+    TemplateOptions,
+)
 from .unbuilt import HARMLESS, UNBUILT
 
 MAX_DEPTH = 32
 _MAX_NAME = 64  # characters of a client's name that come back
 _MAX_WARNINGS = 10
+_NEAR = 0.75  # how much of a field's letters must agree, as `difflib` counts
 _EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
 
 # Fields that hold bodies themselves (one, or a list of them).
@@ -96,14 +103,15 @@ class _Sieve:
             if path:
                 where = f"{path}.{where}"
             if name not in built:
-                self._check_foreign(name, value, where)
+                if value is not None:  # clients that send whole objects fill them with nulls
+                    self._check_foreign(name, value, where, built)
             elif value is not None:
                 nested = _NESTED.get(name)
                 kept[name] = value if nested is None else self.sift(nested, value, where)
         return kept
 
-    def _check_foreign(self, name: str, value: Any, where: str) -> None:
-        """Raises RequestError unless a field that the route has not built may be left out."""
+    def _check_foreign(self, name: str, value: Any, where: str, built: Sequence[str]) -> None:
+        """Raises RequestError unless a field that is not one of `built` may be left out."""
         if name in HARMLESS:
             return
         unbuilt = UNBUILT.get(name)
@@ -112,9 +120,18 @@ class _Sieve:
                 message = f"{where} is not supported: {unbuilt.why}"
                 raise refusal("unsupported_parameter", message, where)
         elif not self._lenient:
-            raise refusal("unknown_parameter", f"unknown parameter {where}", where)
+            message = f"unknown parameter {where}{_did_you_mean(name, built)}"
+            raise refusal("unknown_parameter", message, where)
         elif len(self.warnings) < _MAX_WARNINGS:
             self.warnings.append(f"unknown parameter {where} was ignored")
+
+
+def _did_you_mean(name: str, built: Sequence[str]) -> str:
+    """The rest of the sentence about an unknown field: what was meant, or how it may pass."""
+    near = difflib.get_close_matches(name[:_MAX_NAME], built, n=1, cutoff=_NEAR)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return "; a server with --allow-unknown-fields ignores it"
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)

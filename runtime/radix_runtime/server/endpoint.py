@@ -33,6 +33,7 @@ class Endpoint:
     watch: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this route. Raises RequestError."""
         call: HttpCall = scope[CALL]
         call.route = self.paths[0]
         if self.body is None:

@@ -26,6 +26,7 @@ class Gate:
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application: checks headers and key, then calls the inner application."""
         call = HttpCall(scope=scope, receive=receive, send=send, manager=self._manager)
         scope[CALL] = call
         try:

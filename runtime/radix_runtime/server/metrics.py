@@ -1,21 +1,52 @@
 """Prometheus metrics, `radix:<name>`. Labels take values from fixed sets only."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .. import __version__
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+# Of what the scheduler counts, by name; requests are counted by choice (n = 4 counts four times).
 _HELP = {
     "prefill_tokens_total": "prompt tokens computed by the engine",
     "cached_tokens_total": "prompt tokens taken from the prefix cache",
     "prompt_tokens_total": "prompt tokens of all choices",
     "generation_tokens_total": "tokens sampled for clients; with stop strings counted at the end",
+    "num_requests_total": "choices taken in by the scheduler",
+    "num_refused_requests_total": "requests that the scheduler answered with an error at once",
+    "num_finished_requests_total": "choices that ended by themselves: stop or length",
+    "num_aborted_requests_total": "choices that a client or an operator ended",
+    "num_failed_requests_total": "choices that ended with an error",
+    "num_retractions_total": "choices that gave their KV pages back and were computed again",
+    "dropped_tokens_total": "tokens sampled for choices that had ended, or past their stop string",
+    "dedup_waits_total": "steps that choices waited for pages that another was computing",
+    "steps_total": "steps launched",
+    "busy_seconds_total": "seconds with a step in flight",
+    "new_token_ratio": "share of max_new_tokens that admission counts on",
     "num_running_reqs": "choices in the batch",
     "num_queue_reqs": "choices waiting",
+    "num_pending_reqs": "choices held for work outside of the engine before they may wait",
+    "num_pages": "size of the KV cache in pages",
+    "cache_pages": "pages of the prefix cache",
+    "cache_evictable_pages": "pages of the prefix cache that no running choice uses",
+    "cache_nodes": "nodes of the prefix cache's tree",
+    "cache_lookups_total": "prompts looked up in the prefix cache",
+    "cache_hits_total": "prompts of which the prefix cache had a part",
+    "evicted_pages_total": "pages that left the prefix cache for others",
     "num_used_tokens": "KV cache in use, in tokens",
     "max_total_num_tokens": "size of the KV cache in tokens",
     "token_usage": "share of the KV cache in use",
@@ -67,7 +98,9 @@ class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached
     tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        disable_created_metrics()  # a gauge of its own for every counter and histogram
+        self._model = model
         self.counts = RequestCounts()
         self._stats: Mapping[str, float] = {}
         self._registry = CollectorRegistry()
@@ -79,19 +112,29 @@ class Metrics:
         self.request_latency = self._histogram(
             "e2e_request_latency", "arrival to last token of requests that ended ok"
         )
+        self.prompt_length = self._lengths("request_prompt_tokens", "prompt tokens of a request")
+        self.output_length = self._lengths(
+            "request_generation_tokens", "tokens of a choice that has ended"
+        )
         self._http = Counter(
             "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
         )
 
     def count_call(self, route: str, status: int) -> None:
         """Counts an HTTP answer. `route` is the name of an endpoint, never what a client sent."""
-        self._http.labels(route, str(status)).inc()
+        self._http.labels(route.replace(":path", ""), str(status)).inc()
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"radix:{name}_seconds", text, buckets=_SECONDS, registry=self._registry)
 
+    def _lengths(self, name: str, text: str) -> Histogram:
+        return Histogram(f"radix:{name}", text, buckets=_TOKENS, registry=self._registry)
+
     def collect(self) -> Iterator[Metric]:
         """Plain numbers, turned into metrics when scraped: `*_total` are counters."""
+        info = GaugeMetricFamily("radix:info", "what serves, always 1", labels=["version", "model"])
+        info.add_metric([__version__, self._model], 1)
+        yield info
         requests = CounterMetricFamily(
             "radix:requests", "requests by how they ended", labels=["outcome"]
         )
@@ -104,9 +147,17 @@ class Metrics:
         yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self.counts.open)
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"radix:{name}", _HELP.get(name, name.replace("_", " ")), value=value)
+            yield family(f"radix:{name}", _help(name), value=value)
 
     def render(self, stats: Mapping[str, float]) -> bytes:
         """The exposition. `stats`: the newest figures of the scheduler; {}: the last ones stay."""
         self._stats = stats or self._stats
         return generate_latest(self._registry)
+
+
+def _help(name: str) -> str:
+    """What a figure of the scheduler tells."""
+    reason = re.fullmatch(r"num_queue_(\w+)_reqs", name)
+    if reason is not None:
+        return f"choices waiting, of which the last plan said: {reason[1].replace('_', ' ')}"
+    return _HELP.get(name, name.replace("_", " "))

@@ -5,11 +5,12 @@ from typing import Any
 
 from ..errors import refusal
 from ..messages import Generate, TextDelta
+from ..text.choices import FLOOR, Scored
+from ..text.conversation import template_messages
 from .answer import new_request, template_options
-from .generation import FLOOR, Scored
 from .http_call import HttpCall
 from .openai_common import OpenAIAnswer, finish_fields
-from .protocol import OPENAI_NAMES, ChatBody, template_messages
+from .protocol import OPENAI_NAMES, ChatBody
 from .tokenizer_manager import new_id
 
 
@@ -43,6 +44,7 @@ class ChatAnswer(OpenAIAnswer):
         )
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        """The message and its log-probabilities."""
         return {
             "message": {"role": "assistant", "content": delta.text},
             "logprobs": self._logprobs(delta),

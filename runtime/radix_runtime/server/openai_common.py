@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import __version__
 from ..messages import FinishReason, Generate, TextDelta, num_ids
+from ..text.choices import Scored, scored
 from .answer import Answer
-from .generation import Scored, scored
 from .http_call import HttpCall, event
 from .protocol import OpenAIBody, StreamOptions
 from .submission import Batch
@@ -53,6 +53,7 @@ class OpenAIAnswer(Answer):
         `first`: nothing of the choice was sent before."""
 
     def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
+        """All choices and the usage."""
         self._count(dict(enumerate(deltas)))
         choices = []
         for index, delta in enumerate(deltas):
@@ -61,6 +62,7 @@ class OpenAIAnswer(Answer):
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """A frame for each chunk of each choice. Warnings go with the first frame."""
         self._count(batch)
         usage = self._usage_so_far()
         for index, delta in batch.items():
@@ -74,6 +76,7 @@ class OpenAIAnswer(Answer):
                 yield frame
 
     def tail(self) -> bytes:
+        """The frame with the usage, if the client asked for it."""
         if not self._options.include_usage:
             return b""
         return event({**self._head, "choices": [], "usage": self._usage()})

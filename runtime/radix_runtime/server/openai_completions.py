@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..messages import Generate, TextDelta
+from ..text.choices import FLOOR, Scored, scored
 from .answer import new_request
-from .generation import FLOOR, Scored, scored
 from .http_call import HttpCall
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, CompletionBody
@@ -64,12 +64,14 @@ class CompletionAnswer(OpenAIAnswer):
         self._offsets = [_TextOffset() for _ in self.request_of]
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        """The text, after the prompt if it is echoed, and its log-probabilities."""
         return {
             "text": self._echoed[index] + delta.text,
             "logprobs": self._logprobs(index, delta),
         }
 
     def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+        """At most one chunk: the new text, with the finish reason if it is the last."""
         text = self._echoed[index] + delta.text if first else delta.text
         logprobs = self._logprobs(index, delta)
         if text or logprobs or delta.finish or first:

@@ -2,14 +2,14 @@
 
 # decode.py makes them of bytes; unbuilt.py has the fields that no body has built.
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import refusal
 from ..sampling_params import SamplingParams
+from ..text.conversation import ChatMessage
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Top = Annotated[int, Meta(ge=0, le=20)]
@@ -26,23 +26,6 @@ class StreamOptions(Body, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class TextPart(Body, kw_only=True):
-    """A part of a message's content."""
-
-    type: str
-    text: str
-
-
-class ChatMessage(Body, kw_only=True):
-    """A message of a conversation; parts of its content are TextPart."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-
-
-ROLES = ("system", "developer", "user", "assistant")
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 
 
@@ -66,8 +49,9 @@ OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
-    """What /v1/chat/completions and /v1/completions share."""
+    """What /v1/chat/completions and /v1/completions share. `lowest_length`: of max_tokens."""
 
+    lowest_length: ClassVar[int] = 1
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     model: str | None = None
@@ -83,12 +67,9 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
             self.no_stop_trim = True
         if self.stream_options is not None and not self.stream:
             raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
-        lowest = self._lowest_length()
+        lowest = self.lowest_length
         if self.max_new_tokens is not None and self.max_new_tokens < lowest:
             raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")
-
-    def _lowest_length(self) -> int:
-        return 1
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -116,15 +97,13 @@ class ChatBody(OpenAIBody, kw_only=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
-    """POST /v1/completions. With `echo` the prompt alone may be asked for: 0 new tokens."""
+    """POST /v1/completions. Its max_tokens may be 0: the prompt is computed, nothing is added."""
 
     default_length = 16
+    lowest_length = 0
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-
-    def _lowest_length(self) -> int:
-        return 0 if self.echo else 1
 
 
 class GenerateSampling(Sampling, kw_only=True):
@@ -181,6 +160,10 @@ class AbortBody(Body, kw_only=True):
     abort_all: bool | None = None
 
 
+class ProfileBody(Body, kw_only=True):
+    """POST /start_profile and /stop_profile: nothing can be chosen."""
+
+
 def require_one_of(body: Body, first: str, second: str) -> str:
     """Which of two fields the client gave. Raises RequestError unless it is exactly one."""
     given = [name for name in (first, second) if getattr(body, name) is not None]
@@ -188,42 +171,3 @@ def require_one_of(body: Body, first: str, second: str) -> str:
         code = "invalid_combination" if given else "missing_field"
         raise refusal(code, f"exactly one of {first} and {second} is needed", first)
     return given[0]
-
-
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them, content as one string. Raises RequestError."""
-    result = []
-    for i, message in enumerate(messages):
-        if message.role not in ROLES:
-            code = "unsupported_parameter" if message.role == "tool" else "invalid_value"
-            raise refusal(code, f"role must be one of {', '.join(ROLES)}", f"messages[{i}].role")
-        entry = {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _text_of(message, f"messages[{i}].content"),
-        }
-        if message.name is not None:
-            entry["name"] = message.name
-        if message.reasoning_content is not None:
-            entry["reasoning_content"] = message.reasoning_content
-        result.append(entry)
-    return result
-
-
-def _text_of(message: ChatMessage, where: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            raise refusal("missing_field", f"{where} is required", where)
-        return ""
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.get("type") != "text":
-            raise refusal(
-                "unsupported_parameter",
-                "only parts of type text are supported",
-                f"{where}[{i}].type",
-            )
-        if not isinstance(part.get("text"), str):
-            raise refusal("invalid_type", "text must be a string", f"{where}[{i}].text")
-    return "\n".join(part["text"] for part in content)

@@ -10,8 +10,8 @@ import msgspec
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
+from ..text.sglang_output import sglang_output
 from .answer import Answer, new_request
-from .generation import native_output
 from .http_call import HttpCall, to_json
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
 from .submission import Batch
@@ -127,10 +127,12 @@ class GenerateAnswer(Answer):
         self._tokenizer = call.manager.tokenizer if body.return_text_in_logprobs else None
 
     def whole(self, deltas: list[TextDelta]) -> Any:
+        """One object, or a list of them."""
         results = [self._result(i, delta) for i, delta in enumerate(deltas)]
         return results if self._listed else results[0]
 
     def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """An object for each choice that has grown."""
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:
@@ -142,7 +144,7 @@ class GenerateAnswer(Answer):
         request = self.request_of[choice]
         seconds = time.perf_counter() - self.call.started
         delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
-        result = native_output(request, delta, seconds, self._tokenizer)
+        result = sglang_output(request, delta, seconds, self._tokenizer)
         result["meta_info"]["id"] = self.labels[request.rid]
         if self.call.warnings:
             result["warnings"] = self.call.warnings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import RequestError
 from ..messages import Generate, TextDelta
-from .generation import Choices
+from ..text.choices import Choices
 
 Batch = dict[int, TextDelta]  # new pieces, by the number of their choice
 
@@ -34,6 +34,7 @@ class Submission(Choices, AbstractContextManager["Submission"]):
         self._news = asyncio.Event()
 
     def add(self, delta: TextDelta) -> int:
+        """Takes ownership of `delta` and wakes the reader; the number of its choice."""
         self._news.set()
         return super().add(delta)
 

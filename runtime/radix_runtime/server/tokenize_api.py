@@ -3,9 +3,10 @@
 from typing import Any
 
 from ..errors import refusal
+from ..text.conversation import template_messages
 from .answer import template_options
 from .http_call import HttpCall
-from .protocol import DetokenizeBody, TokenizeBody, require_one_of, template_messages
+from .protocol import DetokenizeBody, TokenizeBody, require_one_of
 from .tokenizer_manager import TokenizerManager
 
 _OF_PROMPTS = ("add_special_tokens",)

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from .. import messages as m
 from ..config import ServerArgs
@@ -20,6 +20,7 @@ from .metrics import Metrics, Outcome
 from .submission import OpenRequest, Submission
 
 MAX_PROMPTS = 256
+_MAX_SHOWN = 100  # characters of a client's name that come back
 _ABORTS_KEPT = 4096
 _ALL = ""  # the label that stands for every request
 
@@ -51,7 +52,7 @@ class TokenizerManager:
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.model_name)
         self.counts = self.metrics.counts
         self.dead: RequestError | None = None
         self.health: Callable[[], str | None] = lambda: None
@@ -102,11 +103,14 @@ class TokenizerManager:
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError 404 unless `name` means the served model; None does."""
-        if name not in (None, self.model_name, self.args.model_path, "default"):
+        if name is not None and name not in (self.model_name, self.args.model_path, "default"):
             raise RequestError(
                 status=404,
                 code="model_not_found",
-                message=f"the model is {self.model_name}",
+                message=(
+                    f"The model `{name[:_MAX_SHOWN]}` does not exist; "
+                    f"this server has `{self.model_name}`"
+                ),
                 param="model",
             )
 
@@ -228,6 +232,7 @@ class TokenizerManager:
             choices_left=request.sampling.n,
         )
         self.counts.accepted += 1
+        self.metrics.prompt_length.observe(m.num_ids(request.input_ids))
         if self._was_aborted((_ALL, submission.name, label), since=submission.started):
             self._link.send(m.Abort(request.rid))
 
@@ -286,23 +291,25 @@ class TokenizerManager:
                 self._link.send(m.Abort(sent.rid))
 
     async def control(
-        self, op: Literal["flush_cache", "stats"], timeout: float = 10.0
-    ) -> m.ControlReply:
-        """Asks the scheduler for an operation. Raises RequestError: the engine is gone, or has not
+        self, op: str, result: type[m.Result], *, body: object = None, timeout: float = 10.0
+    ) -> m.Result:
+        """Asks the scheduler for an operation with the argument `body`; its result, which is of
+        type `result`. Raises RequestError: the scheduler's own, or the engine is gone, or has not
         answered within `timeout` seconds (503)."""
         self.require_ready()
         number = secrets.randbits(48)
         reply: asyncio.Future[m.ControlReply] = asyncio.get_running_loop().create_future()
         self._controls[number] = reply
         try:
-            self._link.send(m.Control(number, op))
-            return await asyncio.wait_for(reply, timeout)
+            self._link.send(m.Control(number, op, body=m.pack_body(body)))
+            answer = await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
             raise RequestError(
                 status=503, code="engine_timeout", message="the engine does not answer"
             ) from None
         finally:
             self._controls.pop(number, None)
+        return answer.result(result)
 
     # From the engine ----------------------------------------------------------------------
 
@@ -329,6 +336,7 @@ class TokenizerManager:
     def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
         self._time_tokens(request, delta, now)
         if delta.finish is not None:
+            self.metrics.output_length.observe(delta.completion_tokens)
             request.choices_left -= 1
             if delta.finish.type == "abort":
                 request.aborted = True

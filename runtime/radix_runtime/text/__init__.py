@@ -1,1 +1,1 @@
-"""Text around a model: tokenizer, chat template and generation config. Imports no torch."""
+"""Text around a model: tokenizer, chat template, generation config, detokenizer, choices."""

@@ -1,11 +1,14 @@
 """What a model directory says about generation: sampling defaults and end-of-sequence ids."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from ..config import ServerArgs
 from ..errors import ConfigError
 from ..hub import read_json
+from ..sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 
@@ -23,9 +26,14 @@ class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     eos_token_id: int | list[int] | None = None
 
     def sampling_defaults(self) -> dict[str, float | int]:
-        """The sampling parameters that the file sets, by the names of SamplingParams."""
+        """The sampling parameters that the file sets, by the names of SamplingParams. Raises
+        ConfigError on a value out of range, which every request would be refused for."""
         given = msgspec.to_builtins(self)
-        return {name: value for name, value in given.items() if name != "eos_token_id"}
+        given.pop("eos_token_id", None)
+        for _, message in SamplingParams(**given).violations(vocab_size=1, max_n=1):
+            hint = "--sampling-defaults openai leaves the file's values out"
+            raise ConfigError(f"generation_config.json: {message} ({hint})")
+        return given
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -49,6 +57,14 @@ def load_generation_config(
         return msgspec.convert(raw, GenerationConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def sampling_defaults(args: ServerArgs, model_dir: Path) -> dict[str, Any]:
+    """The values of sampling parameters that a request leaves out: those of the model's
+    generation_config.json, or none unless `args.sampling_defaults` is "model"."""
+    if args.sampling_defaults != "model":
+        return {}
+    return dict(load_generation_config(model_dir).sampling_defaults())
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -24,6 +24,10 @@ constexpr int kLaneVecs = kLanes / W;
 constexpr int64_t kBlock = 256;  // tokens that are loaded at once
 constexpr int64_t kChunk = 64;   // tokens whose scores are in flight: they stay in L1
 
+static_assert(kLanes == 2 * kTile && kLanes % W == 0, "2 x 2 tiles of accumulators, whole registers of queries");
+static_assert(kBlock % kChunk == 0 && kChunk % (2 * kTile) == 0, "chunks are pairs of tiles");
+static_assert(kMaxHeadDim % 32 == 0 && kMaxTileRows % kLanes == 0, "room for whole tiles");
+
 // 2^x with a relative error of 2e-7, 0 below -150: 2^(x - floor(x)) by a polynomial that is 1 at 0 and 2 at 1.
 inline Vec exp2(Vec x) {
 #if RK_ISA_LEVEL >= 2

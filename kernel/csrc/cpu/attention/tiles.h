@@ -20,8 +20,9 @@
 
 namespace radix::cpu::RK_ISA {
 
-constexpr int kTile = 16;            // rows of a tile, and its columns of 4 bytes
-constexpr int kTileWords = 16 * 16;  // 1 KiB
+constexpr int kTile = 16;                  // rows of a tile, and its columns of 4 bytes
+constexpr int kTileWords = kTile * kTile;  // 1 KiB
+static_assert(kTile * 4 == 64, "a row of a tile is a line");
 
 #if defined(__AMX_BF16__)
 

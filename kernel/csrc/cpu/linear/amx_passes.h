@@ -16,6 +16,7 @@ namespace radix::cpu::RK_ISA {
 
 constexpr int kTileRows = 16;
 constexpr int64_t kTileBytes = 1024;
+static_assert(kTileBytes == kTileRows * kLine && kTileRows == kBlockN, "a C tile is 16 rows by a packed block");
 
 // rows: of the first A tile and its C tiles, 1 .. 16; step: bytes of k in a tile, 64 or 32.
 class AmxScope {

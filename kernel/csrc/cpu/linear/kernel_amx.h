@@ -16,6 +16,7 @@
 namespace radix::cpu::RK_ISA {
 
 constexpr int kAmxRows = 512;
+static_assert(kAmxRows % kPassRows == 0 && kPassRows == 2 * kTileRows, "whole passes of two tiles of rows");
 constexpr int64_t kChunkBytes = 3 << 19;  // of x, to stay in L2
 
 // How x lies for tiles: [m / 16][bytes of k / 64][16 rows][64]. Rows past m are not written: what they hold meets no
@@ -86,6 +87,7 @@ inline void store_pairs(const Lanes16& even, const Lanes16& odd, uint8_t* to) {
 }
 template <int Bits>
 inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
+  static_assert(Bits == 4 || Bits == 8);
   for (int64_t i = 0; i < k * Bits / 32; i++) {
     const Bytes64 line = load_bytes(codes + i * kLine);
     if constexpr (Bits == 8) {
@@ -105,6 +107,7 @@ inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
 // Quantized weights, with x in int8 or, as it is, in bf16. Sums of a group of K as in kernel_codes.h.
 template <int Bits, bool Int8X>
 struct CodesAmx : AmxProduct {
+  static_assert(Bits == 4 || Bits == 8);
   const Quantized& q;
   static constexpr int64_t kElement = Int8X ? 1 : 2;  // bytes of a value of x
   static constexpr bool kExpanded = !(Int8X && Bits == 8);

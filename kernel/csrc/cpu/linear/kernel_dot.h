@@ -21,6 +21,7 @@ namespace radix::cpu::RK_ISA {
 template <int Rows, int Blocks>
 inline void dot_tile(const bf16* const* x, const bf16* w, int64_t kp, float* out) {
   constexpr int kPrefetch = 2048;  // bytes ahead
+  static_assert(Rows >= 1 && Blocks >= 1 && Rows * Blocks + Blocks + 1 <= 32, "sums and operands in registers");
   const int64_t block = linear_layout::kBlockN * kp;
   __m512 acc[Rows][Blocks];
   for (auto& row : acc)

@@ -34,6 +34,7 @@ inline void load_step(const W* p, Lanes16 (&lines)[kLinesPerStep<W>]) {
 template <int Rows, int Blocks, class W>
 inline void lanes_tile(const float* const* x, const W* w, int64_t kp, float* out) {
   constexpr int kStep = kLinesPerStep<W>;
+  static_assert(Rows >= 1 && Blocks >= 1);
   static_assert(linear_layout::kPadK % kStep == 0);
   const int64_t block = linear_layout::kBlockN * kp;
   Lanes16 acc[Rows][Blocks];

@@ -22,6 +22,8 @@ namespace radix::cpu::linear_layout {
 constexpr int64_t kBlockN = 16;
 constexpr int64_t kLine = 64;  // bytes
 constexpr int64_t kPadK = 32;
+static_assert(kBlockN * 4 == kLine, "a float32 line of a block; 4 bytes an output of the others");
+static_assert(kPadK * 2 % kLine == 0, "whole AMX tiles of 16-bit weights");
 
 constexpr int64_t round_up(int64_t n, int64_t step) {
   return (n + step - 1) / step * step;

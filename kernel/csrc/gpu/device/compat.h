@@ -29,7 +29,8 @@
 #define cudaIpcGetMemHandle hipIpcGetMemHandle
 #define cudaIpcOpenMemHandle hipIpcOpenMemHandle
 #define cudaIpcCloseMemHandle hipIpcCloseMemHandle
-#define cudaIpcMemLazyEnablePeerAccess hipIpcMemLazyEnablePeerAccess
+// HIP 6 and later; headers before it say 0, which those runtimes refuse.
+#define cudaIpcMemLazyEnablePeerAccess 1u
 #else
 #include <cuda_runtime.h>
 #define RK_WARP 32

@@ -70,18 +70,22 @@ __device__ inline void load_wide(const T* p, T (&out)[N]) {
     for (int j = 0; j < kStep; j++) out[i + j] = pack.at[j];
   }
 }
-// As to_float() of each; of two bf16 in a word the upper one takes one instruction.
+// As to_float() of each; of two bf16 in a word the upper one takes one instruction. Not on AMD: from these words LLVM 19
+// makes 16-bit shifts in vectors whose unused half it then does not mask off, so that the sign of an element gets into
+// its neighbour.
 template <int N, class T>
 __device__ inline void widen_pack(const Pack<T, N>& pack, float (&out)[N]) {
+#if !defined(__HIP__)
   if constexpr (__is_same(T, bf16) && N % 2 == 0) {
     uint32_t words[N / 2];
     memcpy(words, &pack, sizeof(words));
 #pragma unroll
     for (int i = 0; i < N; i++) out[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; i++) out[i] = to_float(pack.at[i]);
+    return;
   }
+#endif
+#pragma unroll
+  for (int i = 0; i < N; i++) out[i] = to_float(pack.at[i]);
 }
 // As from_float() of each, but two 16-bit results by one instruction where there is one.
 template <int N, class T>

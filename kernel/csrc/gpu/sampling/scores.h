@@ -1,7 +1,7 @@
 // The best score of a row: over the parts that the scan has left, or over some of the row's groups and ids.
 #pragma once
 
-#include "gpu/sampling/few.h"
+#include "gpu/sampling/leading_words.h"
 #include "gpu/sampling/row_scan.h"
 
 namespace radix::gpu {

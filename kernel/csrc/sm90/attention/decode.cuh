@@ -5,6 +5,9 @@
 
 namespace radix::attention::decode {
 
+using namespace sm90;
+using namespace split_kv;
+
 // KV: of the cache, bf16, f16 or e4m3 (decode_kernel.cuh; sources.cmake instantiates it).
 template <class KV>
 void launch(const Args& args, rk_stream stream);

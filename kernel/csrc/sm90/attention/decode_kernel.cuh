@@ -7,12 +7,24 @@
 // lane copies for itself. The tensor core takes 16 query rows at once: the heads of a KV head times the query tokens.
 //
 // At the end of a chunk the warps join their results through shared memory.
+//
+// Shared memory:
+//
+//   | rings       | 160 KiB at most | kWarps x kUnits x [kTokens, kDim], K and V alternate  |
+//   | join buffer | kJoinBytes      | kWarps x 8 rows of O                                  |
+//   | row_stats   | kStatsBytes     | (m, l) of each warp and row                           |
+//   | plan        | kPlanBytes      | the chunks of kMaxRows rows of the batch              |
+//   | queries     | kQueryBytes     | where kSharedQueries: operands of the products        |
+//   | tree        | kNodeBytes      | the upper nodes of the stack of joined chunks         |
 #pragma once
 
 #include <type_traits>
 
 #include "sm90/attention/decode.cuh"
 #include "sm90/attention/decode_loader.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/mma_softmax.cuh"
 #include "sm90/common/split_combine.cuh"
@@ -39,14 +51,14 @@ struct Config {
   static constexpr int kRingBytes = kWarps * kUnits * kUnitBytes;
   static constexpr int kJoinRow = kDim + (kFp8 ? 16 : 8);  // floats; padded against bank conflicts
   static constexpr int kJoinBytes = kWarps * 8 * kJoinRow * 4;
-  static constexpr int kTopBytes = kWarps * kRows * 8;
+  static constexpr int kStatsBytes = kWarps * kRows * 8;
   static constexpr int kSteps = kDim / 16;  // products of 16 dimensions
   static constexpr bool kSharedQueries = kTiles * kDim > 128;
   static constexpr int kQueryBytes = kSharedQueries ? kTiles * kSteps * 512 : 0;
   using L = Layout<kDim, kRows, kThreads>;
-  static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kTopBytes + kQueryBytes + kPlanBytes;
+  static constexpr int kOtherBytes = kRingBytes + kJoinBytes + kStatsBytes + kQueryBytes + kPlanBytes;
   // The upper part of the tree's stack, where there is space; FP8 is slower with it.
-  static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= 232448 - 1024 ? L::kNodeBytes : 0;
+  static constexpr int kNodeBytes = !kFp8 && kOtherBytes + L::kNodeBytes <= kMaxSharedBytes - 1024 ? L::kNodeBytes : 0;
   static constexpr int kSharedBytes = kOtherBytes + kNodeBytes;
   // A product with FP8 is made in f16, which holds every e4m3 exactly and Q after scaling.
   template <bool kF16, class T>
@@ -58,7 +70,20 @@ struct Config {
     using type = f16;
   };
   using Mma = typename Select<kFp8, Q>::type;
-  static_assert(kSharedBytes <= 232448);
+  static_assert(sizeof(Q) == 2 && (kFp8 || __is_same(Q, KV)), "16-bit queries over a cache of their type or FP8");
+  static_assert(kDim % 64 == 0 && kDim <= kMaxVecDim, "whole lines of 128 bytes of 16-bit elements");
+  static_assert(kTiles == 1 || kTiles == 2, "one or two mma tiles of 16 query rows");
+  static_assert(kRows <= kMaxTileRows);
+  static_assert(is_power_of_two(kWarps) && is_power_of_two(kTokens), "steps are dealt out by shifts and masks");
+  static_assert(is_power_of_two(kRowPieces) && kRowPieces <= 32, "a warp copies whole rows at once");
+  static_assert(kRowPieces % 4 == 0, "ldmatrix reads four pieces of a row");
+  static_assert(kTokens % (32 / kRowPieces) == 0 && kTokens <= 32, "a lane knows the page of each token of a step");
+  static_assert(kTokens % 16 == 0, "a product of P and V takes 16 tokens");
+  static_assert(kChunkTokens % (kTokens * kWarps) == 0, "each warp has the same steps of a whole chunk");
+  static_assert(kUnits >= 2, "K of a step and V of it");
+  static_assert(kUnitBytes % 128 == 0 && kRingBytes % 128 == 0);
+  static_assert(kJoinRow % 4 == 0, "partial results are read as float4");
+  static_assert(kThreads <= kMaxThreads && kSharedBytes <= kMaxSharedBytes);
 };
 
 struct Lane {
@@ -102,7 +127,7 @@ class Queries {
       for (int s = 0; s < C::kSteps; s++) {
         const uint4 operand = make_uint4(raw[0][s].x, raw[1][s].x, raw[0][s].y, raw[1][s].y);
         if constexpr (C::kSharedQueries) {
-          if (threadIdx.x < 32) store_shared(shared_ + (t * C::kSteps + s) * 512, operand);
+          if (threadIdx.x < 32) store_shared_uint4(shared_ + (t * C::kSteps + s) * 512, operand);
         } else {
           at_[t][s] = operand;
         }
@@ -114,7 +139,7 @@ class Queries {
   // The operand of product s.
   __device__ uint4 operand(int t, int s) const {
     if constexpr (C::kSharedQueries) {
-      return load_shared(shared_ + (t * C::kSteps + s) * 512);
+      return load_shared_uint4(shared_ + (t * C::kSteps + s) * 512);
     } else {
       return at_[t][s];
     }
@@ -157,13 +182,14 @@ __device__ inline void make_scores(Scores<C>& s, const Queries<C>& q, uint32_t u
 #pragma unroll
     for (int i = 0; i < C::kGroups; i++) {
       uint32_t k[4];  // of 4 pieces
-      load_matrices(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
+      ldmatrix_x4(k, unit + place_of<C>(i * 8 + lane % 8, b * 4 + lane / 8));
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         if constexpr (C::kFp8) {
 #pragma unroll
           for (int w = 0; w < 4; w++)
-            mma<typename C::Mma>(s[t][i], q.operand(t, b * 4 + w), widen<false>(k[w]), widen<true>(k[w]));
+            mma<typename C::Mma>(s[t][i], q.operand(t, b * 4 + w), widen_e4m3_pair<false>(k[w]),
+                                 widen_e4m3_pair<true>(k[w]));
         } else {
           mma<typename C::Mma>(s[t][i], q.operand(t, b * 2), k[0], k[1]);
           mma<typename C::Mma>(s[t][i], q.operand(t, b * 2 + 1), k[2], k[3]);
@@ -182,14 +208,14 @@ __device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const float(&x)[4] = s[t][2 * h + i];
-        p[t][2 * i] = pack2<typename C::Mma>(x[0], x[1]);
-        p[t][2 * i + 1] = pack2<typename C::Mma>(x[2], x[3]);
+        p[t][2 * i] = round_pair<typename C::Mma>(x[0], x[1]);
+        p[t][2 * i + 1] = round_pair<typename C::Mma>(x[2], x[3]);
       }
     const int token = h * 16 + threadIdx.x % 16, piece = threadIdx.x % 32 / 16;
 #pragma unroll
     for (int b = 0; b < C::kRowPieces / 2; b++) {
       uint32_t v[4];  // of two pieces, tokens 0 .. 7 and 8 .. 15 of each
-      load_transposed(v, unit + place_of<C>(token, b * 2 + piece));
+      ldmatrix_x4_trans(v, unit + place_of<C>(token, b * 2 + piece));
       if constexpr (C::kFp8) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -197,8 +223,10 @@ __device__ inline void add_values(RunningOf<C>& run, const Scores<C>& s, uint32_
           const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
 #pragma unroll
           for (int t = 0; t < C::kTiles; t++) {
-            mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen<false>(low), widen<false>(high));
-            mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i], p[t], widen_e4m3_pair<false>(low),
+                                 widen_e4m3_pair<false>(high));
+            mma<typename C::Mma>(run.o[t][4 * b + 2 * i + 1], p[t], widen_e4m3_pair<true>(low),
+                                 widen_e4m3_pair<true>(high));
           }
         }
       } else {
@@ -227,10 +255,11 @@ __device__ inline void store_row(float* row, const float (&o)[C::kOut][4], int j
   }
 }
 
-// Joins the warps' results; every thread gets its pieces. top: [kWarps][kRows] of (m, l). Few rows go to one half of
-// the buffer, `at` 0 or 4, and may do so while the other half, of the join before, is still read: that saves a barrier.
+// Joins the warps' results; every thread gets its pieces. row_stats: [kWarps][kRows] of (m, l). Few rows go to one half
+// of the buffer, `at` 0 or 4, and may do so while the other half, of the join before, is still read: that saves a
+// barrier.
 template <class C>
-__device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* top,
+__device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPieces], float* buffer, float2* row_stats,
                                   int rows, int at, bool all_read) {
   using L = typename C::L;
   const auto [g, j] = this_lane();
@@ -242,7 +271,8 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
     const int t = pass / 2, half = pass % 2;
     if (pass > 0 || !all_read) __syncthreads();  // what was there has been read
     // Rows in use alone: the places beside them are the other half, which others may still read.
-    if (j == 0 && pass * 8 + g < rows) top[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
+    if (j == 0 && pass * 8 + g < rows)
+      row_stats[warp * C::kRows + pass * 8 + g + at] = {run.m[t][half], run.l[t][half]};
     // A warp that saw nothing of a row leaves its part as it is: nobody reads it. Scores of NaN alone leave the maximum
     // at -inf too, but a sum that is not 0.
     if (pass * 8 + g < rows && (run.m[t][half] != -INFINITY || run.l[t][half] != 0))
@@ -258,7 +288,7 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       float m = -INFINITY;
 #pragma unroll
       for (int w = 0; w < C::kWarps; w++) {
-        ml[w] = top[w * C::kRows + L::row(i) + at];
+        ml[w] = row_stats[w * C::kRows + L::row(i) + at];
         m = fmaxf(m, ml[w].x);
       }
       Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, 0.f};
@@ -266,7 +296,7 @@ __device__ inline void join_warps(RunningOf<C>& run, Piece (&state)[C::L::kPiece
       for (int w = 0; w < C::kWarps; w++) {
         const float4 part =
             *reinterpret_cast<const float4*>(buffer + (w * 8 + L::row(i) % 8 + at) * C::kJoinRow + L::dim(i));
-        const float share = weight(ml[w].x, m);
+        const float share = exp2_diff(ml[w].x, m);
         const bool seen = ml[w].x != -INFINITY || ml[w].y != 0;
         if (seen) sum.l += ml[w].y * share;
         if (seen) add_scaled(sum.o, part, share);
@@ -284,10 +314,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   const int kv_head = blockIdx.x % p.kv_heads, group = blockIdx.x / p.kv_heads;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is one for the warp
   float* buffer = reinterpret_cast<float*>(shared + C::kRingBytes);
-  float2* top = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
-  char* after_top = shared + C::kRingBytes + C::kJoinBytes + C::kTopBytes;
+  float2* row_stats = reinterpret_cast<float2*>(shared + C::kRingBytes + C::kJoinBytes);
+  char* after_stats = shared + C::kRingBytes + C::kJoinBytes + C::kStatsBytes;
   sm90::pdl_wait();
-  const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(after_top));
+  const Plan plan = make_plan<C::kThreads>(a, C::kRows, reinterpret_cast<int*>(after_stats));
   sm90::pdl_trigger();
   const int x_end = plan.start(group + 1, a.groups);
   int x = plan.start(group, a.groups);
@@ -303,7 +333,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   if constexpr (C::kUnits % 2 != 0) loader.template next<false>();
   char* nodes = a.nodes + int64_t{blockIdx.x} * nodes_of_block(a.levels) * L::kNodeBytes;
   int slot = 0, row = plan.row_of(x);
-  Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_top + kPlanBytes)));
+  Queries<C> queries(static_cast<uint32_t>(__cvta_generic_to_shared(after_stats + kPlanBytes)));
   QueryBlock block{};
   Tree<L, C::kNodeBytes> tree(shared + C::kOtherBytes);
   bool fresh = true, few_before = false;
@@ -330,15 +360,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     for (int step = first_step + (warp - first_step & C::kWarps - 1); step * C::kTokens < c.end; step += C::kWarps) {
       const int token = step * C::kTokens, last = token + C::kTokens - 1;
       Scores<C> s;
-      copy_wait<C::kUnits - 1>();
+      cp_async_wait<C::kUnits - 1>();
       __syncwarp();  // every lane's copies are there
       make_scores<C>(s, queries, ring + slot * C::kUnitBytes);
       advance(std::false_type());
       const bool masked = token < c.begin || last >= c.end || (p.causal && last > kv_len - block.queries) ||
                           (p.window_left >= 0 && token < kv_len - 1 - p.window_left);
-      shape_scores(s, queries.rows, p, token, c.begin, c.end, masked);
-      soften(s, run);
-      copy_wait<C::kUnits - 1>();
+      mask_and_scale(s, queries.rows, p, token, c.begin, c.end, masked);
+      online_softmax(s, run);
+      cp_async_wait<C::kUnits - 1>();
       __syncwarp();
       add_values<C>(run, s, ring + slot * C::kUnitBytes);
       advance(std::true_type());
@@ -346,7 +376,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     Piece state[L::kPieces];
     const bool few = block.rows <= 4;
     half ^= 4;
-    join_warps<C>(run, state, buffer, top, block.rows, few ? half : 0, few && few_before);
+    join_warps<C>(run, state, buffer, row_stats, block.rows, few ? half : 0, few && few_before);
     few_before = few;
     if (tree.push(state, c.index, c.count)) finish<typename C::Q, L>(a, block, kv_head, state);
     fresh = c.index + 1 == c.count;

@@ -1,8 +1,8 @@
 // The copies of decode: what a warp asks for, how far ahead, and where it lies in shared memory.
 #pragma once
 
-#include "sm90/common/mma_m16n8k16.cuh"
-#include "sm90/common/split_plan.cuh"
+#include "sm90/attention/decode.cuh"
+#include "sm90/common/cp_async.cuh"
 
 namespace radix::attention::decode {
 
@@ -23,7 +23,7 @@ __device__ inline int page_of(const Args& a, int token) {
 template <class C>
 class PageIds {
   static constexpr int kSteps = kChunkTokens / C::kTokens / C::kWarps;  // of a warp in a whole chunk
-  static_assert(kSteps * C::kTokens == 64 || !C::kPagesOfChunk);
+  static_assert(kSteps * C::kTokens == 64 || !C::kPagesOfChunk, "two page ids a lane");
 
  public:
   __device__ void ask(const Args& a, const Chunk& c, int warp) {
@@ -72,7 +72,7 @@ class Loader {
       }
     }
     slot_ = slot_ + 1 == C::kUnits ? 0 : slot_ + 1;
-    copy_commit();
+    cp_async_commit();
   }
 
  private:
@@ -113,10 +113,10 @@ class Loader {
       }
     };
     if (valid_ == kAll && a_.p.head_dim == C::kDim) {
-      each([](uint32_t to, const char* row, int) { copy_async(to, row); });
+      each([](uint32_t to, const char* row, int) { cp_async_16(to, row); });
     } else {
       const bool inside = piece * C::kVec < a_.p.head_dim;
-      each([&](uint32_t to, const char* row, int token) { copy_async(to, row, inside && (valid_ >> token & 1)); });
+      each([&](uint32_t to, const char* row, int token) { cp_async_16(to, row, inside && (valid_ >> token & 1)); });
     }
   }
 

@@ -1,14 +1,15 @@
-// The producer of prefill for pages too small for the copy engine (fewer than 8 tokens to a box): warps gather keys and
+// The producer of prefill for pages too small for TMA (fewer than 8 tokens to a box): warps gather keys and
 // values row by row with cp.async, to where a tensor map would have put them.
 #pragma once
 
 #include "sm90/attention/prefill_schedule.cuh"
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/mbarrier.cuh"
 
 namespace radix::attention::prefill {
 
 // 16 bytes to shared memory, or zeros.
-__device__ inline void copy_async(uint32_t shared, const void* from, bool there) {
+__device__ inline void gather_16(uint32_t shared, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(there ? 16 : 0)
                : "memory");
 }
@@ -93,7 +94,7 @@ class Gatherer {
     } else {
       copy_rows<kBytes, true>(data, begins, valid, source.dim, sm90::shared_address(stages[ring.index]));
     }
-    sm90::copy_async_arrive(&full[ring.index]);
+    sm90::cp_async_mbarrier_arrive(&full[ring.index]);
     ring.next();
   }
 
@@ -117,8 +118,8 @@ class Gatherer {
       for (int at = first; at < min(first + 4 * kBatch, kRows); at += 4)
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
-          copy_async((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from[(at - first) / 4] + c * 128,
-                     !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
+          gather_16((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from[(at - first) / 4] + c * 128,
+                    !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
     }
   }
 

@@ -6,15 +6,29 @@
 //                            softmax(S(n-1)) meanwhile
 //
 // Scores, probabilities and the output stay in registers; probabilities are the A operand of the second product, values
-// are read along their columns. Consumers take turns in starting their products, so that one's softmax runs under the
-// other's products.
+// are read along their columns. Consumers are in ping-pong: they start their products one after the other, so that the
+// softmax of one runs under the products of the other.
+//
+// Shared memory (struct Shared), at most 227 KiB:
+//
+//   | v               | kStages x kValueBytes            | [kBlockN, kVDim] each                                   |
+//   | t               | 2 x kTransposedBytes             | FP8 alone: [kVDim, kBlockN] each                        |
+//   | q               | kHeldBytes + kRests x kRestBytes | [kBlockM, kDim]: columns for registers, then the others |
+//   | k               | kStages x kKeyBytes              | [kBlockN, kDim] each                                    |
+//   | barriers, tiles |                                  | barriers, after what they guard; two tiles              |
+//
+// All operands lie in rows of 128 bytes in the 128-byte swizzle, a block of columns after the other.
 //
 // What names the warpgroup or counts blocks is voted on (__any_sync): so the compiler knows that it is one value for
 // the warp, and builds the products' descriptors in uniform registers.
 #pragma once
 
 #include "sm90/attention/prefill_producer.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/setmaxnreg.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/common/softmax.cuh"
 
 namespace radix::attention::prefill {
@@ -34,7 +48,7 @@ class Consumer {
   }
 
   __device__ void run() {
-    if (C::kTurns && group_ == C::kConsumers - 1) named_arrive(kTurn, 256);
+    if (C::kPingPong && group_ == C::kConsumers - 1) named_arrive(kPingPongBarrier, 256);
     for (int i = 0;; i++) {
       barrier_wait(&shared_.q_full, i & 1);
       Tile t = shared_.tiles[i & 1];
@@ -45,23 +59,24 @@ class Consumer {
   }
 
  private:
-  static constexpr int kLastSteps = 2;                           // of a turn: see start_output
-  static constexpr int kTurn = 1, kOwn = kTurn + C::kConsumers;  // named barriers
+  static constexpr int kStepsBehindTurn = 2;  // steps behind the hand-over: see start_output
+  static constexpr int kPingPongBarrier = 1, kOwnBarrier = kPingPongBarrier + C::kConsumers;  // named barriers
+  static_assert(kOwnBarrier + C::kConsumers <= kNamedBarriers);
 
   __device__ void attend(Tile& t) {
     Softmax softmax;
     float o[C::kVDim / 2];
 #pragma unroll
     for (int i = 0; i < C::kVDim / 2; i++) o[i] = 0;
-    place(t);
+    locate_rows(t);
     read_scales(t.kv_head);
     skip(t);
     if (t.n_begin < t.n_end) {
-      multiply(t, o, softmax);
+      mainloop(t, o, softmax);
     } else {
       barrier_arrive_warp(&shared_.q_empty);
     }
-    store(t, o, softmax);
+    epilogue(t, o, softmax);
   }
 
   // Describes the first block of values.
@@ -74,7 +89,7 @@ class Consumer {
   }
 
   // The tokens of the tile whose heads are this thread's two rows, and the keys that all rows of the tile see.
-  __device__ void place(const Tile& t) {
+  __device__ void locate_rows(const Tile& t) {
 #pragma unroll
     for (int r = 0; r < 2; r++) token_[r] = (row_ + 8 * r) / a_.p.group();
     all_end_ = end_of(t, 0);
@@ -113,15 +128,15 @@ class Consumer {
   // The last token of the tile with a row in this warpgroup.
   __device__ int last_token() const { return min(a_.tokens_per_tile - 1, (64 * group_ + 63) / a_.p.group()); }
 
-  __device__ void multiply(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
+  __device__ void mainloop(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
     float s[C::kBlockN / 2];
     uint32_t p[C::kBlockN * sizeof(T) / 8];
     uint32_t q[kHeldSteps > 0 ? 4 * kHeldSteps : 1];
     load_queries(q);
-    if (kQueriesLeave) barrier_arrive_warp(&shared_.q_empty);
+    if (kReleaseQueriesEarly) barrier_arrive_warp(&shared_.q_empty);
     int n = t.n_end - 1;
     wait_keys();
-    see_gathered();
+    fence_gathered();
     if (kHalves && __any_sync(~0u, n * C::kBlockN + C::kBlockN / 2 >= end_of(t, last_token()))) {
       first_block(t, n, reinterpret_cast<float(&)[kHalves ? C::kBlockN / 4 : C::kBlockN / 2]>(s), q, softmax);
 #pragma unroll
@@ -143,20 +158,20 @@ class Consumer {
       if (n == t.n_begin) break;
       wait_keys();
       wait_values();
-      see_gathered();
+      fence_gathered();
       const bool masked = is_masked(n - 1);
-      if (C::kTurns) named_barrier(kTurn + group_, 256);
+      if (C::kPingPong) named_barrier(kPingPongBarrier + group_, 256);
       start_scores(s, q);
-      start_output<C::kTurns>(o, p);
+      start_output<C::kPingPong>(o, p);
       wgmma_wait<1>();
       wgmma_hold(s);
       release_block(shared_.k_empty, k_at_);
-      adjust(t, n - 1, masked, s);
+      cap_and_mask(t, n - 1, masked, s);
       moved = softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
     }
-    if (!kQueriesLeave) barrier_arrive_warp(&shared_.q_empty);
+    if (!kReleaseQueriesEarly) barrier_arrive_warp(&shared_.q_empty);
     wait_values();
-    see_gathered();
+    fence_gathered();
     start_output(o, p);
     wgmma_wait<0>();
     wgmma_hold(o);
@@ -170,7 +185,7 @@ class Consumer {
     wgmma_wait<0>();
     wgmma_hold(s);
     barrier_arrive_warp(&shared_.k_empty[k_at_.index], C::kCluster);
-    adjust(t, n, is_masked(n), s);
+    cap_and_mask(t, n, is_masked(n), s);
     softmax.template step<C::kFp8>(s, scale_, C::kProbabilityLog2, C::kSlackLog2);
   }
 
@@ -188,8 +203,8 @@ class Consumer {
       barrier_wait(&shared_.v_full[v_at_.index], v_at_.parity);
     }
   }
-  // Gathered blocks were not written by the copy engine (FP8's values are turned by warps that fence).
-  __device__ void see_gathered() {
+  // Gathered blocks were not written by TMA (FP8's values are transposed by warps that fence).
+  __device__ void fence_gathered() {
     if constexpr (C::kGather) fence_async_shared();
   }
   __device__ void release_values() {
@@ -208,10 +223,7 @@ class Consumer {
       const int chunk = step % 4 * 2 + lane_ / 16;
       const uint32_t at =
           shared_address(shared_.q) + step / 4 * C::kBlockM * 128 + row * 128 + ((chunk ^ row % 8) << 4);
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(q[4 * step]), "=r"(q[4 * step + 1]), "=r"(q[4 * step + 2]), "=r"(q[4 * step + 3])
-                   : "r"(at)
-                   : "memory");
+      ldmatrix_x4(reinterpret_cast<uint32_t(&)[4]>(q[4 * step]), at);
     }
   }
 
@@ -234,16 +246,17 @@ class Consumer {
     wgmma_commit();
   }
 
-  // kEnds: the turn goes on when all but the last steps are on their way, so that the next warpgroup's first product
-  // is there in time.
-  template <bool kEnds = false>
+  // kPassTurn: ping-pong passes on when all but the last steps are issued, so that the next warpgroup's first
+  // product is there in time.
+  template <bool kPassTurn = false>
   __device__ void start_output(float (&o)[C::kVDim / 2], const uint32_t* p) {
     constexpr int kSteps = C::kBlockN * sizeof(T) / 32;
     const uint64_t values = operand_at(v_low_ + v_at_.index * ((C::kFp8 ? C::kTransposedBytes : C::kValueBytes) >> 4));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; step++) {
-      if (kEnds && step == kSteps - kLastSteps) named_arrive(kTurn + (group_ + 1) % C::kConsumers, 256);
+      if (kPassTurn && step == kSteps - kStepsBehindTurn)
+        named_arrive(kPingPongBarrier + (group_ + 1) % C::kConsumers, 256);
       const int at = C::kFp8 ? step / 4 * C::kVDim * 128 + step % 4 * 32 : step * 2048;
       WgmmaRegisters<C::kType, C::kVDim, !C::kFp8>::run(o, p + 4 * step, advanced(values, at), true);
     }
@@ -258,7 +271,7 @@ class Consumer {
 
   // Soft cap and mask.
   template <int kScores>
-  __device__ void adjust(const Tile& t, int n, bool masked, float (&s)[kScores]) {
+  __device__ void cap_and_mask(const Tile& t, int n, bool masked, float (&s)[kScores]) {
     if (__builtin_expect(a_.cap_out > 0, 0)) {
 #pragma unroll
       for (int i = 0; i < kScores; i++) s[i] = a_.cap_out * tanh_fast(s[i] * cap_in_);
@@ -283,16 +296,16 @@ class Consumer {
       for (int i = 0; i < C::kBlockN / 2; i += 8)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-          p[i / 4 + r] = pack(s[i + 2 * r], s[i + 2 * r + 1], s[i + 4 + 2 * r], s[i + 4 + 2 * r + 1]);
+          p[i / 4 + r] = round_e4m3_quad(s[i + 2 * r], s[i + 2 * r + 1], s[i + 4 + 2 * r], s[i + 4 + 2 * r + 1]);
     } else {
 #pragma unroll
-      for (int i = 0; i < C::kBlockN / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < C::kBlockN / 4; i++) p[i] = round_pair<T>(s[2 * i], s[2 * i + 1]);
     }
   }
 
   __device__ static void rescale(float (&o)[C::kVDim / 2], const Softmax& softmax) {
 #pragma unroll
-    for (int i = 0; i < C::kVDim / 2; i++) o[i] *= softmax.shrink[i / 2 % 2];
+    for (int i = 0; i < C::kVDim / 2; i++) o[i] *= softmax.rescale[i / 2 % 2];
   }
 
   // Copied values past the row's end may be NaN (gathered ones are 0), and 0 * NaN is NaN. Both warpgroups write the
@@ -305,22 +318,23 @@ class Consumer {
       for (int i = threadIdx.x % 128; i < chunks; i += 128)
         *reinterpret_cast<uint4*>(v + (c * C::kBlockN + first) * 128 + i * 16) = uint4{};
     fence_async_shared();
-    named_barrier(kOwn + group_, 128);
+    named_barrier(kOwnBarrier + group_, 128);
   }
 
-  __device__ void store(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
+  __device__ void epilogue(const Tile& t, float (&o)[C::kVDim / 2], Softmax& softmax) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float sum = softmax.sum[r];
+      float sum = softmax.row_sum[r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int head = t.kv_head * a_.p.group() + row_ + 8 * r - token_[r] * a_.p.group();
       const bool there = token_[r] < a_.tokens_per_tile && t.first + token_[r] < t.q_len;
-      float base = softmax.top[r] == -INFINITY ? -INFINITY : softmax.top[r] * scale_ - C::kProbabilityLog2, factor = 1;
+      float base = softmax.row_max[r] == -INFINITY ? -INFINITY : softmax.row_max[r] * scale_ - C::kProbabilityLog2,
+            factor = 1;
       if (a_.p.sinks && there) {
         const float sink = a_.p.sinks[head] * 1.4426950408889634f, larger = fmaxf(base, sink);
-        factor = exp2_fast(base - larger);
-        sum = sum * factor + exp2_fast(sink - larger);
+        factor = exp2_approx(base - larger);
+        sum = sum * factor + exp2_approx(sink - larger);
         base = larger;
       }
       const bool none = sum == 0;  // NaN was there to be seen: it stays
@@ -336,9 +350,9 @@ class Consumer {
       if constexpr (!C::kFp8) {
         store_row(out, there, o, r);
       } else if (a_.p.dtype == DType::bf16) {
-        store_turned_row<bf16>(out, there, o, r);
+        store_transposed_row<bf16>(out, there, o, r);
       } else {
-        store_turned_row<f16>(out, there, o, r);
+        store_transposed_row<f16>(out, there, o, r);
       }
     }
   }
@@ -346,7 +360,7 @@ class Consumer {
   // Of 16 columns a lane has four neighbours (prefill_transpose.cuh). Lanes 0 and 1, 2 and 3 share 32 columns out: the
   // even one gets 8 of the first 16.
   template <class Out>
-  __device__ void store_turned_row(uint16_t* out, bool there, const float (&o)[C::kVDim / 2], int r) {
+  __device__ void store_transposed_row(uint16_t* out, bool there, const float (&o)[C::kVDim / 2], int r) {
     const int c = lane_ % 4;
 #pragma unroll
     for (int k = 0; k < C::kVDim / 32; k++) {
@@ -354,7 +368,7 @@ class Consumer {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int at = 16 * k + j / 2 * 8 + j % 2 + 2 * r;
-        x[j] = pack<Out>(o[at], o[at + 4]);
+        x[j] = round_pair<Out>(o[at], o[at + 4]);
       }
       exchange(x[0], x[2], 1, c & 1);
       exchange(x[1], x[3], 1, c & 1);
@@ -370,7 +384,7 @@ class Consumer {
     for (int k = 0; k < C::kVDim / 32; k++) {
       uint32_t x[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) x[j] = pack<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
+      for (int j = 0; j < 4; j++) x[j] = round_pair<T>(o[16 * k + 4 * j + 2 * r], o[16 * k + 4 * j + 2 * r + 1]);
       exchange(x[0], x[1], 1, c & 1);
       exchange(x[2], x[3], 1, c & 1);
       exchange(x[0], x[2], 2, c & 2);
@@ -389,7 +403,7 @@ class Consumer {
   static constexpr int kSteps = C::kDim * sizeof(T) / 32;       // of the first product
   static constexpr int kHeldSteps = C::kHeld * sizeof(T) / 32;  // of them with queries in registers
   // No later tile's queries are written over those that this one still reads.
-  static constexpr bool kQueriesLeave = kHeldSteps == kSteps || C::kRests == 2;
+  static constexpr bool kReleaseQueriesEarly = kHeldSteps == kSteps || C::kRests == 2;
   static constexpr bool kHalves = C::kBlockN >= 128;  // halves of a block have products of their own
 
   const Args& a_;
@@ -400,7 +414,7 @@ class Consumer {
   int token_[2];             // of this thread's rows, within the tile
   int all_begin_, all_end_;  // keys that every row of the tile sees
   Ring<C::kStages> k_at_;
-  Ring<C::kFp8 ? C::kTurnedStages : C::kStages> v_at_;
+  Ring<C::kFp8 ? C::kTransposedStages : C::kStages> v_at_;
 };
 
 template <class C>
@@ -420,7 +434,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       barrier_init(&shared.v_empty[i], kWarpArrivals * (C::kFp8 ? 2 : 4 * C::kConsumers) * C::kCluster);
     }
     if constexpr (C::kFp8) {
-      for (int i = 0; i < C::kTurnedStages; i++) {
+      for (int i = 0; i < C::kTransposedStages; i++) {
         barrier_init(&shared.t_full[i], kWarpArrivals * 2);
         barrier_init(&shared.t_empty[i], kWarpArrivals * 4 * C::kConsumers);
       }

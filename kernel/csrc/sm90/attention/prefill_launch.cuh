@@ -67,7 +67,7 @@ void launch_config(Args a, rk_stream stream) {
   shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(steps, sms / C::kCluster)) * C::kCluster);
   shape.cluster = C::kCluster;
   shape.threads = C::kThreads;
-  static_assert(sizeof(Shared<C>) <= 232448);
+  static_assert(sizeof(Shared<C>) <= kMaxSharedBytes);
   shape.shared_bytes = sizeof(Shared<C>);
   const TensorMap none{};
   launch_dependent("flash_attn prefill", p.device, stream, &prefill_kernel<C>, shape, a, query_map<C>(a),
@@ -83,7 +83,7 @@ void launch_alone(const Args& a, rk_stream stream) {
   box_tokens<Copied>(a.p) > 0 ? launch_config<Copied>(a, stream) : launch_config<Gathered>(a, stream);
 }
 
-// A pair of blocks shares its keys where rows fill both tiles and the copy engine can bring them.
+// A pair of blocks shares its keys where rows fill both tiles and TMA can bring them.
 template <class T, int kDim, int kVDim, int kBlockN, int kHeld, int kStages>
 void launch_alone_or_paired(const Args& a, rk_stream stream) {
   using Pair = Config<T, kDim, kVDim, kBlockN, 2, 2, kHeld, kStages>;

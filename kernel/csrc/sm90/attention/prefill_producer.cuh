@@ -11,8 +11,8 @@
 namespace radix::attention::prefill {
 
 // A warp of the producer warpgroup. The first deals the tiles and copies queries; all four copy keys and values: warps
-// 0 and 1 keys, 2 and 3 values, each every other block of 128 bytes. Of FP8 a row is one block: warps 1 and 3 turn the
-// values instead.
+// 0 and 1 keys, 2 and 3 values, each every other block of 128 bytes. Of FP8 a row is one block: warps 1 and 3 transpose
+// the values instead.
 template <class C>
 class Producer {
  public:
@@ -26,7 +26,7 @@ class Producer {
         rank_(C::kCluster > 1 ? cluster_rank() : 0) {}
 
   __device__ void run() {
-    if (C::kFp8 && threadIdx.x / 32 % 2) return turn();
+    if (C::kFp8 && threadIdx.x / 32 % 2) return transpose_values();
     Gatherer<C, Shared<C>> gatherer(a_, shared_);
     Schedule schedule(a_, sizeof(typename C::T), blockIdx.x / C::kCluster, gridDim.x / C::kCluster);
     for (int i = 0;; i++) {
@@ -45,8 +45,8 @@ class Producer {
   }
 
  private:
-  // The warps that turn FP8 values.
-  __device__ void turn() {
+  // The warps that transpose FP8 values.
+  __device__ void transpose_values() {
     if constexpr (C::kFp8) {
       Transposer<C> transposer(shared_, threadIdx.x / 64);
       for (int i = 0;; i++) {
@@ -64,7 +64,7 @@ class Producer {
   // The first warp: the block's i-th tile.
   __device__ void deal(Schedule& schedule, int i) {
     Tile t = schedule.template next<C::kBlockN>();
-    // The later tile of a pair, which sees more keys, goes to one block and the other in turn.
+    // The later tile of a pair, which sees more keys, goes to the two blocks alternately.
     if (C::kCluster > 1) t.first += (rank_ ^ (i & 1)) * a_.tokens_per_tile;
     barrier_wait(&shared_.q_empty, (i & 1) ^ 1);
     if (lane_ == 0) send_queries(t, i & 1);
@@ -97,7 +97,7 @@ class Producer {
     }
   }
 
-  // Where in a block this lane's box begins; box_tokens tokens, if there are any. Blocks of a cluster take turns.
+  // Where in a block this lane's box begins; box_tokens tokens, if there are any. The blocks of a cluster alternate.
   __device__ int place_in_block() const { return (lane_ * C::kCluster + rank_) * a_.box_tokens; }
   __device__ int token(int n) const { return n * C::kBlockN + place_in_block(); }
   __device__ bool copies(const Tile& t, int n) const { return place_in_block() < C::kBlockN && token(n) < t.kv_len; }

@@ -1,4 +1,4 @@
-// FP8 values turned on their side: wgmma reads 8-bit operands along k alone, and k of the second product is the token.
+// FP8 values transposed: wgmma reads 8-bit operands along k alone, and k of the second product is the token.
 //
 // 16 tokens x 16 dimensions at a time, by ldmatrix with transposition (of pairs of bytes), a permutation of bytes and
 // stmatrix. Tokens and dimensions come out in the order in which accumulators hold them, so neither probabilities nor
@@ -10,6 +10,7 @@
 
 #include "sm90/attention/prefill_config.cuh"
 #include "sm90/common/cluster.cuh"
+#include "sm90/common/ldmatrix.cuh"
 
 namespace radix::attention::prefill {
 
@@ -24,7 +25,7 @@ class Transposer {
       barrier_wait(&shared_.v_full[at_.index], at_.parity);
       barrier_wait(&shared_.t_empty[to_.index], to_.parity ^ 1);
       const int valid = t.kv_len - n * C::kBlockN;
-      valid < C::kBlockN ? turn<true>(valid) : turn<false>(valid);
+      valid < C::kBlockN ? transpose_block<true>(valid) : transpose_block<false>(valid);
       fence_async_shared();
       __syncwarp();
       barrier_arrive_warp(&shared_.t_full[to_.index]);
@@ -37,7 +38,7 @@ class Transposer {
  private:
   // Tokens from `valid` on become 0: what lies there may be NaN.
   template <bool kMask>
-  __device__ void turn(int valid) {
+  __device__ void transpose_block(int valid) {
     const uint32_t from = shared_address(shared_.v[at_.index]) + lane_ * 128;
     const uint32_t to = shared_address(shared_.t[to_.index]) + lane_ % 16 * 128;
     const int in = lane_ % 8;
@@ -46,10 +47,7 @@ class Transposer {
 #pragma unroll
       for (int token = 0; token < C::kBlockN; token += 32) {
         uint32_t x[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(from + token * 128 + ((c ^ in) << 4))
-                     : "memory");
+        ldmatrix_x4_trans(x, from + token * 128 + ((c ^ in) << 4));
         uint32_t y[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) y[i] = __byte_perm(x[i / 2 * 2], x[i / 2 * 2 + 1], i % 2 ? 0x7531 : 0x6420);
@@ -58,10 +56,7 @@ class Transposer {
           for (int i = 0; i < 4; i++) y[i] &= kept(valid - token - i / 2 * 16);
         }
         const int chunk = token % 128 / 16 + lane_ / 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         to + (token / 128 * C::kVDim + c * 16) * 128 + ((chunk ^ in) << 4)),
-                     "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3])
-                     : "memory");
+        stmatrix_x4(to + (token / 128 * C::kVDim + c * 16) * 128 + ((chunk ^ in) << 4), y[0], y[1], y[2], y[3]);
       }
     }
   }
@@ -76,7 +71,7 @@ class Transposer {
   Shared<C>& shared_;
   int half_, lane_;
   Ring<C::kStages> at_;
-  Ring<C::kTurnedStages> to_;
+  Ring<C::kTransposedStages> to_;
 };
 
 }  // namespace radix::attention::prefill

@@ -22,7 +22,7 @@ __device__ inline void cluster_sync() {
   cluster_wait();
 }
 
-// Only the meeting: orders no memory, and so does not wait for stores on their way.
+// Execution alone: orders no memory, and so does not wait for stores on their way.
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -5,18 +5,14 @@
 // phase has completed. A fresh barrier passes a wait for parity 1.
 #pragma once
 
-#include <cstdint>
+#include "sm90/common/shared_memory.cuh"
 
 namespace radix::sm90 {
-
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// After the inits, before anyone else (the copy engine, another block of the cluster) may use the barriers.
+// After the inits, before anyone else (TMA, another block of the cluster) may use the barriers.
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -83,24 +79,10 @@ __device__ inline bool barrier_test_at(uint32_t barrier, uint32_t parity) {
   return done;
 }
 
-__device__ inline float load_shared(uint32_t address) {
-  float v;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-
-// One float from device to shared memory, without a register in between.
-__device__ inline void copy_async_4(float* shared, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(from) : "memory");
-}
-// Arrives once this thread's copies so far are there; the barrier counts the thread among its arrivals.
-__device__ inline void copy_async_arrive(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// The place in a ring of stages: index, and the parity that its barrier's wait takes.
+// A position in a ring of stages: index, and the parity that its barrier's wait takes.
 template <int kStages>
 struct Ring {
+  static_assert(kStages >= 2, "a ring of one stage cannot be filled while it is read");
   int index = 0;
   uint32_t parity = 0;
 
@@ -112,7 +94,7 @@ struct Ring {
   }
 };
 
-// Orders ordinary writes to shared memory before accesses of the tensor cores and the copy engine.
+// Orders ordinary writes to shared memory before accesses of the tensor cores and TMA.
 __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

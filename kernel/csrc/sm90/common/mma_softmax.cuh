@@ -4,9 +4,11 @@
 // and [2, 3] = the same of row g + 8.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/split_state.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
 // The rows of a lane: what is applied to their scores, and where they stand.
 template <int kTiles>
@@ -30,7 +32,7 @@ __device__ inline float narrow_row(uint2 (&raw)[kSteps]) {
   // The exponent, bounded so that both factors stay normal.
   const int exponent = min(max(static_cast<int>(__float_as_uint(top) >> 23) - 127 - 8, -110), 110);
   const float down = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
-  const auto both = [&](uint32_t x) { return pack2<f16>(low(x) * down, high(x) * down); };
+  const auto both = [&](uint32_t x) { return round_pair<f16>(low(x) * down, high(x) * down); };
 #pragma unroll
   for (int s = 0; s < kSteps; s++) raw[s] = make_uint2(both(raw[s].x), both(raw[s].y));
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
@@ -39,6 +41,8 @@ __device__ inline float narrow_row(uint2 (&raw)[kSteps]) {
 // A warp's running softmax. m in units of log2, l not yet summed over the lanes of a row; kOut tiles of 8 dimensions.
 template <int kTiles, int kOut>
 struct Running {
+  static_assert(kTiles >= 1 && kTiles <= 2, "16 or 32 query rows; more would spill");
+  static_assert(kTiles * kOut * 4 <= 192, "O lies in a warp's registers");
   float o[kTiles][kOut][4];
   float m[kTiles][2], l[kTiles][2];
 
@@ -65,9 +69,8 @@ struct Running {
 // Scales, caps and masks the scores of tokens [first_token, ..), of which [begin, end) count. The cases are asked for
 // once: a branch for each element would cost more than the arithmetic.
 template <int kTiles, int kGroups>
-__device__ inline void shape_scores(float (&s)[kTiles][kGroups][4], const RowFacts<kTiles>& rows, const Params& p,
-                                    int first_token, int begin, int end, bool masked) {
-  constexpr float kLog2e = 1.4426950408889634f;
+__device__ inline void mask_and_scale(float (&s)[kTiles][kGroups][4], const RowFacts<kTiles>& rows, const Params& p,
+                                      int first_token, int begin, int end, bool masked) {
   const auto each = [&](const auto& f) {
 #pragma unroll
     for (int t = 0; t < kTiles; t++)
@@ -97,8 +100,8 @@ __device__ inline void shape_scores(float (&s)[kTiles][kGroups][4], const RowFac
 
 // s becomes exp2(s - m); the running sums follow.
 template <int kTiles, int kGroups, int kOut>
-__device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kOut>& run) {
-  float top[kTiles][2];
+__device__ inline void online_softmax(float (&s)[kTiles][kGroups][4], Running<kTiles, kOut>& run) {
+  float row_max[kTiles][2];
   bool raised = false;
 #pragma unroll
   for (int t = 0; t < kTiles; t++)
@@ -109,23 +112,23 @@ __device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kO
       for (int i = 0; i < kGroups; i++) x = fmaxf(x, fmaxf(s[t][i][2 * half], s[t][i][2 * half + 1]));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      top[t][half] = fmaxf(run.m[t][half], x);
-      raised |= top[t][half] > run.m[t][half];
+      row_max[t][half] = fmaxf(run.m[t][half], x);
+      raised |= row_max[t][half] > run.m[t][half];
     }
   if (__any_sync(~0u, raised)) {
 #pragma unroll
     for (int t = 0; t < kTiles; t++) {
-      float shrink[2];
+      float rescale[2];
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        shrink[half] = weight(run.m[t][half], top[t][half]);
-        run.l[t][half] *= shrink[half];
-        run.m[t][half] = top[t][half];
+        rescale[half] = exp2_diff(run.m[t][half], row_max[t][half]);
+        run.l[t][half] *= rescale[half];
+        run.m[t][half] = row_max[t][half];
       }
 #pragma unroll
       for (int i = 0; i < kOut; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) run.o[t][i][e] *= shrink[e / 2];
+        for (int e = 0; e < 4; e++) run.o[t][i][e] *= rescale[e / 2];
     }
   }
 #pragma unroll
@@ -134,9 +137,9 @@ __device__ inline void soften(float (&s)[kTiles][kGroups][4], Running<kTiles, kO
     for (int i = 0; i < kGroups; i++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        s[t][i][e] = weight(s[t][i][e], run.m[t][e / 2]);
+        s[t][i][e] = exp2_diff(s[t][i][e], run.m[t][e / 2]);
         run.l[t][e / 2] += s[t][i][e];
       }
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

@@ -1,55 +1,27 @@
-// The softmax of prefill, and the rounding of its results.
+// The online softmax of scores as wgmma leaves them.
 #pragma once
 
 #include <climits>
 #include <cstdint>
-#include <type_traits>
 
-#include "gpu/device/fp8.h"
+#include "sm90/common/math.cuh"
 
-namespace radix::attention::prefill {
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 - 2 / (1 + e^2x): within 2e-7, which tanh.approx is not.
-__device__ inline float tanh_fast(float x) {
-  return 1.f - __fdividef(2.f, 1.f + exp2_fast(x * 2.885390081777927f));
-}
-
-// Four e4m3.
-__device__ inline uint32_t pack(float a, float b, float c, float d) {
-  return gpu::to_e4m3_pair(a, b) | uint32_t{gpu::to_e4m3_pair(c, d)} << 16;
-}
-
-template <class T>
-__device__ inline uint32_t pack(float low, float high) {
-  uint32_t packed;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
+namespace radix::sm90 {
 
 // The online softmax of a thread's two rows; a row is spread over the four threads of a quad. What can be done for both
 // rows side by side is, so that one's latencies hide under the other's.
 struct Softmax {
-  float top[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
-  float base[2];                          // top * scale - raise; 0 before the first score
-  float sum[2] = {0, 0};                  // of this thread's probabilities
-  float shrink[2];                        // what the last move made of earlier ones
-  int limit = INT_MIN;                    // scores whose bits are below this leave both maxima where they are
+  float row_max[2] = {-INFINITY, -INFINITY};  // largest score so far, nearly
+  float base[2];                              // row_max * scale - raise; 0 before the first score
+  float row_sum[2] = {0, 0};                  // of this thread's probabilities
+  float rescale[2];                           // factor of what was summed before the last raise_max()
+  int limit = INT_MIN;                        // scores whose bits are below this leave both maxima where they are
 
-  // s becomes exp2((s - top) * scale + raise) once the maxima are settled. Returns whether one moved.
+  // s becomes exp2((s - row_max) * scale + raise) once the maxima are updated. Returns whether one moved.
   template <bool kOften, int R>
   __device__ bool step(float (&s)[R], float scale, float raise, float slack) {
-    const bool moved = settle<kOften>(s, scale, raise, slack);
-    float part[2][2] = {{0, 0}, {0, 0}};
+    const bool moved = update_max<kOften>(s, scale, raise, slack);
+    float partial[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < R; i += 4)
 #pragma unroll
@@ -57,11 +29,11 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float& x = s[i + 2 * r + e];
-          x = weigh(x, r, scale);
-          part[r][e] += x;
+          x = probability(x, r, scale);
+          partial[r][e] += x;
         }
 #pragma unroll
-    for (int r = 0; r < 2; r++) sum[r] += part[r][0] + part[r][1];
+    for (int r = 0; r < 2; r++) row_sum[r] += partial[r][0] + partial[r][1];
     return moved;
   }
 
@@ -69,20 +41,20 @@ struct Softmax {
   // With much slack all maxima of the warp stay in most steps: then one comparison is all there is to do; kOften: that
   // would not pay. Returns whether one moved: then what was summed up so far shrinks.
   template <bool kOften, int R>
-  __device__ bool settle(const float (&s)[R], float scale, float raise, float slack) {
+  __device__ bool update_max(const float (&s)[R], float scale, float raise, float slack) {
     bool moved;
     if constexpr (kOften) {
-      move(s, scale, raise, slack);
-      moved = __any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f);
+      raise_max(s, scale, raise, slack);
+      moved = __any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f);
     } else {
       moved = __any_sync(~0u, bits_of_largest(s) >= limit);
-      if (__builtin_expect(moved, 0)) move(s, scale, raise, slack);
+      if (__builtin_expect(moved, 0)) raise_max(s, scale, raise, slack);
     }
     return moved;
   }
 
   // The probability of a score of row r, relative to its present maximum.
-  __device__ float weigh(float s, int r, float scale) const { return exp2_fast(fmaf(s, scale, -base[r])); }
+  __device__ float probability(float s, int r, float scale) const { return exp2_approx(fmaf(s, scale, -base[r])); }
 
  private:
   // Floats that are not negative compare like integers, of which one instruction takes three; the order of negative
@@ -122,27 +94,28 @@ struct Softmax {
 
   // Each row decides for itself, so that its bits do not depend on its neighbours.
   template <int R>
-  __device__ void move(const float (&s)[R], float scale, float raise, float slack) {
+  __device__ void raise_max(const float (&s)[R], float scale, float raise, float slack) {
     float t[2];
     largest(s, t);
 #pragma unroll
-    for (int r = 0; r < 2; r++) t[r] = fmaxf(top[r], t[r]);
+    for (int r = 0; r < 2; r++) t[r] = fmaxf(row_max[r], t[r]);
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2)
 #pragma unroll
       for (int r = 0; r < 2; r++) t[r] = fmaxf(t[r], __shfl_xor_sync(~0u, t[r], lanes));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      if ((t[r] - top[r]) * scale <= slack) t[r] = top[r];
+      if ((t[r] - row_max[r]) * scale <= slack) t[r] = row_max[r];
       base[r] = t[r] == -INFINITY ? 0.f : t[r] * scale - raise;
-      shrink[r] = t[r] == top[r] ? 1.f : exp2_fast((top[r] - t[r]) * scale);  // exactly 1 where the maximum stays
-      sum[r] *= shrink[r];
-      top[r] = t[r];
+      rescale[r] =
+          t[r] == row_max[r] ? 1.f : exp2_approx((row_max[r] - t[r]) * scale);  // exactly 1 where the maximum stays
+      row_sum[r] *= rescale[r];
+      row_max[r] = t[r];
     }
     // Less than what the test above lets pass, however either is rounded.
-    const float least = fminf(top[0], top[1]) + __fdividef(0.99f * slack, scale);
+    const float least = fminf(row_max[0], row_max[1]) + __fdividef(0.99f * slack, scale);
     limit = least >= 0 ? __float_as_int(least) : INT_MIN;
   }
 };
 
-}  // namespace radix::attention::prefill
+}  // namespace radix::sm90

@@ -3,7 +3,7 @@
 
 #include "sm90/common/split_state.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
 // A thread's part of the tree over one row: complete nodes wait in shared memory for their right siblings.
 template <class L>
@@ -82,6 +82,7 @@ class NodeWalk {
 // Nodes that lie side by side, each as wide as the first but for the last, which is any aligned one. The same tree.
 template <int kMost>
 __device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
+  static_assert(sm90::is_power_of_two(kMost), "a full binary tree");
 #pragma unroll
   for (int step = 1; step < kMost; step *= 2)
 #pragma unroll
@@ -97,6 +98,7 @@ __device__ inline Piece fold_even(Piece (&nodes)[kMost], int count) {
 template <class T, class L>
 __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char shared[];
+  static_assert(L::kThreads * 2 <= sm90::kSmThreads, "two blocks a multiprocessor");
   const int kv_head = blockIdx.x, piece = blockIdx.y, border = blockIdx.z + 1;
   sm90::pdl_trigger();
   const Plan plan = make_plan<L::kThreads>(a, L::kRows, reinterpret_cast<int*>(shared));
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(L::kThreads, 2) combine_kernel(const __grid_co
   int row = 0;
   Chunk c{};
   QueryBlock block{};
-  bool needed = x < plan.total();
+  bool needed = x < plan.chunks();
   if (needed) {
     row = plan.row_of(x);
     c = locate(plan, x, row);
@@ -175,4 +177,4 @@ void launch_combine(const char* op, const Args& a, rk_stream stream) {
                          {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

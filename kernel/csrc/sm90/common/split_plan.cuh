@@ -15,15 +15,20 @@
 #include <cstdint>
 
 #include "sm90/common/attention_params.cuh"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
+
+using attention::Params;
+using attention::Shape;
 
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
 constexpr int kChunkTokens = 512;  // fewer joins than with 256; a single short row splits less
 constexpr int kMaxVecDim = 256;
+static_assert(sm90::is_power_of_two(kChunkTokens), "chunks begin at multiples of a shift");
 
 struct Args {
   Params p;
@@ -59,8 +64,8 @@ struct Plan {
   int rows, chunk_log2;
   int each, over;  // chunks of every run, and how many are left then
 
-  __device__ int total() const { return prefix[rows]; }
-  // First chunk of a group's run: total * group / groups, without its division of 64 bits.
+  __device__ int chunks() const { return prefix[rows]; }
+  // First chunk of a group's run: chunks * group / groups, without its division of 64 bits.
   __device__ int start(int group, int groups) const { return each * group + over * group / groups; }
   // The row that holds chunk x of the line.
   __device__ int row_of(int x) const {
@@ -101,6 +106,7 @@ __device__ inline Chunk locate(const Plan& plan, int x, int& row) {
 // All threads of the block, kThreads of them; ends with a barrier.
 template <int kThreads>
 __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads, "a prefix sum over whole warps");
   int* prefix = shared;
   int* lo = prefix + a.rows + 1;
   int* hi = lo + a.rows;
@@ -138,8 +144,8 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   }
   if (thread == 0) prefix[0] = 0;
   __syncthreads();
-  const int total = prefix[a.rows];
-  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, total / a.groups, total % a.groups};
+  const int line = prefix[a.rows];
+  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, line / a.groups, line % a.groups};
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

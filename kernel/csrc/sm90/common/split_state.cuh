@@ -5,19 +5,20 @@
 // the one that reads it.
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/math.cuh"
 #include "sm90/common/split_plan.cuh"
 
-namespace radix::attention::decode {
+namespace radix::split_kv {
 
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using sm90::exp2_approx;
+using sm90::kLn2;
+using sm90::kLog2e;
+using sm90::round_pair;
 
-// exp2(x - top); x -inf gives 0 also where nothing has been seen (top -inf).
-__device__ inline float weight(float x, float top) {
-  return exp2_approx(x - (top == -INFINITY ? 0.f : top));
+// exp2(x - max); x -inf gives 0 also where nothing has been seen (max -inf).
+__device__ inline float exp2_diff(float x, float max) {
+  return exp2_approx(x - (max == -INFINITY ? 0.f : max));
 }
 
 // o and l are relative to 2^m.
@@ -31,7 +32,7 @@ __device__ inline void add_scaled(float4& sum, const float4& x, float w) {
 }
 
 __device__ inline Piece join(const Piece& a, const Piece& b) {
-  const float m = fmaxf(a.m, b.m), wa = weight(a.m, m), wb = weight(b.m, m);
+  const float m = fmaxf(a.m, b.m), wa = exp2_diff(a.m, m), wb = exp2_diff(b.m, m);
   Piece sum = {make_float4(0.f, 0.f, 0.f, 0.f), m, a.l * wa + b.l * wb};
   add_scaled(sum.o, a.o, wa);
   add_scaled(sum.o, b.o, wb);
@@ -42,6 +43,9 @@ __device__ inline Piece join(const Piece& a, const Piece& b) {
 template <int kDim, int kRows_, int kThreads_>
 struct Layout {
   static constexpr int kRows = kRows_, kThreads = kThreads_;
+  static_assert(kDim % 4 == 0, "a piece is four dimensions of a row");
+  static_assert(kRows % 8 == 0 && kRows <= kMaxTileRows, "rows come in passes of eight");
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads);
   static constexpr int kQuads = kDim / 4;  // pieces of a row
   static constexpr int kPasses = kRows / 8;
   static constexpr int kPerPass = (8 * kQuads + kThreads - 1) / kThreads;
@@ -60,14 +64,14 @@ struct Layout {
   // A node: float4 [rows * kQuads], then float2 (m, l) for each, so that a thread reads only its own. In the workspace
   // of kRows, in shared memory of those in use.
   static constexpr int64_t kNodeBytes = int64_t{kRows} * kQuads * (sizeof(float4) + sizeof(float2));
-  __device__ static int place(int i) { return row(i) * kQuads + quad(i); }
+  __device__ static int index(int i) { return row(i) * kQuads + quad(i); }
   __device__ static void store(char* node, int i, const Piece& piece, int rows = kRows) {
-    reinterpret_cast<float4*>(node)[place(i)] = piece.o;
-    reinterpret_cast<float2*>(node + rows * kQuads * sizeof(float4))[place(i)] = {piece.m, piece.l};
+    reinterpret_cast<float4*>(node)[index(i)] = piece.o;
+    reinterpret_cast<float2*>(node + rows * kQuads * sizeof(float4))[index(i)] = {piece.m, piece.l};
   }
   __device__ static Piece load(const char* node, int i, int rows = kRows) {
-    const float4 o = reinterpret_cast<const float4*>(node)[place(i)];
-    const float2 ml = reinterpret_cast<const float2*>(node + rows * kQuads * sizeof(float4))[place(i)];
+    const float4 o = reinterpret_cast<const float4*>(node)[index(i)];
+    const float2 ml = reinterpret_cast<const float2*>(node + rows * kQuads * sizeof(float4))[index(i)];
     return {o, ml.x, ml.y};
   }
 };
@@ -83,7 +87,7 @@ __device__ inline bool live(int i, int rows) {
 template <class L, int kSharedBytes = 0>
 class Tree {
   static constexpr bool kShared = kSharedBytes > 0;
-  static_assert(!kShared || kSharedBytes == L::kNodeBytes);
+  static_assert(!kShared || kSharedBytes == L::kNodeBytes, "shared memory holds a node of all rows, or none");
 
  public:
   __device__ explicit Tree(char* shared = nullptr) : shared_(shared) {}
@@ -168,43 +172,27 @@ __device__ inline QueryBlock query_block(const Plan& plan, const Chunk& c, int g
   return {token, queries, packed, min(tile_rows, queries * group - packed), kv_head * group};
 }
 
-template <class T>
-__device__ inline uint32_t pack2(float a, float b);
-template <>
-__device__ inline uint32_t pack2<bf16>(float a, float b) {
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
-template <>
-__device__ inline uint32_t pack2<f16>(float a, float b) {
-  uint32_t d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
-
 // Adds the sink, divides, rounds and stores a thread's i-th piece.
 template <class T, class L>
 __device__ inline void finish_piece(const Args& a, const QueryBlock& q, int kv_head, int i, const Piece& piece) {
-  constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   const Params& p = a.p;
   const float v_scale = p.v_scale ? p.v_scale[p.scale_per_head ? kv_head : 0] : 1.f;
   const int packed = q.packed + L::row(i), group = a.group;
   const int64_t token = q.token + packed / group, head = q.head + packed % group;
   float m = piece.m, l = piece.l, scale = 1.f;
   if (p.sinks) {
-    const float sink = p.sinks[head] * kLog2e, top = fmaxf(m, sink);
-    scale = weight(m, top);
-    l = l * scale + weight(sink, top);
-    m = top;
+    const float sink = p.sinks[head] * kLog2e, larger = fmaxf(m, sink);
+    scale = exp2_diff(m, larger);
+    l = l * scale + exp2_diff(sink, larger);
+    m = larger;
   }
   // NaN in l is a NaN that was there to be seen: it stays.
   const bool none = l == 0;
   scale = none ? 0.f : scale * v_scale / l;
   const int dim = L::dim(i);
   if (dim < p.head_dim) {
-    const uint2 rounded = {pack2<T>(piece.o.x * scale, piece.o.y * scale),
-                           pack2<T>(piece.o.z * scale, piece.o.w * scale)};
+    const uint2 rounded = {round_pair<T>(piece.o.x * scale, piece.o.y * scale),
+                           round_pair<T>(piece.o.z * scale, piece.o.w * scale)};
     T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + dim;
     if constexpr (L::kSecondPair == 2) {
       *reinterpret_cast<uint2*>(out) = rounded;
@@ -224,4 +212,4 @@ __device__ void finish(const Args& a, const QueryBlock& q, int kv_head, const Pi
     if (live<L>(i, q.rows)) finish_piece<T, L>(a, q, kv_head, i, state[i]);
 }
 
-}  // namespace radix::attention::decode
+}  // namespace radix::split_kv

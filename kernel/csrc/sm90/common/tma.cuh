@@ -1,4 +1,4 @@
-// Copies of tensor tiles between device and shared memory by the copy engine (TMA).
+// Copies of tensor tiles between device and shared memory by TMA.
 //
 // Host: make_tensor_map describes a matrix and the box that one copy moves. The driver's encoder is found through the
 // runtime, so that nothing links libcuda. A map is passed to the kernel by value as `const __grid_constant__
@@ -142,6 +142,7 @@ __device__ inline void tma_store_commit() {
 // Until at most kLeft committed stores have still to read their shared memory.
 template <int kLeft>
 __device__ inline void tma_store_wait_read() {
+  static_assert(kLeft >= 0);
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 

@@ -15,7 +15,7 @@ __device__ inline uint64_t swizzled_operand(const void* p) {
   constexpr uint64_t kAtomStep = 1024 >> 4, kSwizzle128 = 1;
   return (shared_address(p) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAtomStep << 32 | kSwizzle128 << 62;
 }
-// The same in two words, of which only the lower one names the place: places may be added to it in units of 16 bytes.
+// The same in two words, of which only the lower one holds the address: offsets are added to it in units of 16 bytes.
 __device__ inline uint32_t operand_low(const void* p) {
   return static_cast<uint32_t>(swizzled_operand(p));
 }
@@ -38,6 +38,7 @@ __device__ inline void wgmma_commit() {
 // Until at most kLeft committed groups are unfinished.
 template <int kLeft>
 __device__ inline void wgmma_wait() {
+  static_assert(kLeft >= 0 && kLeft < 8);
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 // Accumulators that a pending product writes may not move past this.

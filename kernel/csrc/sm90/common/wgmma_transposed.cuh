@@ -9,24 +9,24 @@ namespace radix::sm90 {
 
 enum class Transposed { a, b };
 
-#define RK_WGMMA_RUN(columns, types, count, a_, b_, turned)                                                      \
-  asm volatile(                                                                                                  \
-      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                 \
-      "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" RK_D##count "}, %" #a_ ", %" #b_        \
-                                                                                     ", p, 1, 1, " turned ";\n}" \
-      : RK_O##count(d)                                                                                           \
+#define RK_WGMMA_RUN(columns, types, count, a_, b_, transposed)                                                      \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                     \
+      "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" RK_D##count "}, %" #a_ ", %" #b_            \
+                                                                                     ", p, 1, 1, " transposed ";\n}" \
+      : RK_O##count(d)                                                                                               \
       : "l"(a), "l"(b))
 
 template <Operand kType, int kColumns, Transposed kTurned>
 struct WgmmaTransposed;
-#define RK_WGMMA(columns, count, a_, b_, operand, turned)                   \
+#define RK_WGMMA(columns, count, a_, b_, operand, transposed)               \
   template <Operand kType>                                                  \
   struct WgmmaTransposed<kType, columns, Transposed::operand> {             \
     static __device__ void run(float (&d)[count], uint64_t a, uint64_t b) { \
       if constexpr (kType == Operand::bf16) {                               \
-        RK_WGMMA_RUN(columns, "bf16.bf16", count, a_, b_, turned);          \
+        RK_WGMMA_RUN(columns, "bf16.bf16", count, a_, b_, transposed);      \
       } else {                                                              \
-        RK_WGMMA_RUN(columns, "f16.f16", count, a_, b_, turned);            \
+        RK_WGMMA_RUN(columns, "f16.f16", count, a_, b_, transposed);        \
       }                                                                     \
     }                                                                       \
   };

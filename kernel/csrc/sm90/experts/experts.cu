@@ -10,7 +10,7 @@ namespace experts {
 
 namespace {
 
-// Pairs of an expert, in the mean, from which on the wide kernel's tiles of 128 are the faster ones.
+// Pairs of an expert, in the mean, from which on the persistent kernel's tiles of 128 are the faster ones.
 constexpr int kPersistentPairs = 192;
 
 // Bytes before each part of the workspace, and of all.

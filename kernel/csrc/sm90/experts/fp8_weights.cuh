@@ -87,7 +87,7 @@ struct QuantizedEight {
   }
 };
 
-// x where it meets FP8 weights from registers (grouped_swap_ab_kernel.cuh): of 16 elements e the order is 0 1 4 5 8 9
+// x where FP8 weights come from registers (grouped_swap_ab_kernel.cuh): of 16 elements e the order is 0 1 4 5 8 9
 // 12 13, then 2 3 6 7 10 11 14 15. Piece `piece` (even: the first eight) from the two that hold the sixteen.
 __device__ inline uint4 permuted_piece(const uint4& a, const uint4& b, int piece) {
   return piece % 2 ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);

@@ -1,4 +1,4 @@
-// Launches of the path for few tokens.
+// Launches of grouped_mma_m16.
 #pragma once
 
 #include <algorithm>

@@ -5,16 +5,20 @@
 //           expert, so the sum over experts stays in registers and nothing is added up between blocks
 //
 // A block takes a run of items one after another; its 8 warps share k in units of 128 bytes a row. A unit comes by
-// cp.async into the warp's own ring of kDepth units; a lane reads back what it copied itself, so the way of a weight
-// has no barrier, and the ring runs on over the ends of items. A sum over k may take its products in any order as long
+// cp.async into the warp's own ring of kDepth units; a lane reads back what it copied itself, so a weight passes no
+// barrier, and the ring runs on from item to item. A sum over k may take its products in any order as long
 // as both operands agree: the lane's 16 contiguous bytes are the operands of two mma steps as they come from memory.
 // Lane 4 g + t reads byte 16 t of row g (the weight: the mma's columns) and of tokens g, g + 8 (the mma's rows, from
 // L1).
 //
 // The second launch starts while the first runs (pdl.cuh): it finds the experts and fills its rings before it waits.
+//
+// Shared memory: rings of units, kDepth x 1 or 2 KiB a warp (dynamic); the experts and pairs of the batch
+// (ChosenExperts, 15 KiB) and the warps' sums (Parts), both static. Two blocks a multiprocessor.
 #pragma once
 
 #include "gpu/device/element.h"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/experts/grouped_mma_m16_routing.cuh"
 #include "sm90/experts/grouped_mma_m16_units.cuh"
@@ -66,6 +70,8 @@ struct Tokens {
 template <class T, class W, int kHalves, int kDepth>
 __global__ void __launch_bounds__(kMmaM16Threads, 2)
     grouped_mma_m16_up_kernel(const __grid_constant__ GroupedMmaM16Params p) {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(sm90::shared_fits(UnitRing<2, kDepth>::kBytes + sizeof(ChosenExperts) + sizeof(Parts<2, kHalves>), 2));
   extern __shared__ uint4 memory[];
   __shared__ ChosenExperts chosen;
   __shared__ Parts<2, kHalves> parts;
@@ -151,6 +157,8 @@ __global__ void __launch_bounds__(kMmaM16Threads, 2)
 template <class T, class W, int kHalves, int kDepth>
 __global__ void __launch_bounds__(kMmaM16Threads, 2)
     grouped_mma_m16_down_kernel(const __grid_constant__ GroupedMmaM16Params p) {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(sm90::shared_fits(UnitRing<1, kDepth>::kBytes + sizeof(ChosenExperts) + sizeof(Parts<1, kHalves>), 2));
   extern __shared__ uint4 memory[];
   __shared__ ChosenExperts chosen;
   __shared__ Parts<1, kHalves> parts;

@@ -8,6 +8,8 @@
 namespace radix::experts {
 
 constexpr int kMmaM16Warps = 8, kMmaM16Threads = kMmaM16Warps * 32;
+static_assert(kMmaM16Pairs <= kMmaM16Threads, "a thread finds the expert of each pair");
+static_assert(kMmaM16Tokens * 8 <= kMmaM16Threads, "a thread ends each of an item's 8 columns of a token");
 
 // The named experts that are here, in ascending order of their local number, and each one's pairs by token. A token
 // that names an expert twice has one pair there, with the sum of the weights.

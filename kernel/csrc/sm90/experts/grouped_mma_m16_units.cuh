@@ -1,7 +1,8 @@
-// The units of the path for few tokens: 128 bytes of 8 weight rows, their ring in shared memory, and their products.
+// The units of grouped_mma_m16: 128 bytes of 8 weight rows, their ring in shared memory, and their products.
 #pragma once
 
-#include "sm90/common/copy_async.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/experts/fp8_weights.cuh"
 #include "sm90/experts/grouped_mma_m16_routing.cuh"
 
@@ -12,6 +13,9 @@ constexpr int kUnitBytes = 128;
 // A warp's units in shared memory: [stage][row group][half][lane] of 16 bytes.
 template <int kGroups, int kDepth>
 class UnitRing {
+  static_assert(kGroups == 1 || kGroups == 2, "a row group, or a gate group and its up group");
+  static_assert(kDepth >= 2, "a unit is on its way while another is multiplied");
+
  public:
   static constexpr int kUnit = kGroups * 2 * 32;  // in pieces of 16 bytes
   static constexpr int kBytes = kMmaM16Warps * kDepth * kUnit * 16;
@@ -19,7 +23,7 @@ class UnitRing {
   __device__ explicit UnitRing(uint4* memory) : mine_(memory + threadIdx.x / 32 * kDepth * kUnit + threadIdx.x % 32) {}
 
   // The oldest unit; wait for it first.
-  __device__ void wait() const { sm90::copy_async_wait<kDepth - 1>(); }
+  __device__ void wait() const { sm90::cp_async_wait<kDepth - 1>(); }
   // This lane's 16 bytes of a half of it.
   struct Unit {
     uint4 at[2];
@@ -30,10 +34,10 @@ class UnitRing {
   }
   // Copies a unit over the oldest one, whose place the ring then leaves.
   __device__ void copy(int group, int half, const char* from, bool there) const {
-    sm90::copy_async_16(sm90::shared_address(mine_ + ((stage_ * kGroups + group) * 2 + half) * 32), from, there);
+    sm90::cp_async_16(sm90::shared_address(mine_ + ((stage_ * kGroups + group) * 2 + half) * 32), from, there);
   }
   __device__ void next() {
-    sm90::copy_async_commit();
+    sm90::cp_async_commit();
     if (++stage_ == kDepth) stage_ = 0;
   }
 
@@ -42,9 +46,10 @@ class UnitRing {
   int stage_ = 0;
 };
 
-// What meets a lane's bytes of a unit: the same elements of a row of x, in T, where the weight is of W.
+// What a lane's bytes of a unit are multiplied with: the same elements of a row of x, in T, where the weight is of W.
 template <class T, class W>
 struct Pieces {
+  static_assert(sizeof(T) == 2 && (sizeof(W) == 2 || sizeof(W) == 1), "16-bit tokens; weights alike, or FP8");
   static constexpr int kWide = sizeof(T) / sizeof(W);
   uint4 at[2][kWide];
 
@@ -64,17 +69,8 @@ struct Pieces {
 template <class T>
 __device__ inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                     uint32_t b1) {
-  if constexpr (__is_same(T, bf16)) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
+  const uint32_t a[4] = {a0, a1, a2, a3};
+  sm90::mma<T>(d, a, b0, b1);
 }
 
 template <class T, class W, class Unit>

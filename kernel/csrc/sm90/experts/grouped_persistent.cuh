@@ -1,5 +1,5 @@
-// Products of many rows a group or an expert on the wide kernel (gemm/wgmma_persistent_grouped.cuh), in FP8 with block
-// scales.
+// Products of many rows a group or an expert on the persistent kernel (gemm/wgmma_persistent_grouped.cuh), in FP8 with
+// block scales.
 #pragma once
 
 #include "sm90/experts/problem.cuh"

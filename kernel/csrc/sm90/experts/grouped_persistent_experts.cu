@@ -1,4 +1,4 @@
-// fused_experts for many pairs in FP8: as two grouped products on the wide kernel.
+// fused_experts for many pairs in FP8: as two grouped products on the persistent kernel.
 //
 //   x --gather, quantise--> rows --up, silu * mul--> act (bf16) --quantise in place--> act (FP8) --down--> part --> out
 //

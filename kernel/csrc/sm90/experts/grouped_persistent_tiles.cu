@@ -1,4 +1,4 @@
-// Lists of the wide kernel's tiles, made by a launch ahead of it.
+// Lists of the persistent kernel's tiles, made by a launch ahead of it.
 #include "sm90/common/pdl.cuh"
 #include "sm90/experts/grouped_persistent.cuh"
 #include "sm90/experts/grouped_swap_ab_tile.cuh"

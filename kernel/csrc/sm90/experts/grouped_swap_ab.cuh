@@ -1,4 +1,4 @@
-// Launches of the path for sorted pairs.
+// Launches of grouped_swap_ab.
 #pragma once
 
 #include "sm90/experts/grouped_swap_ab_kernel.cuh"

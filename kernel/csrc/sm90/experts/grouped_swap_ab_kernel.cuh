@@ -7,14 +7,23 @@
 //   cluster: where there are many pairs two blocks have the same pairs and neighbouring weight rows; each loads half of
 //   x and multicasts it to both (a tile alone would ask more of the L2 than it gives).
 //   producer (a thread): TMA of [128 rows, 128 bytes] of the weights and the pairs' rows into a ring of stages, which
-//   runs on over the ends of tiles. Its first weights are on their way before the kernel ahead has ended.
+//   runs on from tile to tile. Its first weights are on their way before the kernel ahead has ended.
 //   consumers (two warpgroups): 64 rows each; one product in flight while the next stage is awaited.
-//   end of a tile: silu(gate) * up where gated (the tensor map alternates between 8 gate and 8 up rows, so that a lane
+//   epilogue: silu(gate) * up where gated (the tensor map alternates between 8 gate and 8 up rows, so that a lane
 //   has both), transposed through shared memory, rows of the result in pieces of 16 bytes.
+//
+// Shared memory (kSharedBytes and static arrays):
+//
+//   | ring of stages | kStages x kStageBytes  | weights, then kParts x pairs: rows of 128 bytes          |
+//   | scales         | kStages x kScaleBytes  | Format::fp8: of the stages' pairs                        |
+//   | staging        | 1 or 2 x kStagingBytes | results of 64 pairs a consumer; FP8: of all pairs        |
+//   | full, empty    | kStages each           | barriers (static)                                        |
+//   | schedule       | 12 KiB                 | of each expert: first and last pair, first tile (static) |
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/matrices.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/common/wgmma_registers.cuh"
@@ -22,17 +31,7 @@
 
 namespace radix::experts {
 
-// Two floats, rounded, in one word: the first below.
-template <class T>
-__device__ inline uint32_t round_pair(float first, float second) {
-  uint32_t word;
-  if constexpr (__is_same(T, bf16)) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  }
-  return word;
-}
+using sm90::round_pair;
 
 template <class T, class Tile>
 class GroupedSwapAbConsumer {
@@ -75,7 +74,7 @@ class GroupedSwapAbConsumer {
   __device__ void run(const TilePlace& at) {
 #pragma unroll 1
     for (int i = 0; i < Tile::kRuns; i++) {
-      float sum[kColumns / 2] = {};  // else its registers would be taken from one tile to the next
+      float sum[kColumns / 2] = {};  // else its registers would be kept from one tile to the next
       if constexpr (Tile::kFormat == Format::half) {
         multiply<kColumns>(sum);
       } else if constexpr (Tile::kFormat == Format::widened) {
@@ -191,7 +190,7 @@ class GroupedSwapAbConsumer {
 #pragma unroll
       for (int i = 0; i < 8; i += 2) {
         uint32_t words[4];  // rows g and g + 8 of step i, of step i + 1
-        load_matrices(words, from + ((i + lane_ / 16 ^ row % 8) << 4));
+        ldmatrix_x4(words, from + ((i + lane_ / 16 ^ row % 8) << 4));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           a[i + j / 2][j % 2] = widen<T>(__byte_perm(words[j], 0, 0x1404));
@@ -245,7 +244,7 @@ class GroupedSwapAbConsumer {
       for (int c = 0; c < kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        sm90::store_transposed(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
+        sm90::stmatrix_x2_trans(staged(c * 16 + lane_ % 16, warp_), gated(d), gated(d + 4));
       }
       sm90::named_barrier(1 + group_, 128);
       const int count = min(kStaged, at.count - first);
@@ -281,8 +280,8 @@ class GroupedSwapAbConsumer {
       for (int c = 0; c < Tile::kStaged / 16; c++) {
         if (first + c * 16 >= kColumns) break;
         const float* d = sum + (first + c * 16) / 2;  // 16 pairs: two times 8 columns
-        sm90::store_transposed(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
-                               round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
+        sm90::stmatrix_x4_trans(staged(c * 16 + lane_ % 16, lane_ / 16), round_pair<T>(d[0], d[1]),
+                                round_pair<T>(d[4], d[5]), round_pair<T>(d[2], d[3]), round_pair<T>(d[6], d[7]));
       }
       __syncwarp();
 #pragma unroll
@@ -302,7 +301,7 @@ class GroupedSwapAbConsumer {
     for (int c = 0; c < kColumns / 16; c++) {
       if (c * 16 >= count) break;
       const float* d = sum + c * 8;
-      sm90::store_transposed(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
+      sm90::stmatrix_x2_trans(staged(c * 16 + lane_ % 16, run * 8 + group_ * 4 + warp_), gated(d), gated(d + 4));
     }
   }
 
@@ -356,8 +355,8 @@ class GroupedSwapAbConsumer {
   }
   // Where a piece of a pair's row is staged, so that neighbouring pairs meet in no bank.
   __device__ uint32_t staged(int pair, int piece) const {
-    const int turned = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
-    return sm90::shared_address(staging_) + (pair * Tile::kPieces + turned) * 16;
+    const int swizzled = Tile::kQuantizes ? piece ^ pair % 8 : piece ^ pair / 2 % 4;
+    return sm90::shared_address(staging_) + (pair * Tile::kPieces + swizzled) * 16;
   }
 
   const GroupedSwapAbParams& p_;
@@ -381,7 +380,7 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
   extern __shared__ char unaligned[];
   __shared__ uint64_t full[kStages], empty[kStages];
   __shared__ Schedule schedule;
-  static_assert(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(schedule) <= 232448);
+  static_assert(shared_fits(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(schedule)));
   char* stages = unaligned + (-shared_address(unaligned) & 1023);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&weight_map);
@@ -401,7 +400,7 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
   const auto place = [&](int tile) { return TilePlace::find<Tile>(schedule, p, tile, rank); };
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       GroupedSwapAbProducer<Tile> self(p, stages, full, rank);
       int ahead = 0;
@@ -429,7 +428,7 @@ __global__ void __launch_bounds__(kGroupedSwapAbThreads, 1)
       }
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     GroupedSwapAbConsumer<T, Tile> self(p, stages, full, empty);
     for (int tile = first; tile < tiles; tile += width) self.run(place(tile));

@@ -1,11 +1,16 @@
 // Tiles of the kernel for sorted pairs: their sizes, their order, and what a launch passes.
 #pragma once
 
+#include "sm90/common/limits.cuh"
 #include "sm90/experts/fp8_weights.cuh"
 
 namespace radix::experts {
 
 constexpr int kGroupedSwapAbThreads = 384, kTileRows = 128;
+static_assert(kGroupedSwapAbThreads == 3 * sm90::kWarpgroup, "a producer warpgroup and two consumers");
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread, after setmaxnreg
+static_assert(sm90::registers_fit(1, kProducerRegisters, 2, kConsumerRegisters));
+static_assert(kTileRows == 2 * sm90::kWgmmaRows, "64 weight rows a consumer");
 
 struct GroupedSwapAbParams {
   // [named]: the places of an expert's pairs. Or, with `room`: so many places each, of which `ends` counts those used.
@@ -21,7 +26,7 @@ struct GroupedSwapAbParams {
   char* out;
   int64_t out_step;   // elements
   bool placed;        // offsets were there before the kernel ahead began
-  bool permuted;      // write what meets FP8 weights (Format::widened)
+  bool permuted;      // write in the order for FP8 weights (Format::widened)
   float* out_scales;  // of the gated product's result in FP8: [columns / 128, scale_step]
   int scale_step;
 };
@@ -55,6 +60,17 @@ struct GroupedSwapAbTile {
   static constexpr int kStagingBytes = kStaged * kPieces * 16;        // of a warpgroup; of both where it quantises
   static constexpr int kSharedBytes =
       kStages * (kStageBytes + kScaleBytes) + (kQuantizes ? 1 : 2) * kStagingBytes + 1024;
+
+  static_assert(kMaxColumns == 64 || kMaxColumns == 128 || kMaxColumns == 192 || kMaxColumns == 256,
+                "what GroupedSwapAbConsumer::run() has products for");
+  static_assert(kMaxColumns <= kMostColumns<kFormat>, "more sums than a consumer has registers for");
+  static_assert(kMaxColumns % kBox == 0 && kBox <= sm90::kMaxBox && kTileRows <= sm90::kMaxBox, "whole TMA boxes");
+  static_assert(!kScaleBytes || kScaleBox <= sm90::kMaxBox, "the scales of a stage's pairs are one TMA box");
+  static_assert(kCluster == 1 || kCluster == 2);
+  static_assert(kWeightBytes % sm90::kSwizzleAtom == 0 && kPartBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+  static_assert(kBox * sm90::kSwizzleBytes % sm90::kSwizzleAtom == 0, "a box begins an atom of the swizzle");
+  static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
+  static_assert(kStaged % 16 == 0 && (kQuantizes || kStaged <= kMaxColumns), "results are staged 16 pairs at a time");
 
   // The instruction's columns, of these the fewest that hold the pairs.
   static __device__ constexpr int columns(int count) {

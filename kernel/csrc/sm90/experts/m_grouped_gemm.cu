@@ -1,7 +1,5 @@
 // The entries of the grouped products, and what a launch ahead of them prepares: where each group's rows are, and x's
 // scales by chunks of k.
-#include "sm90/experts/m_grouped_gemm.cuh"
-
 #include "api/experts.h"
 #include "sm90/common/pdl.cuh"
 #include "sm90/experts/grouped_persistent.cuh"
@@ -166,8 +164,8 @@ void m_grouped_gemm(const rk_m_grouped_gemm_args& args, rk_stream stream) {
     shape.threads = kThreads;
     sm90::launch_dependent(g.q.op, x.device, stream, prepare_kernel, shape, p);
   }
-  if (fp8) return m_grouped_gemm<bf16, Format::fp8>(g);
-  g.q.type == DType::bf16 ? m_grouped_gemm<bf16, Format::half>(g) : m_grouped_gemm<f16, Format::half>(g);
+  if (fp8) return grouped_gemm<bf16, Format::fp8>(g);
+  g.q.type == DType::bf16 ? grouped_gemm<bf16, Format::half>(g) : grouped_gemm<f16, Format::half>(g);
 }
 
 }  // namespace backend

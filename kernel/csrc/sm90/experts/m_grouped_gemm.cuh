@@ -5,19 +5,6 @@
 
 namespace radix::experts {
 
-struct Grouped {
-  Problem q;  // device, stream, type and op
-  const char *x, *weight;
-  int64_t x_step, out_step;        // bytes; elements
-  int64_t rows;                    // of x, of all groups together
-  int room;                        // rows of each group where that is how x is laid out; else 0
-  int groups, n, k, expected;      // expected: rows of a group
-  const int32_t *begins, *ends;    // of each group; with room: null, and how many there are
-  const float *x_scale, *w_scale;  // [ceil(k / 128), scale_step]; [groups, ceil(n / 128), ceil(k / 128)]
-  int scale_step;
-  char* out;
-};
-
 template <class T, Format kFormat, int kMaxColumns>
 void launch_grouped(const Grouped& g) {
   using Tile = GroupedSwapAbTile<kFormat, false, kMaxColumns>;
@@ -42,7 +29,7 @@ void launch_grouped(const Grouped& g) {
 }
 
 template <class T, Format kFormat>
-void m_grouped_gemm(const Grouped& g) {
+void grouped_gemm(const Grouped& g) {
   g.expected <= 32 ? launch_grouped<T, kFormat, 64>(g) : launch_grouped<T, kFormat, kMostColumns<kFormat>>(g);
 }
 

@@ -6,5 +6,5 @@ radix_instantiate(experts grouped_mma_m16
 set(_grouped_swap_ab "void grouped_swap_ab<@>(const Problem&, const Scratch&)")
 radix_instantiate(experts grouped_swap_ab ${_grouped_swap_ab}
                   VARIANTS "bf16, Format::widened" "f16, Format::widened" "f16, Format::fp8")
-radix_instantiate(experts m_grouped_gemm ${_grouped_swap_ab} "void m_grouped_gemm<@>(const Grouped&)"
+radix_instantiate(experts m_grouped_gemm ${_grouped_swap_ab} "void grouped_gemm<@>(const Grouped&)"
                   VARIANTS "bf16, Format::half" "f16, Format::half" "bf16, Format::fp8")

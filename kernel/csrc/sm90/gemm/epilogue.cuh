@@ -5,10 +5,9 @@
 // each part optional, nothing rounded in between; `out` is of the kernel's type or, unrounded, float32.
 #pragma once
 
-#include <type_traits>
-
 #include "common/tensor.h"
 #include "gpu/device/element.h"
+#include "sm90/common/convert.cuh"
 
 namespace radix::gemm {
 
@@ -76,19 +75,9 @@ __device__ inline float residual(const Epilogue& e, int64_t token, int column) {
   return gpu::to_float(reinterpret_cast<const Out*>(e.residual)[token * e.residual_step + column]);
 }
 
-// Two floats, rounded, in one word: the first below.
-template <class Out>
-__device__ inline uint32_t round_pair(float first, float second) {
-  uint32_t word;
-  if constexpr (std::is_same_v<Out, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  }
-  return word;
-}
+using sm90::round_pair;
 
-// Its inverse.
+// The inverse of round_pair.
 template <class Out>
 __device__ inline float2 unpack_pair(uint32_t word) {
   Out low, high;

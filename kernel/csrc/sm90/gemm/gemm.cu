@@ -54,7 +54,7 @@ const float* scales_of(const rk_tensor& t, int64_t* step) {
   return data_ptr<float>(t);
 }
 
-// Up to 16 tokens of a small weight with enough rows: the skinny kernel, whose blocks start sooner. From n and k, so
+// Up to 16 tokens of a small weight with enough rows: the mma_m16 kernel, whose blocks start sooner. From n and k, so
 // that bits do not change with m.
 constexpr int64_t kMmaM16Bytes = 16 << 20;
 constexpr int kMmaM16Rows = 2048;

@@ -1,4 +1,4 @@
-// Choice of a skinny kernel's shape: teams, groups and blocks.
+// Choice of the mma_m16 kernel's shape: teams, groups and blocks.
 #pragma once
 
 #include <algorithm>

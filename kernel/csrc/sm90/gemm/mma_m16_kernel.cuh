@@ -1,20 +1,23 @@
 // out[m, n] = x[m, k] * weight[n, k]^T for up to 16 tokens, on mma.sync. Bound by bytes: the weight is read once.
 //
-// No shared memory and no barrier on the way of the weight. A sum over k may take its products in any order as long as
-// x and the weight agree, so a lane's 16 contiguous bytes of a row are the operands of two mma steps as they come from
-// memory: lane (g, t) of a warp reads 16 bytes of row g at byte 16 t (the weight, 8 rows: the mma's columns) and of
-// tokens g, g + 8 (x, from L1: the mma's rows).
+// The weight goes from memory to registers, with no shared memory and no barrier between. A sum over k may take its
+// products in any order as long as x and the weight agree, so a lane's 16 contiguous bytes of a row are the operands of
+// two mma steps as they come from memory: lane (g, t) of a warp reads 16 bytes of row g at byte 16 t (the weight, 8
+// rows: the mma's columns) and of tokens g, g + 8 (x, from L1: the mma's rows).
 //
 //   block: 8 warps = teams of `team` warps. A team owns a range of row groups (8 rows each) and takes kGroups at a
 //   time; its warps share k in units of 128 bytes a row: warp w takes units w, w + team, ... While unit i is multiplied
 //   the loads of the next are in flight. At the end of a pass the warps add up in shared memory, in the order of the
 //   warps.
 //
+// Shared memory: the sums of a pass alone, [warp][group][accumulator][lane], 4 to 9 KiB.
+//
 // The order of the additions depends on `team` alone, which follows from n and k: a token's bits do not depend on m.
 #pragma once
 
 #include <type_traits>
 
+#include "sm90/common/limits.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/gemm/epilogue.cuh"
@@ -76,6 +79,9 @@ struct Fragment {
 // A lane's view of the work of one warp: positions that loads and stores derive from.
 template <class Mma, int kGroups, int kHalves>
 class MmaM16Warp {
+  static_assert(kHalves == 1 || kHalves == 2, "8 or 16 tokens are the rows of mma.m16n8k16");
+  static_assert(kGroups >= 1 && kGroups % 2 == 0, "with a gate, a pass takes a gate group and its up group");
+
  public:
   using Weight = Fragment<kGroups>;
   using Tokens = Fragment<kHalves>;
@@ -142,12 +148,12 @@ class MmaM16Warp {
 // The results of one pass from the sums of a team's warps, [warp][group][2 * token half + row % 2][lane], added in the
 // order of the warps. `lane` counts the team's threads.
 template <class Out, int kGroups, int kHalves>
-__device__ void finish_pass(const MmaM16Params& p, const float (*parts)[kGroups][2 * kHalves][32], int group, int end,
-                            int thread) {
+__device__ void epilogue_of_pass(const MmaM16Params& p, const float (*partials)[kGroups][2 * kHalves][32], int group,
+                                 int end, int thread) {
   const Epilogue& e = p.epilogue;
   const auto sum = [&](int token, int r, int row) {
     float total = 0;
-    for (int w = 0; w < p.team; w++) total += parts[w][r][token / 8 * 2 + row % 2][token % 8 * 4 + row / 2];
+    for (int w = 0; w < p.team; w++) total += partials[w][r][token / 8 * 2 + row % 2][token % 8 * 4 + row / 2];
     return total;
   };
   const int columns = e.gate == Gate::none ? kGroups * 8 : kGroups * 4;
@@ -173,7 +179,7 @@ __device__ void finish_pass(const MmaM16Params& p, const float (*parts)[kGroups]
   }
 }
 
-// A place in the walk of a warp over its passes and units.
+// A position in the walk of a warp over its passes and units.
 struct Walk {
   int group, k;
   __device__ void next(int stride, int stop, int first, int step) {
@@ -188,9 +194,13 @@ struct Walk {
 // kDepth units are in flight while one is multiplied.
 template <class Mma, int kGroups, int kHalves, int kDepth, int kMinBlocks>
 __global__ void __launch_bounds__(kMmaM16Threads, kMinBlocks) mma_m16_kernel(const __grid_constant__ MmaM16Params p) {
+  static_assert(kDepth >= 1, "a unit is in flight while another is multiplied");
+  static_assert(kMmaM16Threads * kMinBlocks <= sm90::kSmThreads);
+  static_assert(kMmaM16Warps * kGroups * 2 * kHalves * 32 * 4 <= sm90::kStaticSharedBytes, "sums of all warps");
+  static_assert(1 + kMmaM16Warps <= sm90::kNamedBarriers, "a named barrier for each team");
   using Warp = MmaM16Warp<Mma, kGroups, kHalves>;
   constexpr int kRing = kDepth + 1;
-  __shared__ float parts[kMmaM16Warps][kGroups][2 * kHalves][32];
+  __shared__ float partials[kMmaM16Warps][kGroups][2 * kHalves][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int teams = kMmaM16Warps / p.team, team = warp / p.team, member = warp % p.team;
   const Warp self(p);
@@ -227,9 +237,9 @@ __global__ void __launch_bounds__(kMmaM16Threads, kMinBlocks) mma_m16_kernel(con
 #pragma unroll
     for (int r = 0; r < kGroups; r++)
 #pragma unroll
-      for (int j = 0; j < 2 * kHalves; j++) parts[warp][r][j][lane] = sum[r][j];
+      for (int j = 0; j < 2 * kHalves; j++) partials[warp][r][j][lane] = sum[r][j];
     sm90::named_barrier(1 + team, p.team * 32);
-    finish_pass<typename Mma::Out, kGroups, kHalves>(p, parts + team * p.team, group, end, member * 32 + lane);
+    epilogue_of_pass<typename Mma::Out, kGroups, kHalves>(p, partials + team * p.team, group, end, member * 32 + lane);
     sm90::named_barrier(1 + team, p.team * 32);
   }
 }

@@ -46,7 +46,8 @@ Params params_of(const Problem& q) {
   return p;
 }
 
-constexpr int kMmaM16Tokens = 16, kSwapAbTokens = 64;
+constexpr int kMmaM16Tokens = 16;  // at most, of the kernel on mma.sync
+constexpr int kSwapAbTokens = 64;  // and of the one on wgmma with the operands swapped
 
 using gpu::multiprocessors;
 

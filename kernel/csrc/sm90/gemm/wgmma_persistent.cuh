@@ -1,4 +1,4 @@
-// Choice of the wide kernel's tile: the one that takes the least time, by a model of it.
+// Choice of the persistent kernel's tile: the one that takes the least time, by a model of it.
 #pragma once
 
 #include "sm90/gemm/problem.cuh"

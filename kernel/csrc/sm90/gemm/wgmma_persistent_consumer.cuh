@@ -1,14 +1,15 @@
-// A consumer warpgroup of the wide kernel: 64 tokens, or twice 64, x kColumns weight rows.
+// A consumer warpgroup of the persistent kernel: 64 tokens, or twice 64, x kColumns weight rows.
 //
-// While it adds sums to float32 registers or waits for anything, the tensor cores have only the other warpgroup to work
-// for. So that this is short, the next stage's place, and whether it is full, are known before the products of this one
-// have ended, and descriptors are numbers in uniform registers (`fixed`). With kInTurn the
-// warpgroups also start their products in turn: where they come together, at a stage that both waited for, they would
-// stay together.
+// While it promotes sums to float32 registers or waits for anything, the tensor cores have only the other warpgroup to
+// work for. So that this is short, the address of the next stage, and whether it is full, are known before the products
+// of this one have ended, and descriptors are numbers in uniform registers (`uniform`). With kPingPong the warpgroups
+// start their products one after the other: where they come together, at a stage that both waited for, they would stay
+// together.
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/matrices.cuh"
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/common/wgmma.cuh"
 #include "sm90/gemm/wgmma_persistent_tile.cuh"
@@ -21,34 +22,43 @@ class PersistentConsumer {
   static constexpr int kColumns = Tile::kColumns, kHalves = Tile::kHalves;
   static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == sm90::Operand::e4m3;
   static constexpr bool kGrouped = kWeights != Weights::dense, kPaired = kWeights == Weights::grouped_gated;
-  // Whether the warpgroups start their products in turn; then a tile begins before all of the last one has left.
-  static constexpr bool kInTurn = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
+  // Whether the warpgroups are in ping-pong; then a tile begins before all of the last one has been stored.
+  static constexpr bool kPingPong = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
   static constexpr bool kColumnScaled = !kBlockScaled && !kGrouped;  // or with bias: what `columns` holds
+  static_assert(kSums == Sums::fast || kScaled || kHalves == 1, "16-bit products need no promotion in halves");
+  static_assert(kSums == Sums::fast || (kHalves + 1) * kColumns / 2 <= 192, "sums, and what the tensor cores add to");
+  static_assert(kSums != Sums::fast || kHalves == 1, "the tensor cores add to one half's sums alone");
+  static_assert(!kBlockScaled || kScaled, "scales of blocks are of FP8 operands");
+  static_assert(!kBlockScaled || within_two_scale_blocks(kPaired ? kColumns / 2 : kColumns));
+  static_assert(!kGrouped || kShare == Share::tokens, "groups of any size: a cluster's blocks have the same tokens");
+  static_assert(kShare != Share::k || kHalves == 1, "split k: the neighbours exchange_split_k halves of one tile");
+  static_assert(kShare != Share::k || kColumns % 16 == 0, "an exchange_split_k moves a quarter of the sums as float4");
+  static_assert(!kPaired || Tile::kRound % (2 * kStoreBoxColumns) == 0, "half of the columns leave in whole boxes");
 
   __device__ PersistentConsumer(const PersistentParams& p, const PersistentShared<Tile>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
     using sm90::shared_address;
-    tokens_ = fixed(sm90::operand_low(shared.tokens(0) + group_ * 64 * 128));
-    weight_ = fixed(sm90::operand_low(shared.weight(0)));
-    full_ = fixed(shared_address(shared.full));
+    tokens_ = uniform(sm90::operand_low(shared.tokens(0) + group_ * 64 * 128));
+    weight_ = uniform(sm90::operand_low(shared.weight(0)));
+    full_ = uniform(shared_address(shared.full));
     scales_ = shared_address(shared.scales) + (group_ * 64 + row()) * 4;
     empty_ = kShare == Share::k ? shared_address(shared.empty)
                                 : sm90::remote_address(shared.empty, lane() % kPersistentCluster);
     ready_ = sm90::barrier_test_at(full_, 0);
-    if (kInTurn && group_ == 1) give_turn();
+    if (kPingPong && group_ == 1) ping_pong_arrive();
   }
 
-  // Starts on a stage, where it begins a tile before that tile's place need be known. In turn: where there is no tile,
-  // the products are of what the stage holds, and nobody reads them; under way on one path alone they would be waited
-  // for.
+  // Starts on a stage, where it begins a tile before that tile's coordinates are needed. Ping-pong: where there is no
+  // tile, the products are of what the stage holds, and nobody reads them; under way on one path alone they would be
+  // waited for.
   __device__ void start(bool more = true) {
     if (more) wait_full();
     products<0>(false);
   }
 
-  // The sums of a tile over `chunks` stages, of which start() has begun the first where products are in turn; then the
+  // The sums of a tile over `chunks` stages, of which start() has begun the first in ping-pong; then the
   // last products are still under way.
-  __device__ void multiply(const TileCoord& at, int chunks) {
+  __device__ void mainloop(const TileCoord& at, int chunks) {
     if constexpr (kSums == Sums::fast) start();
     begin(at);
     if constexpr (kSums == Sums::fast) {
@@ -59,13 +69,13 @@ class PersistentConsumer {
         release();
       }
       complete();
-    } else if constexpr (kInTurn) {
+    } else if constexpr (kPingPong) {
       for (int chunk = 1; chunk < chunks; chunk++) {
-        add_first_halves(std::make_integer_sequence<int, kHalves - 1>());
+        promote_first_halves(std::make_integer_sequence<int, kHalves - 1>());
         complete();
         start();
       }
-      add_first_halves(std::make_integer_sequence<int, kHalves - 1>());
+      promote_first_halves(std::make_integer_sequence<int, kHalves - 1>());
     } else {
       for (int chunk = 0; chunk < chunks; chunk++) {
         start();
@@ -80,30 +90,32 @@ class PersistentConsumer {
     if constexpr (kSums == Sums::fast) {
       sm90::wgmma_hold(sum_[0]);
     } else {
-      add(sum_[kHalves - 1]);
+      promote(sum_[kHalves - 1]);
     }
   }
 
   // Whether this warpgroup has no tokens of a tile; then it passes its stages.
   __device__ bool idle(const TileCoord& at) const { return at.row + group_ * 64 >= at.end; }
-  __device__ void pass(int chunks) {
+  __device__ void skip_stages(int chunks) {
     for (int chunk = 0; chunk < chunks; chunk++) {
       if (!ready_) sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
       ring_.next();
       ready_ = sm90::barrier_test_at(full_ + ring_.index * 8, ring_.parity);
       release();
-      if constexpr (kInTurn) take_turn(), give_turn();
+      if constexpr (kPingPong) ping_pong_wait(), ping_pong_arrive();
     }
   }
 
   // Sums of the block that has the other half of k: of half of the columns, which this one then keeps. All threads of
-  // the cluster meet here.
-  __device__ void exchange(int rank) {
+  // the cluster synchronize here.
+  __device__ void exchange_split_k(int rank) {
     using namespace sm90;
     constexpr int kKept = kColumns / 4;
-    // Where the results' place is too small: the stages behind what store() writes, once both warpgroups have read
+    // Where the room for results is too small: the stages behind what epilogue() writes, once both warpgroups have read
     // them.
     constexpr bool kFits = 2 * Tile::kBuffers * Tile::kOutBytes >= 256 * kKept * 4;
+    static_assert(kFits || 256 * kKept * 4 + 2 * Tile::kOutBytes <= Tile::kStages * Tile::kStageBytes,
+                  "the sums of both warpgroups fit behind the results in the stages");
     if constexpr (!kFits) named_barrier(3, 256);
     char* place = kFits ? shared_.results : shared_.stages + 2 * Tile::kOutBytes;
     float4* to = reinterpret_cast<float4*>(place) + threadIdx.x - 128;
@@ -125,16 +137,16 @@ class PersistentConsumer {
   }
 
   // The last products' sums, and the first of two halves to the result.
-  __device__ void end(const sm90::TensorMap& map, const TileCoord& at) {
+  __device__ void begin_epilogue(const sm90::TensorMap& map, const TileCoord& at) {
     if constexpr (kHalves == 2) store_half<0>(map, at, 0);
-    if constexpr (kInTurn) complete();
+    if constexpr (kPingPong) complete();
   }
   // The last half of a tile, columns kept .. of it, to the result, a round at a time.
-  __device__ void store(const sm90::TensorMap& map, const TileCoord& at, int kept) {
+  __device__ void epilogue(const sm90::TensorMap& map, const TileCoord& at, int kept) {
     store_half<kHalves - 1>(map, at, kept);
   }
   __device__ void finish() const {
-    if constexpr (kInTurn) sm90::wgmma_wait<0>();
+    if constexpr (kPingPong) sm90::wgmma_wait<0>();
     if (leader()) sm90::tma_store_wait();
   }
 
@@ -148,7 +160,7 @@ class PersistentConsumer {
   __device__ int first(const TileCoord& at, int half) const { return at.row + half * kPersistentTokens + group_ * 64; }
 
   // One number for the warp that the compiler neither takes apart nor computes again.
-  __device__ static uint32_t fixed(uint32_t v) {
+  __device__ static uint32_t uniform(uint32_t v) {
     asm volatile("" : "+r"(v));
     return __shfl_sync(~0u, v, 0);
   }
@@ -172,15 +184,15 @@ class PersistentConsumer {
 
   // The tensor cores do one warpgroup's products after the other's, not both at half the speed: else both would end,
   // and be added, at the same time.
-  __device__ void take_turn() const { sm90::named_barrier(4 + group_, 256); }
-  __device__ void give_turn() const { sm90::named_arrive(5 - group_, 256); }
+  __device__ void ping_pong_wait() const { sm90::named_barrier(4 + group_, 256); }
+  __device__ void ping_pong_arrive() const { sm90::named_arrive(5 - group_, 256); }
 
   // Where products go.
   __device__ auto& target() {
     if constexpr (kSums == Sums::fast) {
       return sum_[0];
     } else {
-      return part_;
+      return accumulator_;
     }
   }
 
@@ -189,13 +201,13 @@ class PersistentConsumer {
   }
   // All halves of a stage but the last, each of which is followed by the products of the next.
   template <int... kHalf>
-  __device__ void add_first_halves(std::integer_sequence<int, kHalf...>) {
-    (add_first_half<kHalf>(), ...);
+  __device__ void promote_first_halves(std::integer_sequence<int, kHalf...>) {
+    (promote_first_half<kHalf>(), ...);
   }
   template <int kHalf>
-  __device__ void add_first_half() {
+  __device__ void promote_first_half() {
     sm90::wgmma_wait<0>();
-    add(sum_[kHalf]);
+    promote(sum_[kHalf]);
     products<kHalf + 1>(false);
   }
 
@@ -205,14 +217,14 @@ class PersistentConsumer {
     using namespace sm90;
     const uint32_t step = ring_.index * (Tile::kStageBytes >> 4),
                    tokens = tokens_ + step + kHalf * (kPersistentTokens * 128 >> 4);
-    if constexpr (kInTurn) take_turn();
+    if constexpr (kPingPong) ping_pong_wait();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
       Wgmma<kType, kColumns>::run(target(), operand_at(tokens + 2 * i), operand_at(weight_ + step + 2 * i),
                                   i > 0 || more);
     wgmma_commit();
-    if constexpr (kInTurn) give_turn();
+    if constexpr (kPingPong) ping_pong_arrive();
     if constexpr (kBlockScaled) load_scales<kHalf>();
     if constexpr (kHalf + 1 < kHalves) return;
     ring_.next();
@@ -223,31 +235,31 @@ class PersistentConsumer {
   template <int kHalf>
   __device__ void load_scales() {
     const uint32_t at = scales_ + ring_.index * (Tile::kScales * 4), rows = at - (group_ * 64 + row()) * 4;
-    x_[0] = sm90::load_shared(at + kHalf * (kPersistentTokens * 4));
-    x_[1] = sm90::load_shared(at + kHalf * (kPersistentTokens * 4) + 32);
+    x_[0] = sm90::load_shared_float(at + kHalf * (kPersistentTokens * 4));
+    x_[1] = sm90::load_shared_float(at + kHalf * (kPersistentTokens * 4) + 32);
     if constexpr (kHalf == 0) {
 #pragma unroll
-      for (int i = 0; i < kBorders; i++) w_[i] = sm90::load_shared(rows + (Tile::kTokens + i) * 4);
+      for (int i = 0; i < kBorders; i++) w_[i] = sm90::load_shared_float(rows + (Tile::kTokens + i) * 4);
     }
   }
   // The oldest stage that this warp has not given back, to all that fill it.
   __device__ void release() {
-    const uint32_t at = empty_ + behind_.index * 8;
+    const uint32_t at = empty_ + release_ring_.index * 8;
     if constexpr (kShare == Share::k) {
       sm90::barrier_arrive_warp_at(at);
     } else if constexpr (sm90::kWarpArrivals > 1) {
-      sm90::barrier_arrive_warp(shared_.empty + behind_.index, kPersistentCluster);
+      sm90::barrier_arrive_warp(shared_.empty + release_ring_.index, kPersistentCluster);
     } else {
       if (lane() < kPersistentCluster) sm90::barrier_arrive_remote_at(at);
     }
-    behind_.next();
+    release_ring_.next();
   }
 
   // What the tensor cores have added up, which is complete, to a half's sums.
-  __device__ void add(float (&sum)[kColumns / 2]) {
+  __device__ void promote(float (&sum)[kColumns / 2]) {
     // Borders of 128 rows lie at multiples of this within a tile.
     constexpr int kSegment = kColumns % 128 == 0 ? 128 : kColumns % 64 == 0 ? 64 : 32;
-    sm90::wgmma_hold(part_);
+    sm90::wgmma_hold(accumulator_);
     float scale[kBorders] = {};  // of both tokens; gated for gate, then for up
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i++) {
@@ -260,9 +272,9 @@ class PersistentConsumer {
             scale[j] = x_[j % 2] * w;
           }
         }
-        sum[i] += part_[i] * scale[(kPaired ? i / 4 % 2 * 2 : 0) + i % 4 / 2];
+        sum[i] += accumulator_[i] * scale[(kPaired ? i / 4 % 2 * 2 : 0) + i % 4 / 2];
       } else {
-        sum[i] += part_[i];
+        sum[i] += accumulator_[i];
       }
     }
   }
@@ -287,10 +299,10 @@ class PersistentConsumer {
     constexpr int kHalf = r / (kRounds / kHalves), kFrom = r % (kRounds / kHalves) * Tile::kRound,
                   kColumnsNow = kShare == Share::k ? kColumns / 2 : Tile::kRound;
     constexpr int kGates = kGated ? 2 : 1;
-    // Blocks that share k exchange sums where others put their results; the stages are free by then.
+    // Blocks that split k exchange sums where others put their results; the stages are free by then.
     char* result = kShare == Share::k ? shared_.stages + group_ * Tile::kOutBytes
-                                      : shared_.results + (group_ * Tile::kBuffers + turn_) * Tile::kOutBytes;
-    turn_ = turn_ + 1 == Tile::kBuffers ? 0 : turn_ + 1;
+                                      : shared_.results + (group_ * Tile::kBuffers + store_buffer_) * Tile::kOutBytes;
+    store_buffer_ = store_buffer_ + 1 == Tile::kBuffers ? 0 : store_buffer_ + 1;
     if (leader()) tma_store_wait_read<Tile::kBuffers - 1>();
     named_barrier(1 + group_, 128);
     write<kGated, kHalf, kFrom, kColumnsNow>(at, kept, result);
@@ -326,8 +338,8 @@ class PersistentConsumer {
     uint32_t residual[kCount / 8 / (kGated ? 2 : 1)][2];
     if constexpr (!kScaled && !kGrouped)
       load_residual(token(at, kHalf), at, (at.n_tile * kColumns + kept + kFrom) / (kGated ? 2 : 1), residual);
-    // Lane 16 i + r gives the place of row r of the warp's 16, of the first or second of two pieces.
-    const int staged_row = threadIdx.x % 128 / 32 * 16 + lane() % 16, turned = staged_row / 2 % 4;
+    // Lane 16 i + r gives the address of row r of the warp's 16, of the first or second of two pieces.
+    const int staged_row = threadIdx.x % 128 / 32 * 16 + lane() % 16, swizzle = staged_row / 2 % 4;
     const uint32_t to = sm90::shared_address(shared) + staged_row * 64;
     uint32_t words[2][2];
     // Scale and bias of columns 8 i + 2 t, + 1.
@@ -359,8 +371,8 @@ class PersistentConsumer {
       words[piece % 2][0] = round_pair<Out>(v[0], v[1]);
       words[piece % 2][1] = round_pair<Out>(v[2], v[3]);
       if (piece % 2 == 1)
-        sm90::store_matrices(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ turned) * 16, words[0][0],
-                             words[0][1], words[1][0], words[1][1]);
+        sm90::stmatrix_x4(to + piece / 4 * (64 * 64) + ((piece % 4 - 1 + lane() / 16) ^ swizzle) * 16, words[0][0],
+                          words[0][1], words[1][0], words[1][1]);
     }
   }
 
@@ -398,14 +410,14 @@ class PersistentConsumer {
   const int group_;
   const PersistentShared<Tile> shared_;
   static constexpr int kRounds = kShare == Share::k ? 1 : kHalves * Tile::kRounds;
-  float sum_[kHalves][kColumns / 2], part_[kSums == Sums::fast ? 1 : kColumns / 2];
+  float sum_[kHalves][kColumns / 2], accumulator_[kSums == Sums::fast ? 1 : kColumns / 2];
   static constexpr int kBorders = kPaired ? 4 : 2;
   float x_[2], w_[kBorders], token_scale_[kHalves][2];
-  int split_, turn_ = 0;
-  sm90::Ring<Tile::kStages> ring_, behind_;  // the stage to read, the stage to release
-  uint32_t tokens_, weight_;                 // low words of the first stage's descriptors
-  uint32_t full_, empty_, scales_;           // addresses in shared memory
-  bool ready_;                               // the stage to read is full for certain
+  int split_, store_buffer_ = 0;
+  sm90::Ring<Tile::kStages> ring_, release_ring_;  // the stage to read, the stage to release
+  uint32_t tokens_, weight_;                       // low words of the first stage's descriptors
+  uint32_t full_, empty_, scales_;                 // addresses in shared memory
+  bool ready_;                                     // the stage to read is full for certain
 };
 
 }  // namespace radix::gemm

@@ -1,4 +1,5 @@
-// The wide kernel where each tile of tokens has a weight of its own: grouped products.
+// The persistent kernel where each tile of tokens has a weight of its own: grouped products, which csrc/sm90/experts
+// launches. Its mainloop, epilogue and shared memory are those of wgmma_persistent_kernel.cuh.
 //
 // What a tile's tokens are, and whose, stands in a list in device memory that a launch ahead has made (TileRows): 128
 // rows of x from anywhere on, of one group. Both blocks of a cluster have the same tokens and neighbouring weight rows,
@@ -69,6 +70,8 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   using namespace sm90;
   constexpr Share kShare = Share::tokens;
   constexpr bool kBlockScaled = kSums == Sums::blocks;
+  static_assert(kWeights != Weights::dense, "wgmma_persistent_kernel is for one weight");
+  static_assert(Tile::kHalves == 1, "a list names rows for tiles of 128 tokens");
   extern __shared__ __align__(1024) char begin[];
   const PersistentShared<Tile> shared(begin);
   const int rank = cluster_rank();
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   pdl_trigger();
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       pdl_wait();
       PersistentProducer<kType, Tile, kShare> self(p, shared, x_map, weight_map, 0);
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       }
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     using Consumer = PersistentConsumer<kType, Out, Tile, kSums, kShare, kWeights>;
     Consumer self(p, shared);
@@ -116,13 +119,13 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       const TileCoord at = tour.take();
       if (at.row >= at.end) continue;
       if (self.idle(at)) {
-        self.pass(chunks);
+        self.skip_stages(chunks);
         continue;
       }
-      if constexpr (Consumer::kInTurn) self.start();
-      self.multiply(at, chunks);
-      self.end(out_map, at);
-      self.store(out_map, at, 0);
+      if constexpr (Consumer::kPingPong) self.start();
+      self.mainloop(at, chunks);
+      self.begin_epilogue(out_map, at);
+      self.epilogue(out_map, at, 0);
     }
     self.finish();
   }

@@ -4,8 +4,8 @@
 // or 256 tokens x kColumns weight rows. A stage of the ring holds [tokens, 128] of x and [kColumns, 128] of the weight.
 //
 // Cluster: two blocks (Share). Neighbours share the tokens or the weight's rows; each loads half of them and multicasts
-// it to both. Or, for a weight of few rows, both have the same tile and half of k each, and exchange half of their sums
-// at the end.
+// it to both. Or, for a weight of few rows, both have the same tile and half of k each, and exchange half of their
+// sums at the end (split k).
 //
 // Producer: one thread waits until a stage is empty in both blocks, then TMA. One warp copies the scales of a stage's
 // blocks, or fetches scale and bias of a tile's columns while it is multiplied.
@@ -14,11 +14,18 @@
 // registers every 128 elements of k, times the scales of blocks where there are any; or, where the caller allows, never
 // (Sums).
 //
-// End of a tile: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
-// next tile is multiplied. Where warpgroups multiply in turn the next tile's first products run while this one's last
-// results are made.
+// Epilogue: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
+// next tile is multiplied. In ping-pong the next tile's first products run while this one's last results are made.
+//
+// Shared memory (PersistentShared), at most 227 KiB:
+//
+//   | ring of stages   | kStages x kStageBytes    | x [kTokens, 128 bytes], weight [kColumns, 128 bytes]           |
+//   | results          | 2 x kBuffers x kOutBytes | of each consumer: [64 rows, kRound columns], swizzled          |
+//   | scales           | kScaleBytes              | of the stages' blocks; or scale and bias of the tile's columns |
+//   | full, empty, ... | kBarrierBytes            | barriers of the stages and of the columns                      |
 #pragma once
 
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/gemm/wgmma_persistent_consumer.cuh"
@@ -47,17 +54,18 @@ class BlockScaleLoader {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kRuns; i++) {
-      sm90::copy_async_4(to + lane + 32 * i, x_[i]);
+      sm90::cp_async_4(to + lane + 32 * i, x_[i]);
       x_[i] += unit_;
     }
-    if (lane < (kPaired ? 4 : 2)) sm90::copy_async_4(to + Tile::kTokens + lane, w_);
+    if (lane < (kPaired ? 4 : 2)) sm90::cp_async_4(to + Tile::kTokens + lane, w_);
     w_++;
-    sm90::copy_async_arrive(full);
+    sm90::cp_async_mbarrier_arrive(full);
   }
 
  private:
   static constexpr bool kPaired = kWeights == Weights::grouped_gated;
   static constexpr int kRuns = Tile::kTokens / 32;
+  static_assert(Tile::kTokens % 32 == 0, "a lane copies the scale of each 32nd token");
   const float *x_[kRuns], *w_;
   int64_t unit_;
 };
@@ -113,11 +121,11 @@ class PersistentProducer {
   static constexpr int kChunk = kType == sm90::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
 
   __device__ void load_weight(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int part = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + part;
+    const int first_row = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
     const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.matrix,
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
-    char* to = s_.weight(stage) + part * 128;
+    char* to = s_.weight(stage) + first_row * 128;
     uint64_t* full = &s_.full[stage];
     sm90::barrier_arrive_expect(full, Tile::kStageBytes);
     if constexpr (kAlongM > 1) {
@@ -127,9 +135,9 @@ class PersistentProducer {
     }
   }
   __device__ void load_tokens(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int part = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + part;
+    const int first_row = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
-    char* to = s_.tokens(stage) + part * 128;
+    char* to = s_.tokens(stage) + first_row * 128;
     if constexpr (kAlongN > 1) {
       sm90::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
     } else {
@@ -171,9 +179,9 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   cluster_sync();
   pdl_trigger();
 
-  // Blocks that share k have one tile: all their threads meet once in the exchange.
+  // Blocks that share k have one tile: all their threads synchronize once, in exchange_split_k().
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       PersistentProducer<kType, Tile, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
@@ -200,20 +208,20 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       cluster_sync();
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<kConsumerRegisters>();
     pdl_wait();
     using Consumer = PersistentConsumer<kType, Out, Tile, kSums, kShare>;
     Consumer self(p, shared);
-    if constexpr (Consumer::kInTurn) self.start();
+    if constexpr (Consumer::kPingPong) self.start();
     uint32_t parity = 0;
     for (int tile = first; tile < p.tiles; tile += step, parity ^= 1) {
       const TileCoord at = tile_coord<kShare, Tile>(p, tile, rank);
-      self.multiply(at, chunks);
-      if constexpr (kShareK) self.exchange(rank);
+      self.mainloop(at, chunks);
+      if constexpr (kShareK) self.exchange_split_k(rank);
       if constexpr (!kBlockScaled) barrier_wait(shared.columns_full, parity);
-      self.end(out_map, at);
-      if constexpr (Consumer::kInTurn) self.start(tile + step < p.tiles);
-      self.store(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
+      self.begin_epilogue(out_map, at);
+      if constexpr (Consumer::kPingPong) self.start(tile + step < p.tiles);
+      self.epilogue(out_map, at, kShareK ? rank * (Tile::kColumns / 2) : 0);
       if constexpr (!kBlockScaled) {
         __syncwarp();
         barrier_arrive_warp(shared.columns_empty);

@@ -1,11 +1,14 @@
-// Tiles of the wide kernel: their kinds, their sizes, their order, and what a launch passes.
+// Tiles of the persistent kernel: their kinds, their sizes, their order, and what a launch passes.
 #pragma once
 
 #include <algorithm>
 
+#include "sm90/common/limits.cuh"
 #include "sm90/gemm/epilogue.cuh"
 
 namespace radix::gemm {
+
+using sm90::kMaxSharedBytes;
 
 // How long the tensor cores add, which keep about 14 bits of a sum, before it goes on in float32 registers.
 enum class Sums {
@@ -21,7 +24,7 @@ enum class Share {
   k        // the tile: each multiplies half of k, and they exchange half of their sums
 };
 
-// Whose weight a tile's tokens meet.
+// Whose weight a tile's tokens are multiplied with.
 enum class Weights {
   dense,         // all the same
   grouped,       // that of their group; tokens behind a tile's end are another's, and are not written
@@ -31,9 +34,8 @@ enum class Weights {
 constexpr int kPersistentTokens = 128;  // of a tile
 constexpr int kPersistentThreads = 384;
 constexpr int kPersistentCluster = 2;
-constexpr int kStoreBoxColumns = 32;     // columns of the result that one TMA store moves
-constexpr int kTileBand = 16;            // tiles along m that share the weight in L2, and whose x stays there
-constexpr int kMaxSharedBytes = 232448;  // what a block may have
+constexpr int kStoreBoxColumns = 32;  // columns of the result that one TMA store moves
+constexpr int kTileBand = 16;         // tiles along m that share the weight in L2, and whose x stays there
 
 // Tiles of a cluster side by side.
 __host__ __device__ constexpr int tiles_along_m(Share share) {
@@ -41,6 +43,20 @@ __host__ __device__ constexpr int tiles_along_m(Share share) {
 }
 __host__ __device__ constexpr int tiles_along_n(Share share) {
   return share == Share::tokens ? kPersistentCluster : 1;
+}
+
+static_assert(kPersistentThreads == 3 * sm90::kWarpgroup, "a producer warpgroup and two consumers");
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread, after setmaxnreg
+static_assert(sm90::registers_fit(1, kProducerRegisters, 2, kConsumerRegisters));
+static_assert(kPersistentTokens == 2 * sm90::kWgmmaRows, "64 tokens a consumer");
+static_assert(kTileBand % kPersistentCluster == 0, "a cluster's tiles lie in one band");
+
+// Whether a tile of so many weight rows, wherever it begins, lies in at most two blocks of 128 rows: as many scales of
+// blocks does a consumer hold.
+__host__ __device__ constexpr bool within_two_scale_blocks(int columns) {
+  for (int first = 0; first < 128 * columns; first += columns)
+    if ((first + columns - 1) / 128 - first / 128 > 1) return false;
+  return true;
 }
 
 struct PersistentParams {
@@ -62,7 +78,7 @@ struct PersistentTile {
   static constexpr int kColumns = kColumns_, kHalves = kHalves_, kTokens = kHalves * kPersistentTokens;
   static constexpr int kTokenBytes = kTokens * 128, kStageBytes = kTokenBytes + kColumns * 128;
   static constexpr int kStages = std::min(8, (200 << 10) / kStageBytes) - kStaged;
-  // Results leave so many columns at a time, where stages leave room through two buffers in turn.
+  // Results leave so many columns at a time, double-buffered where the stages leave room.
   static constexpr int kRound = kColumns % 64 == 0 ? 64 : kColumns % 96 == 0 ? 96 : 32;
   static constexpr int kRounds = kColumns / kRound;
   static constexpr int kOutBytes = 64 * kRound * 2;  // of a warpgroup: 64 rows
@@ -73,10 +89,19 @@ struct PersistentTile {
   static constexpr int kFixedBytes = kStages * kStageBytes + kScaleBytes + kBarrierBytes;
   static constexpr int kBuffers = kStaged ? kHalves * kRounds : kFixedBytes + 4 * kOutBytes <= kMaxSharedBytes ? 2 : 1;
   static constexpr int kSharedBytes = kFixedBytes + 2 * kBuffers * kOutBytes;
-  static_assert(kSharedBytes <= kMaxSharedBytes);
+  static_assert(kColumns % 32 == 0 && kColumns <= sm90::kMaxWgmmaColumns, "wgmma's N; a warp stores 32 columns");
+  static_assert(kColumns <= sm90::kMaxBox && kTokens <= sm90::kMaxBox, "a stage is one TMA box of each operand");
+  static_assert(kHalves == 1 || kHalves == 2);
+  static_assert(kHalves * kColumns / 2 <= 128, "sums of a thread");
+  static_assert(kRound % kStoreBoxColumns == 0 && kColumns % kRound == 0, "results leave in whole TMA boxes");
+  static_assert(kStageBytes % sm90::kSwizzleAtom == 0 && kTokenBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+  static_assert(kOutBytes % 512 == 0, "results lie in the 64-byte swizzle: atoms of 8 rows");
+  static_assert(kScaleBytes % 16 == 0, "scales of columns are read in pairs; barriers follow");
+  static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
+  static_assert(kBuffers >= 1 && kSharedBytes <= kMaxSharedBytes);
 };
 
-// Where a block's parts of shared memory are.
+// The layout of a block's shared memory.
 template <class Tile>
 struct PersistentShared {
   char* stages;   // [kStages][kTokens tokens, kColumns weight rows][128 bytes]

@@ -1,4 +1,4 @@
-// Choice of a narrow kernel's tiles: blocks that share a tile, its rows, and the instantiation that holds them.
+// Choice of the swap-AB kernel's tiles: blocks that share a tile, its rows, and the instantiation that holds them.
 #pragma once
 
 #include <algorithm>

@@ -5,9 +5,9 @@
 // clang-format off
 //   cluster of S blocks   one tile of `rows` weight rows at a time, each block a share of k; persistent where S is 1
 //   producer, a warp      TMA of [rows, 128 bytes] of the weight and [kTokens, 128 bytes] of x into a ring of stages,
-//                         which runs on over the ends of tiles; scales of blocks by cp.async
+//                         which runs on from tile to tile; scales of blocks by cp.async
 //   consumers             kGroups warpgroups, kBlocks times 64 rows each: wgmma from the stage, sums in registers
-//   end of a tile         64 rows of each warpgroup at a time through shared memory, so that 8 neighbouring results of
+//   epilogue              64 rows of each warpgroup at a time through shared memory, so that 8 neighbouring results of
 //                         a token leave as 16 bytes; with S > 1 the blocks of the cluster first add up, in the order of
 //                         their ranks
 // clang-format on
@@ -17,10 +17,19 @@
 // wait beside it with their rings full of weights (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k
 // (the tensor cores keep about 14 bits), times the scales of the block where there are any.
 //
+// Shared memory (kSharedBytes and static barriers); for the only tile of a block `partials` lie over the stages:
+//
+//   | ring of stages | kStages x kStageBytes          | weight [kRows, 128 bytes], x [kTokens, 128 bytes] |
+//   | partials       | kPartialFloats                 | sums on their way to the epilogue                 |
+//   | scales         | kStages x (kTokens + 4) floats | of a stage's blocks: tokens, then weight rows     |
+//   | full, empty    | kStages each                   | barriers (static)                                 |
+//
 // SiLU-and-mul: the tensor map interleaves 8 gate rows and 8 up rows, so that a strip of 16 rows is 8 pairs.
 #pragma once
 
 #include "sm90/common/cluster.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/limits.cuh"
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/common/wgmma.cuh"
@@ -48,27 +57,38 @@ struct SwapAbTile {
   static constexpr int kBlocks = kBlocks_, kGroups = kGroups_, kTokens = kTokens_;
   static constexpr bool kBlockScaled = kBlockScaled_, kHalf = kHalf_;
   static constexpr int kRows = 64 * kBlocks * kGroups;
-  // Enough sums for an end of its own where blocks do not share k (finish_whole).
-  static constexpr bool kWhole = kRows > 64 && kTokens > 16;
+  // Enough sums for the vectorized epilogue, where blocks do not share k (vector_epilogue).
+  static constexpr bool kVectorEpilogue = kRows > 64 && kTokens > 16;
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kTokens * 128;
   static constexpr int kScales =
       kBlockScaled ? kTokens + 4 : 0;  // of a stage: tokens, then blocks of the weight's rows
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
-  static constexpr int kColumns = 64 * kGroups, kColumnStep = kColumns + 4;  // of a token in `parts`; 4: banks
-  static constexpr int kPartFloats = kTokens * kColumnStep;
-  static constexpr int kFit = ((kHalf ? 111 : 224) * 1024 - kPartFloats * 4) / (kStageBytes + kScales * 4);
+  static constexpr int kColumns = 64 * kGroups, kColumnStep = kColumns + 4;  // of a token in `partials`; 4: banks
+  static constexpr int kPartialFloats = kTokens * kColumnStep;
+  static constexpr int kFit = ((kHalf ? 111 : 224) * 1024 - kPartialFloats * 4) / (kStageBytes + kScales * 4);
   static constexpr int kStages = kFit < 20 ? kFit : 20;
   static constexpr int kThreads = 128 * kGroups + 32;
-  static constexpr int kSharedBytes = kStages * (kStageBytes + kScales * 4) + kPartFloats * 4 + 1024;  // 1024: to align
-  static_assert(kStages >= 2 && kStages * kStageBytes >= kBlocks * kPartFloats * 4);
-  static_assert(kSharedBytes + 2 * kStages * 8 <= (kHalf ? 113 : 227) * 1024);  // the barriers are static
+  static constexpr int kSharedBytes =
+      kStages * (kStageBytes + kScales * 4) + kPartialFloats * 4 + 1024;  // 1024: to align
+  static_assert(kRows <= sm90::kMaxBox, "one TMA box of weight rows");
+  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "wgmma's N, and a TMA box of tokens");
+  static_assert(kBlocks * kTokens / 2 <= 128, "sums of a thread");
+  static_assert(kWeightBytes % sm90::kSwizzleAtom == 0 && kTokenBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+  static_assert(kColumnStep % 4 == 0, "partial sums are read as float4");
+  static_assert(!kVectorEpilogue || kThreads - 32 >= kColumns / 8, "a thread for each 8 columns of a token");
+  static_assert(!kVectorEpilogue || (kThreads - 32) % (kColumns / 8) == 0,
+                "a thread's columns are the same for all its tokens");
+  static_assert(kThreads * (kHalf ? 2 : 1) <= sm90::kSmThreads && kThreads <= sm90::kMaxThreads);
+  static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
+  static_assert(kStages * kStageBytes >= kBlocks * kPartialFloats * 4, "all sums of the only tile fit into the ring");
+  static_assert(sm90::shared_fits(kSharedBytes + 2 * kStages * 8, kHalf ? 2 : 1), "the barriers are static");
 };
 
 template <class Tile>
 struct SwapAbShared {
   char* stages;            // [kStages][weight, x]
   float* scales;           // [kStages][kScales]
-  float* parts;            // [kTokens][kColumnStep]
+  float* partials;         // [kTokens][kColumnStep]
   uint64_t *full, *empty;  // [kStages]
   __device__ char* weight(int stage) const { return stages + stage * Tile::kStageBytes; }
   __device__ char* x(int stage) const { return weight(stage) + Tile::kWeightBytes; }
@@ -94,7 +114,7 @@ class SwapAbProducer {
     if (!p_.static_weight) pdl_wait();
     for (int i = 0; i < early; i++) load_weight(i, first_tile, chunks.first + i);
     if (p_.static_weight) pdl_wait();
-    for (int tile = first_tile; tile < p_.tiles; tile += step) fetch_ends(tile);
+    for (int tile = first_tile; tile < p_.tiles; tile += step) prefetch_epilogue(tile);
     Ring<Tile::kStages> ring;
     for (int i = 0; i < early; i++, ring.next()) load_x(i, first_tile, chunks.first + i);
     for (int tile = first_tile; tile < p_.tiles; tile += step)
@@ -108,8 +128,8 @@ class SwapAbProducer {
  private:
   static constexpr int kChunk = 128 / kElementBytes;
 
-  // Scales and bias of a tile's rows to L2, long before its end asks for them.
-  __device__ void fetch_ends(int tile) const {
+  // Scales and bias of a tile's rows to L2, long before the epilogue asks for them.
+  __device__ void prefetch_epilogue(int tile) const {
     const Epilogue& e = p_.epilogue;
     const int first = p_.first_column(tile), columns = p_.gated ? p_.rows / 2 : p_.rows;
     for (int i = lane_ * 32; i < columns; i += 32 * 32)
@@ -134,15 +154,15 @@ class SwapAbProducer {
     if constexpr (Tile::kBlockScaled) {
       float* to = s_.scale(stage);
       for (int token = lane_; token < p_.m; token += 32)
-        sm90::copy_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
+        sm90::cp_async_4(to + token, p_.block_x + token * p_.block_x_step + chunk * p_.block_x_unit);
       // Up to 3 blocks of rows; gated, 2 of gates and 2 of ups.
       if (lane_ < 4) {
         const int column = p_.first_column(tile), up = p_.gated ? lane_ / 2 : 0;
         const int block = p_.weight_row(column, up) / 128 + (p_.gated ? lane_ % 2 : lane_);
         const int last = p_.weight_row(p_.n - 1, up) / 128;
-        sm90::copy_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
+        sm90::cp_async_4(to + Tile::kTokens + lane_, p_.block_w + min(block, last) * p_.block_w_step + chunk);
       }
-      sm90::copy_async_arrive(&s_.full[stage]);
+      sm90::cp_async_mbarrier_arrive(&s_.full[stage]);
     }
   }
 
@@ -186,7 +206,7 @@ class SwapAbConsumer {
     }
   }
 
-  __device__ void multiply(int stage) {
+  __device__ void mainloop_step(int stage) {
     using namespace sm90;
     const uint64_t tokens = swizzled_operand(s_.x(stage));
     const auto products = [&](float(&target)[kSums], int b, bool add) {
@@ -205,63 +225,63 @@ class SwapAbConsumer {
     } else {
 #pragma unroll
       for (int b = 0; b < kBlocks; b++) {
-        float part[kSums];
-        products(part, b, false);
+        float partial[kSums];
+        products(partial, b, false);
         wgmma_wait<0>();
-        wgmma_hold(part);
+        wgmma_hold(partial);
         if constexpr (Tile::kBlockScaled) {
           const float* scale = s_.scale(stage);
           const float rows[2] = {scale[row_slot_[b][0]], scale[row_slot_[b][1]]};
 #pragma unroll
           for (int i = 0; i < kTokens / 8; i++) {
             const float2 token = *reinterpret_cast<const float2*>(scale + i * 8 + 2 * t_);
-            sum_[b][4 * i] += part[4 * i] * (token.x * rows[0]);
-            sum_[b][4 * i + 1] += part[4 * i + 1] * (token.y * rows[0]);
-            sum_[b][4 * i + 2] += part[4 * i + 2] * (token.x * rows[1]);
-            sum_[b][4 * i + 3] += part[4 * i + 3] * (token.y * rows[1]);
+            sum_[b][4 * i] += partial[4 * i] * (token.x * rows[0]);
+            sum_[b][4 * i + 1] += partial[4 * i + 1] * (token.y * rows[0]);
+            sum_[b][4 * i + 2] += partial[4 * i + 2] * (token.x * rows[1]);
+            sum_[b][4 * i + 3] += partial[4 * i + 3] * (token.y * rows[1]);
           }
         } else {
 #pragma unroll
-          for (int i = 0; i < kSums; i++) sum_[b][i] += part[i];
+          for (int i = 0; i < kSums; i++) sum_[b][i] += partial[i];
         }
         wgmma_fence();
       }
     }
   }
 
-  // Block b of every warpgroup to parts [token][64 * group + row].
-  __device__ void write(int b, float* parts) const {
+  // Block b of every warpgroup to partials [token][64 * group + row].
+  __device__ void write_partials(int b, float* partials) const {
 #pragma unroll
     for (int i = 0; i < kBlocks; i++)
-      if (i == b) write_block(sum_[i], parts);
+      if (i == b) write_partials_of(sum_[i], partials);
   }
-  __device__ void write_all(float* parts) const {
+  __device__ void write_all_partials(float* partials) const {
 #pragma unroll
-    for (int b = 0; b < kBlocks; b++) write_block(sum_[b], parts + b * Tile::kPartFloats);
+    for (int b = 0; b < kBlocks; b++) write_partials_of(sum_[b], partials + b * Tile::kPartialFloats);
   }
 
-  // The results of block b from the parts of `share` blocks: 8 rows (gated: 8 pairs) of a token at a time, of which
+  // The results of block b from the partials of `share` blocks: 8 rows (gated: 8 pairs) of a token at a time, of which
   // this block takes every share-th.
-  __device__ void finish(int tile, int b, const float* parts, int rank, int share) const {
-    if constexpr (Tile::kWhole) {
+  __device__ void epilogue(int tile, int b, const float* partials, int rank, int share) const {
+    if constexpr (Tile::kVectorEpilogue) {
       if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
-        return p_.gated ? finish_whole<true>(tile, b, parts) : finish_whole<false>(tile, b, parts);
+        return p_.gated ? vector_epilogue<true>(tile, b, partials) : vector_epilogue<false>(tile, b, partials);
     }
     constexpr int kThreads = 128 * kGroups;
     const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = p_.m * pieces;
     for (int i = threadIdx.x * share + rank; i < total; i += kThreads * share) {
-      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the parts' columns
+      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the partials' columns
       const int row = (at / 64 * kBlocks + b) * 64 + at % 64;               // of the tile
       const int column = p_.first_column(tile) + (p_.gated ? row / 2 : row);
       const int count = row < p_.rows ? min(8, p_.n - column) : 0;
       if (count <= 0) continue;
-      const float* from = parts + token * Tile::kColumnStep + at;
+      const float* from = partials + token * Tile::kColumnStep + at;
       float v[8];
-      add_parts(v, from, share);
+      split_k_reduce(v, from, share);
       finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
       if (p_.gated) {
         float up[8];
-        add_parts(up, from + 8, share);
+        split_k_reduce(up, from + 8, share);
         finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
@@ -271,8 +291,8 @@ class SwapAbConsumer {
   }
 
  private:
-  __device__ void write_block(const float (&sum)[kSums], float* parts) const {
-    float* to = parts + 2 * t_ * Tile::kColumnStep + group_ * 64 + warp_ * 16 + g_;
+  __device__ void write_partials_of(const float (&sum)[kSums], float* partials) const {
+    float* to = partials + 2 * t_ * Tile::kColumnStep + group_ * 64 + warp_ * 16 + g_;
 #pragma unroll
     for (int i = 0; i < kTokens / 8; i++)
 #pragma unroll
@@ -282,7 +302,7 @@ class SwapAbConsumer {
   // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
   // its tokens, whose scales and sums are on their way together.
   template <bool kGated>
-  __device__ void finish_whole(int tile, int b, const float* parts) const {
+  __device__ void vector_epilogue(int tile, int b, const float* partials) const {
     constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kStep = 128 * kGroups / kPieces;
     constexpr int kRounds = (kTokens + kStep - 1) / kStep;
     const Epilogue& e = p_.epilogue;
@@ -298,12 +318,12 @@ class SwapAbConsumer {
 #pragma unroll
     for (int i = 0; i < kRounds; i++) {
       const float* from =
-          parts + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
-      add_parts(v[i], from, 1);
+          partials + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
+      split_k_reduce(v[i], from, 1);
       rows.finish(v[i], scale[i]);
       if constexpr (kGated) {
         float up[8];
-        add_parts(up, from + 8, 1);
+        split_k_reduce(up, from + 8, 1);
         ups.finish(up, scale[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = silu(v[i][j]) * up[j];
@@ -316,15 +336,15 @@ class SwapAbConsumer {
     }
   }
 
-  __device__ static void add_parts(float (&v)[8], const float* from, int share) {
+  __device__ static void split_k_reduce(float (&v)[8], const float* from, int share) {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = 0;
     for (int other = 0; other < share; other++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const float4 part = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
-                                       : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
-        v[4 * h] += part.x, v[4 * h + 1] += part.y, v[4 * h + 2] += part.z, v[4 * h + 3] += part.w;
+        const float4 partial = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
+                                          : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
+        v[4 * h] += partial.x, v[4 * h + 1] += partial.y, v[4 * h + 2] += partial.z, v[4 * h + 3] += partial.w;
       }
     }
   }
@@ -346,8 +366,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
   __shared__ uint64_t full[kStages], empty[kStages];
   SwapAbShared<Tile> shared;
   shared.stages = unaligned + (-shared_address(unaligned) & 1023);
-  shared.parts = reinterpret_cast<float*>(shared.stages + kStages * Tile::kStageBytes);
-  shared.scales = shared.parts + Tile::kPartFloats;
+  shared.partials = reinterpret_cast<float*>(shared.stages + kStages * Tile::kStageBytes);
+  shared.scales = shared.partials + Tile::kPartialFloats;
   shared.full = full;
   shared.empty = empty;
 
@@ -377,30 +397,30 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
 
   SwapAbConsumer<kType, Out, Tile> self(p, shared);
   Ring<kStages> ring;
-  const bool once = share > 1 || (Tile::kWhole && p.tiles <= step);
+  const bool once = share > 1 || (Tile::kVectorEpilogue && p.tiles <= step);
   for (int tile = blockIdx.y; tile < p.tiles; tile += step) {
     self.begin(tile);
     for (int chunk = chunks.first; chunk < chunks.last; chunk++, ring.next()) {
       barrier_wait(&full[ring.index], ring.parity);
-      self.multiply(ring.index);
+      self.mainloop_step(ring.index);
       barrier_arrive_warp(&empty[ring.index]);
     }
     pdl_wait();
-    float* parts = shared.parts;
+    float* partials = shared.partials;
     if (once) {
       // The only tile: its copies have arrived and been used, so that the stages are free to hold all sums.
       named_barrier(1, kConsumers);
-      parts = reinterpret_cast<float*>(shared.stages);
-      self.write_all(parts);
+      partials = reinterpret_cast<float*>(shared.stages);
+      self.write_all_partials(partials);
       share > 1 ? cluster_sync() : named_barrier(1, kConsumers);
     }
 #pragma unroll 1
     for (int b = 0; b < Tile::kBlocks; b++) {
       if (!once) {
-        self.write(b, parts);
+        self.write_partials(b, partials);
         named_barrier(1, kConsumers);
       }
-      self.finish(tile, b, parts + (once ? b * Tile::kPartFloats : 0), rank, share);
+      self.epilogue(tile, b, partials + (once ? b * Tile::kPartialFloats : 0), rank, share);
       if (!once) named_barrier(1, kConsumers);
     }
     if (share > 1) cluster_sync_relaxed();  // a block's shared memory stays until the others have read it

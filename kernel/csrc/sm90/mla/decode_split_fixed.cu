@@ -1,16 +1,28 @@
-// MLA decode for few query rows: bound by the bytes of the cache.
+// MLA decode whose bits do not depend on the batch, for 16 or 32 query rows at once, and for few rows over the FP8
+// cache: bound by the bytes of the cache.
 //
-// A block owns 16 or 32 query rows and walks over tiles of 32 tokens, copied (cp.async, 16 bytes a lane, eight lanes a
-// line) by all warps into rows padded by 16 bytes, so that ldmatrix finds every bank free, for K as for V transposed.
+// KV is split at fixed multiples of tokens (common/split_plan.cuh). A block owns 16 or 32 query rows and walks over
+// tiles of 32 tokens, copied by all warps (cp.async, 16 bytes a lane, eight lanes a line) into rows padded by 16 bytes,
+// so that ldmatrix finds every bank free, for K as for V transposed.
 //
 //   S   warp w: tokens 8 (w % 4) .. + 8 over half of the dimensions (w / 4), Q in registers; the halves meet in shared
 //       memory, where every warp reads all of S back in the layout that P needs: the one exchange of a tile
 //   PV  warp w: the 64 latent dimensions from 64 w
 //
-// Every warp computes the same softmax. At the barrier of tile i + 1 all warps are done with tile i, whose place is
-// then asked for tile i + kStages: about 147 KiB are on the way at any time.
+// Every warp computes the same softmax. At the barrier of tile i + 1 all warps are done with tile i, whose stage is
+// then refilled with tile i + kStages: about 147 KiB are in flight at any time.
+//
+// Shared memory:
+//
+//   | ring of stages | 183 KiB     | 5 x [32 tokens, 1,168 bytes]; FP8: 8 x [32 tokens, 656 bytes], 164 KiB  |
+//   | exchange       | 8 or 16 KiB | S of 8 warps, 512 bytes for each tile of 16 query rows; double-buffered |
+//   | full           | 64 bytes    | a barrier for each stage                                                |
+//   | plan           | 16 KiB      | the chunks of kMaxRows rows of the batch                                |
 #include <type_traits>
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/cp_async.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/mma_m16n8k16.cuh"
 #include "sm90/common/mma_softmax.cuh"
@@ -20,9 +32,12 @@
 namespace radix::mla {
 namespace {
 
-using namespace attention::decode;
+using namespace sm90;
+using namespace split_kv;
 
 constexpr int kWarps = 8, kThreads = 256, kTile = 32;
+static_assert(kWarps * 64 == kLatent, "a warp adds up 64 latent dimensions");
+static_assert(kWarps / 2 * 8 == kTile, "half of the warps have eight tokens each of a tile");
 constexpr int kScaleAt = kLatent, kRopeAt = kLatent + 16;  // bytes, in a token of the FP8 form
 // What the probabilities of the FP8 form are multiplied with beside the scales, so that small ones stay normal in f16.
 constexpr float kLift = 16;
@@ -36,14 +51,14 @@ struct SplitFixedLayout {
   __device__ static bool owns(int) { return true; }
   __device__ static int row(int i) { return i / 8 * 16 + i % 2 * 8 + threadIdx.x % 32 / 4; }
   __device__ static int dim(int i) { return threadIdx.x / 32 * 64 + i % 8 / 2 * 16 + threadIdx.x % 4 * (kFp8 ? 4 : 2); }
-  __device__ static int place(int i) { return i * kThreads + threadIdx.x; }
+  __device__ static int index(int i) { return i * kThreads + threadIdx.x; }
   __device__ static void store(char* node, int i, const Piece& piece) {
-    reinterpret_cast<float4*>(node)[place(i)] = piece.o;
-    reinterpret_cast<float2*>(node + kPieces * kThreads * sizeof(float4))[place(i)] = {piece.m, piece.l};
+    reinterpret_cast<float4*>(node)[index(i)] = piece.o;
+    reinterpret_cast<float2*>(node + kPieces * kThreads * sizeof(float4))[index(i)] = {piece.m, piece.l};
   }
   __device__ static Piece load(const char* node, int i) {
-    const float4 o = reinterpret_cast<const float4*>(node)[place(i)];
-    const float2 ml = reinterpret_cast<const float2*>(node + kPieces * kThreads * sizeof(float4))[place(i)];
+    const float4 o = reinterpret_cast<const float4*>(node)[index(i)];
+    const float2 ml = reinterpret_cast<const float2*>(node + kPieces * kThreads * sizeof(float4))[index(i)];
     return {o, ml.x, ml.y};
   }
 };
@@ -62,7 +77,13 @@ struct Config {
   static constexpr int kSteps = kFp8 ? 20 : kKey / 16 / 2;
   static constexpr int kScoreBytes = 2 * kTiles * kWarps * 512;
   static constexpr int kSharedBytes = kStages * kStageBytes + kScoreBytes + 64 + kPlanBytes;
-  static_assert(kTokenStride % 128 == 16 && kSharedBytes <= 232448);
+  static_assert(kTiles == 1 || kTiles == 2, "one or two mma tiles of 16 query rows");
+  static_assert(kTokenBytes % 16 == 0 && kTokenStride % 128 == 16, "rows that ldmatrix finds in different banks");
+  static_assert(kStages >= 2 && kStages * 8 <= 64, "64 bytes of barriers follow the scores");
+  static_assert(kStageBytes % 16 == 0 && kScoreBytes % 16 == 0);
+  static_assert(kSteps % 2 == 0, "ldmatrix reads the operands of two products");
+  static_assert(!kFp8 || __is_same(T, bf16), "the FP8 form is served for bf16 queries");
+  static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
 // Asks for tiles in the order in which the block works on them, all threads together.
@@ -84,9 +105,9 @@ class TileLoader {
       const int at = i * kThreads + threadIdx.x, token = at / kPieces, piece = at % kPieces;
       const char* from = static_cast<const char*>(a_.p.k) + __shfl_sync(~0u, mine, token % 32) + piece * 16;
       if (kTile * kPieces % kThreads == 0 || at < kTile * kPieces)
-        copy_async(stage + token * C::kTokenStride + piece * 16, from, valid_ >> token & 1);
+        cp_async_16(stage + token * C::kTokenStride + piece * 16, from, valid_ >> token & 1);
     }
-    sm90::copy_async_arrive(full_ + slot_);
+    sm90::cp_async_mbarrier_arrive(full_ + slot_);
     slot_ = slot_ + 1 == C::kStages ? 0 : slot_ + 1;
     token_ += kTile;
     settle();
@@ -192,7 +213,7 @@ __device__ inline void part_scores(float (&part)[C::kTiles][4], const Queries<C>
 #pragma unroll
   for (int i = 0; i < C::kSteps / 2; i++) {
     uint32_t k[4];
-    load_matrices(k, from + i * 64);
+    ldmatrix_x4(k, from + i * 64);
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++) {
       mma<typename C::Q>(sum[t][0], q.at[t][2 * i], k[0], k[1]);
@@ -214,17 +235,18 @@ __device__ inline void part_scores_fp8(float (&part)[C::kTiles][4], const Querie
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     uint32_t k[4];
-    load_matrices(k, row + half * (kLatent / 2) + i * 64);
+    ldmatrix_x4(k, row + half * (kLatent / 2) + i * 64);
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
-      for (int w = 0; w < 4; w++) mma<f16>(sum[t][i / 2], q.at[t][4 * i + w], widen<false>(k[w]), widen<true>(k[w]));
+      for (int w = 0; w < 4; w++)
+        mma<f16>(sum[t][i / 2], q.at[t][4 * i + w], widen_e4m3_pair<false>(k[w]), widen_e4m3_pair<true>(k[w]));
   }
   if (half == 1) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       uint32_t k[4];
-      load_matrices(k, row + kRopeAt + i * 64);
+      ldmatrix_x4(k, row + kRopeAt + i * 64);
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         mma<bf16>(rope[t], q.at[t][16 + 2 * i], k[0], k[1]);
@@ -235,7 +257,7 @@ __device__ inline void part_scores_fp8(float (&part)[C::kTiles][4], const Querie
   float2 scales[2];  // of this lane's two tokens
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    scales[i] = load_shared_pair(tokens + (lane % 4 * 2 + i) * C::kTokenStride + kScaleAt + half * 8);
+    scales[i] = load_shared_float2(tokens + (lane % 4 * 2 + i) * C::kTokenStride + kScaleAt + half * 8);
 #pragma unroll
   for (int t = 0; t < C::kTiles; t++)
 #pragma unroll
@@ -276,15 +298,15 @@ __device__ inline void add_values(Running<C::kTiles, 8>& run, const uint32_t (&p
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       uint32_t v[4];
-      load_transposed(v, row + warp * 64 + c * 32);
+      ldmatrix_x4_trans(v, row + warp * 64 + c * 32);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         // A lane has two dimensions of two tokens: paired by dimension, the even ones make a tile and the odd ones.
         const uint32_t low = __byte_perm(v[2 * i], 0, 0x3120), high = __byte_perm(v[2 * i + 1], 0, 0x3120);
 #pragma unroll
         for (int t = 0; t < C::kTiles; t++) {
-          mma<f16>(run.o[t][4 * c + 2 * i], p[t], widen<false>(low), widen<false>(high));
-          mma<f16>(run.o[t][4 * c + 2 * i + 1], p[t], widen<true>(low), widen<true>(high));
+          mma<f16>(run.o[t][4 * c + 2 * i], p[t], widen_e4m3_pair<false>(low), widen_e4m3_pair<false>(high));
+          mma<f16>(run.o[t][4 * c + 2 * i + 1], p[t], widen_e4m3_pair<true>(low), widen_e4m3_pair<true>(high));
         }
       }
     }
@@ -292,7 +314,7 @@ __device__ inline void add_values(Running<C::kTiles, 8>& run, const uint32_t (&p
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       uint32_t v[4];
-      load_transposed(v, row + warp * 128 + c * 32);
+      ldmatrix_x4_trans(v, row + warp * 128 + c * 32);
 #pragma unroll
       for (int t = 0; t < C::kTiles; t++) {
         mma<typename C::Q>(run.o[t][2 * c], p[t], v[0], v[1]);
@@ -319,8 +341,8 @@ __device__ inline void make_operands(uint32_t (&p)[C::kTiles][4], const float (&
 #pragma unroll
     for (int t = 0; t < C::kTiles; t++) {
       const float(&x)[4] = s[t][2 * half + i];
-      p[t][2 * i] = pack2<P>(x[0] * scale[0], x[1] * scale[1]);
-      p[t][2 * i + 1] = pack2<P>(x[2] * scale[0], x[3] * scale[1]);
+      p[t][2 * i] = round_pair<P>(x[0] * scale[0], x[1] * scale[1]);
+      p[t][2 * i + 1] = round_pair<P>(x[2] * scale[0], x[3] * scale[1]);
     }
   }
 }
@@ -363,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
   for (int i = 0; i < C::kStages; i++) loader.next();
   char* nodes = a.nodes + int64_t{group} * nodes_of_block(a.levels) * L::kNodeBytes;
   sm90::Ring<C::kStages> ring;
-  int row = plan.row_of(x), turn = 0;
+  int row = plan.row_of(x), buffer = 0;
   Queries<C> queries;
   QueryBlock block{};
   Tree<L> tree;
@@ -384,13 +406,13 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
       const uint32_t stage = stages + ring.index * C::kStageBytes;
       sm90::barrier_wait(full + ring.index, ring.parity);
       float s[C::kTiles][4][4];
-      make_scores<C>(s, queries, stage, exchange + turn * (C::kScoreBytes / 32));
+      make_scores<C>(s, queries, stage, exchange + buffer * (C::kScoreBytes / 32));
       // Behind its barrier: the tile before has been used by all.
       if (started) loader.next();
       started = true;
       const bool masked = token + kTile > c.end || (a.p.causal && token + kTile - 1 > kv_len - block.queries);
-      shape_scores(s, queries.rows, a.p, token, c.begin, c.end, masked);
-      soften(s, run);
+      mask_and_scale(s, queries.rows, a.p, token, c.begin, c.end, masked);
+      online_softmax(s, run);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const uint32_t tokens = stage + half * 16 * C::kTokenStride;
@@ -399,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_split_fixed_kernel(con
         add_values<C>(run, operands, tokens);
       }
       ring.next();
-      turn ^= 1;
+      buffer ^= 1;
     }
     run.sum_lanes();
     Piece state[L::kPieces];

@@ -2,24 +2,34 @@
 //
 // A block has 64 query rows and keeps Q in shared memory beside two tiles of 64 tokens. Its warpgroups:
 //
-//   scores    S(t) = Q K(t), softmax, P(t) and what the maxima's growth makes of sums so far to shared memory
-//   left      O(:, 0 .. 255)   *= , += P(t) V(t), 128 accumulators a thread
+//   left      O(:, 0 .. 255)   = O * rescale + P(t) V(t), 128 accumulators a thread
 //   right     O(:, 256 .. 511) the same
-//   producer  copies tiles
+//   scorer    S(t) = Q K(t), softmax; P(t) and the factors that rescale O to shared memory
+//   producer  tiles into two buffers (producer.cuh; the FP8 cache: producer_fp8.cuh)
 //
-// so the scores of a tile are computed while the values of the one before are added, and the tensor cores have work
-// during the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
+// The scores of a tile are computed while the values of the one before are added, so the tensor cores have work during
+// the softmax too. P lies where the rotary part of the tile's keys was, which only its scores needed.
+//
+// Shared memory (struct Shared), 220 KiB:
+//
+//   | q                | 72 KiB     | 9 blocks of 64 dimensions: [64 query rows, 128 bytes]                         |
+//   | tile[0], tile[1] | 2 x 72 KiB | 9 blocks of 64 dimensions: [64 tokens, 128 bytes]; the last one later holds P |
+//   | rescale, last    | 2 x 2 KiB  | factors of the rows of O, before a tile and at the end of a segment           |
+//   | full, empty, ... |            | barriers                                                                      |
 #pragma once
 
+#include "sm90/common/convert.cuh"
+#include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/setmaxnreg.cuh"
+#include "sm90/common/shared_memory.cuh"
 #include "sm90/common/softmax.cuh"
 #include "sm90/mla/producer_fp8.cuh"
 #include "sm90/mla/role.cuh"
 
 namespace radix::mla::wgmma_h64 {
 
-using attention::prefill::Softmax;
 using sm90::named_barrier;
+using sm90::Softmax;
 
 constexpr int kThreads = 512;
 // A maximum moves once it has grown by 2^8: P stays within f16's range, and most tiles rescale nothing.
@@ -27,31 +37,34 @@ constexpr float kSlack = 8;
 
 // Registers of a thread, 128 on average.
 template <bool kFp8>
-struct Share {
-  static constexpr int kSide = 168, kScorer = 128, kCopier = 48;
+struct Registers {
+  static constexpr int kSide = 168, kScorer = 128, kProducer = 48;
 };
 template <>
-struct Share<true> {
-  static constexpr int kSide = 160, kScorer = 96, kCopier = 96;
+struct Registers<true> {
+  static constexpr int kSide = 160, kScorer = 96, kProducer = 96;
 };
 
 struct Shared {
-  char q[kBlocks * kBlockBytes];
-  char tile[2][kBlocks * kBlockBytes];
-  float2 by[2][128];    // what a thread's rows of O are multiplied by before the tile
-  float2 last[2][128];  // and at the end of the segment, if the tile is its last
-  uint64_t full[2][kParts], empty[2][kParts];
-  uint64_t meeting;
-  uint64_t ready[2][2];  // P of the first or last half of a buffer's tokens, with `by` or `last`: written
-  uint64_t taken[2];     // and the factors read by both sides
+  char q[kBlocks * kBlockBytes];        // in blocks of 64 dimensions: [query row][128 bytes], swizzled
+  char tile[2][kBlocks * kBlockBytes];  // of two tiles: [token][128 bytes], swizzled
+  float2 rescale[2][128];               // what a thread's rows of O are multiplied by before the tile
+  float2 last[2][128];                  // and at the end of the segment, if the tile is its last
+  uint64_t full[2][kSlices], empty[2][kSlices];
+  uint64_t block_barrier;
+  uint64_t p_full[2][2];      // P of the first or last half of a buffer's tokens, with `rescale` or `last`: written
+  uint64_t factors_empty[2];  // and the factors read by both sides
   int scratch[kThreads / 32 + 2];
 };
-static_assert(sizeof(Shared) <= 232448);
+static_assert(sizeof(Shared) <= sm90::kMaxSharedBytes);
+static_assert(offsetof(Shared, tile) % sm90::kSwizzleAtom == 0, "swizzled operands");
+static_assert(kRows == sm90::kWgmmaRows, "query rows are M of the products");
+static_assert(kThreads == 4 * sm90::kWarpgroup, "two sides, a scorer and a producer");
 
-// Named barriers: each side's, the scorer's, and at kTaken the sides have the registers that others gave.
-enum Barrier { kSides = 1, kScorer = 3, kTaken };
+// Named barriers: each side's, the scorer's, and at kRegistersMoved the sides have the registers that others released.
+enum Barrier { kSides = 1, kScorer = 3, kRegistersMoved };
 
-// What the computing warpgroups have in common. Of its block's 64 rows a thread has row(0) and row(1).
+// What the scorer and the sides have in common. Of its block's 64 rows a thread has row(0) and row(1).
 struct Role {
   const WgmmaArgs& a;
   Shared& shared;
@@ -69,11 +82,13 @@ struct Role {
   __device__ int row(int r) const { return thread / 32 * 16 + lane / 4 + 8 * r; }
   __device__ int packed_of(const Segment& s) const { return s.packed + rank * kRows; }
   __device__ int rows_of(const Segment& s) const { return min(kRows, s.queries * a.group - packed_of(s)); }
-  __device__ char* part(const Segment& s, int run) const { return part_of<kRows>(a, run * a.cluster + rank, s.begun); }
+  __device__ char* partial(const Segment& s, int run) const {
+    return partial_of<kRows>(a, run * a.cluster + rank, s.begun);
+  }
   __device__ char* probabilities(int at) const { return shared.tile[at] + (kBlocks - 1) * kBlockBytes; }
-  // Until a part of tile buffer `at` is there.
-  __device__ void wait_full(int at, int part) const {
-    sm90::barrier_wait(&shared.full[at][part], use >> at & 1);
+  // Waits until a slice of tile buffer `at` is there.
+  __device__ void wait_full(int at, int slice) const {
+    sm90::barrier_wait(&shared.full[at][slice], use >> at & 1);
     if (a.box_tokens == 0) sm90::fence_async_shared();
   }
 };
@@ -85,9 +100,9 @@ class Scorer : Role {
   __device__ Scorer(const WgmmaArgs& args, Shared& memory)
       : Role(args, memory), scale_(args.p.scale * 1.4426950408889634f) {}
 
-  __device__ void run(Walk walk, const Place& place) {
+  __device__ void run(Walk walk, const RunStart& run_start) {
     Segment s;
-    Begun begun{};
+    PendingBlock pending{};
     while (walk.next(s)) {
       const int packed = packed_of(s), rows = rows_of(s);
       named_barrier(kScorer, 128);  // no warp's products read the queries before any more
@@ -106,19 +121,19 @@ class Scorer : Role {
       for (int t = 0;; t++) {
         const int at = t & 1, token = (s.first + t) * kTile;
         const bool last = t + 1 == s.tiles;
-        sm90::barrier_wait(&shared.taken[at], (use >> at & 1) ^ 1);
+        sm90::barrier_wait(&shared.factors_empty[at], (use >> at & 1) ^ 1);
         sm90::wgmma_wait<0>();
         sm90::wgmma_hold(s_);
         // Two copies: behind a branch that changes scores, all of them would be moved to other registers.
-        token + kTile > all_ ? soften<true>(at, token, last) : soften<false>(at, token, last);
+        token + kTile > all_ ? online_softmax<true>(at, token, last) : online_softmax<false>(at, token, last);
         use ^= 1 << at;
         if (last) break;
         start((t + 1) & 1);
       }
-      leave_sums(s, packed, rows, place.run);
-      if (s.begun && !s.ended) begun = begin(a, s, place, kRows * a.cluster);
+      leave_sums(s, packed, rows, run_start.run);
+      if (s.begun && !s.ended) pending = begin(a, s, run_start, kRows * a.cluster);
     }
-    if (thread == 0 && rank == 0) begun_of(a, place.run) = begun;
+    if (thread == 0 && rank == 0) pending_of(a, run_start.run) = pending;
     __syncwarp();
   }
 
@@ -130,12 +145,12 @@ class Scorer : Role {
     asm volatile("" : "+l"(q), "+l"(tile));
     tile = sm90::advanced(tile, at * (kBlocks * kBlockBytes));
 #pragma unroll
-    for (int part = 0; part < kParts; part++) {
-      wait_full(at, part);
+    for (int slice = 0; slice < kSlices; slice++) {
+      wait_full(at, slice);
       // Behind the branches of the wait, else the compiler makes one product wait for the other.
       sm90::wgmma_fence();
 #pragma unroll
-      for (int block = part_first(part); block < part_last(part); block++)
+      for (int block = slice_first(slice); block < slice_last(slice); block++)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const uint64_t keys = sm90::next_k(tile + block * (kBlockBytes >> 4), k);
@@ -149,19 +164,19 @@ class Scorer : Role {
   // P of the tile in buffer `at` to the two sides, a half at a time: they add the first half's values while the other's
   // exponentials are computed. The first half is computed as if no maximum moved, while that is being found out.
   template <bool kMasked>
-  __device__ void soften(int at, int token, bool last) {
+  __device__ void online_softmax(int at, int token, bool last) {
     if constexpr (kMasked) mask(token);
     float p[16];
-    weigh<0>(p);
-    const bool moved = softmax_.template settle<false>(s_, scale_, 0.f, kSlack);
-    if (__builtin_expect(moved, 0)) weigh<0>(p);
-    shared.by[at][thread] = moved ? make_float2(softmax_.shrink[0], softmax_.shrink[1]) : make_float2(1, 1);
-    give<0>(at, p);
+    probabilities_of<0>(p);
+    const bool moved = softmax_.template update_max<false>(s_, scale_, 0.f, kSlack);
+    if (__builtin_expect(moved, 0)) probabilities_of<0>(p);
+    shared.rescale[at][thread] = moved ? make_float2(softmax_.rescale[0], softmax_.rescale[1]) : make_float2(1, 1);
+    store_probabilities<0>(at, p);
     sum(p);
-    weigh<1>(p);
+    probabilities_of<1>(p);
     sum(p);
-    if (last) sum_up(at);
-    give<1>(at, p);
+    if (last) reduce_row_sum(at);
+    store_probabilities<1>(at, p);
   }
 
   // Scores of tokens that a row does not see become -inf.
@@ -174,44 +189,42 @@ class Scorer : Role {
 
   // Probabilities of half of the tokens, relative to the maxima.
   template <int kHalf>
-  __device__ void weigh(float (&p)[16]) const {
+  __device__ void probabilities_of(float (&p)[16]) const {
 #pragma unroll
-    for (int i = 0; i < 16; i++) p[i] = softmax_.weigh(s_[16 * kHalf + i], i / 2 % 2, scale_);
+    for (int i = 0; i < 16; i++) p[i] = softmax_.probability(s_[16 * kHalf + i], i / 2 % 2, scale_);
   }
   __device__ void sum(const float (&p)[16]) {
-    float part[4] = {};
+    float partial[4] = {};
 #pragma unroll
-    for (int i = 0; i < 16; i++) part[i % 4] += p[i];
+    for (int i = 0; i < 16; i++) partial[i % 4] += p[i];
 #pragma unroll
-    for (int r = 0; r < 2; r++) softmax_.sum[r] += part[2 * r] + part[2 * r + 1];
+    for (int r = 0; r < 2; r++) softmax_.row_sum[r] += partial[2 * r] + partial[2 * r + 1];
   }
 
   // Half of P to the two sides, with the factors that were written before.
   template <int kHalf>
-  __device__ void give(int at, const float (&p)[16]) {
-    // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r names the place of its row r.
+  __device__ void store_probabilities(int at, const float (&p)[16]) {
+    // Matrix i of four: rows 8 (i % 2), tokens 8 (i / 2); lane 8 i + r gives the address of its row r.
     const int row = thread / 32 * 16 + lane % 16;
     const uint32_t to = sm90::shared_address(probabilities(at)) + row * 128;
 #pragma unroll
     for (int k = 0; k < 2; k++)
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + (((2 * (2 * kHalf + k) + lane / 16) ^ row % 8) << 4)),
-                   "r"(pack2<T>(p[8 * k], p[8 * k + 1])), "r"(pack2<T>(p[8 * k + 2], p[8 * k + 3])),
-                   "r"(pack2<T>(p[8 * k + 4], p[8 * k + 5])), "r"(pack2<T>(p[8 * k + 6], p[8 * k + 7]))
-                   : "memory");
+      sm90::stmatrix_x4(to + (((2 * (2 * kHalf + k) + lane / 16) ^ row % 8) << 4),
+                        round_pair<T>(p[8 * k], p[8 * k + 1]), round_pair<T>(p[8 * k + 2], p[8 * k + 3]),
+                        round_pair<T>(p[8 * k + 4], p[8 * k + 5]), round_pair<T>(p[8 * k + 6], p[8 * k + 7]));
     sm90::fence_async_shared();
-    sm90::barrier_arrive(&shared.ready[at][kHalf]);
+    sm90::barrier_arrive(&shared.p_full[at][kHalf]);
   }
 
   // The factors of O at the end of a segment, whose last tile is in buffer `at`.
-  __device__ void sum_up(int at) {
+  __device__ void reduce_row_sum(int at) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      softmax_.sum[r] += __shfl_xor_sync(~0u, softmax_.sum[r], 1);
-      softmax_.sum[r] += __shfl_xor_sync(~0u, softmax_.sum[r], 2);
+      softmax_.row_sum[r] += __shfl_xor_sync(~0u, softmax_.row_sum[r], 1);
+      softmax_.row_sum[r] += __shfl_xor_sync(~0u, softmax_.row_sum[r], 2);
     }
     const auto inverse = [](float sum) { return sum == 0 ? 0.f : 1.f / sum; };
-    shared.last[at][thread] = {inverse(softmax_.sum[0]), inverse(softmax_.sum[1])};
+    shared.last[at][thread] = {inverse(softmax_.row_sum[0]), inverse(softmax_.row_sum[1])};
   }
 
   __device__ void leave_sums(const Segment& s, int packed, int rows, int run) const {
@@ -222,11 +235,11 @@ class Scorer : Role {
       const attention::Params& p = a.p;
       const int at = packed + row(r);
       const int64_t token = s.q_begin + at / a.group, head = at % a.group;
-      const float top = softmax_.top[r] * scale_, sum = softmax_.sum[r];
+      const float row_max = softmax_.row_max[r] * scale_, sum = softmax_.row_sum[r];
       if (!s.complete()) {
-        part_sums<kRows>(part(s, run), row(r)) = make_float2(top, sum);
+        partial_sums<kRows>(partial(s, run), row(r)) = make_float2(row_max, sum);
       } else if (p.lse) {
-        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(top, sum);
+        p.lse[token * p.lse_token + head * p.lse_head] = natural_log(row_max, sum);
       }
     }
   }
@@ -243,16 +256,16 @@ class Side : Role {
  public:
   __device__ Side(const WgmmaArgs& args, Shared& memory) : Role(args, memory) {}
 
-  __device__ void run(Walk walk, const Place& place) {
+  __device__ void run(Walk walk, const RunStart& run_start) {
     Segment s;
     while (walk.next(s)) {
 #pragma unroll
       for (int i = 0; i < 128; i++) o_[i / 64][i % 64] = 0;
-      float2 by{};
-      for (int t = 0; t < s.tiles; t++) by = add(t & 1, (s.first + t) * kTile, s.kv_len);
-      s.complete() ? store(s, by) : store_part(part(s, place.run), rows_of(s));
+      float2 rescale{};
+      for (int t = 0; t < s.tiles; t++) rescale = add(t & 1, (s.first + t) * kTile, s.kv_len);
+      s.complete() ? store(s, rescale) : store_partial(partial(s, run_start.run), rows_of(s));
     }
-    // A warpgroup meets before it exchanges registers once more.
+    // All warps of a warpgroup arrive between two setmaxnreg.
     __syncwarp();
     named_barrier(kSides + kSide, 128);
   }
@@ -267,11 +280,11 @@ class Side : Role {
       clear_tokens(shared.tile[at], kSide, max(0, kv_len - token), thread);
       named_barrier(kSides + kSide, 128);
     }
-    sm90::barrier_wait(&shared.ready[at][0], use >> at & 1);
-    const float2 by = shared.by[at][thread];
-    if (__any_sync(~0u, by.x != 1.f || by.y != 1.f)) {
+    sm90::barrier_wait(&shared.p_full[at][0], use >> at & 1);
+    const float2 rescale = shared.rescale[at][thread];
+    if (__any_sync(~0u, rescale.x != 1.f || rescale.y != 1.f)) {
 #pragma unroll
-      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? by.y : by.x;
+      for (int i = 0; i < 128; i++) o_[i / 64][i % 64] *= i / 2 % 2 ? rescale.y : rescale.x;
     }
     uint64_t v = sm90::transposed_operand(shared.tile[0] + kSide * kLeftBlocks * kBlockBytes, kBlockBytes);
     uint64_t p = sm90::swizzled_operand(probabilities(0));
@@ -284,7 +297,7 @@ class Side : Role {
     };
     sm90::wgmma_fence();
     product(0, 0), product(0, 1);
-    sm90::barrier_wait(&shared.ready[at][1], use >> at & 1);
+    sm90::barrier_wait(&shared.p_full[at][1], use >> at & 1);
     const float2 last = shared.last[at][thread];
     sm90::wgmma_fence();
     product(0, 2), product(0, 3);
@@ -292,30 +305,30 @@ class Side : Role {
 #pragma unroll
     for (int k = 0; k < 4; k++) product(1, k);
     sm90::wgmma_commit();
-    sm90::barrier_arrive(&shared.taken[at]);
+    sm90::barrier_arrive(&shared.factors_empty[at]);
     sm90::wgmma_wait<1>();
     sm90::wgmma_hold(o_[0]);
     release(at, kSide);
     sm90::wgmma_wait<0>();
     sm90::wgmma_hold(o_[1]);
     release(at, kSide + 2);
-    if (kSide == 0) release(at, kParts - 1);  // P
+    if (kSide == 0) release(at, kSlices - 1);  // P
     use ^= 1 << at;
     return last;
   }
-  // This warp has read a part of the buffer, as the scores' products have: P came after them.
-  __device__ void release(int at, int part) {
-    sm90::barrier_arrive_warp(&shared.empty[at][part], a.sharing > 1 ? 2 : 1);
+  // This warp has read a slice of the buffer, as the scores' products have: P came after them.
+  __device__ void release(int at, int slice) {
+    sm90::barrier_arrive_warp(&shared.empty[at][slice], a.sharing > 1 ? 2 : 1);
   }
 
-  __device__ void store(const Segment& s, float2 by) {
+  __device__ void store(const Segment& s, float2 rescale) {
     const attention::Params& p = a.p;
     const int packed = packed_of(s), rows = rows_of(s);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int at = row(r) < rows ? packed + row(r) : 0;
       const int64_t token = s.q_begin + at / a.group, head = at % a.group;
-      const float factor = r ? by.y : by.x;
+      const float factor = r ? rescale.y : rescale.x;
       T* out = static_cast<T*>(p.out) + token * p.out_token + head * p.out_head + kSide * 256 + lane % 4 * 8;
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
@@ -323,15 +336,15 @@ class Side : Role {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const float* o = o_[i / 16] + (i + j) % 16 * 4 + 2 * r;
-          w[j] = pack2<T>(o[0] * factor, o[1] * factor);
+          w[j] = round_pair<T>(o[0] * factor, o[1] * factor);
         }
-        const uint4 piece = turn(w);
+        const uint4 piece = transpose_quad(w);
         if (row(r) < rows) *reinterpret_cast<uint4*>(out + i * 8) = piece;
       }
     }
   }
   // Word `lane % 4` of each of four pieces, for the piece `lane % 4`: lines of 64 bytes a row instead of 16.
-  __device__ uint4 turn(const uint32_t (&w)[4]) const {
+  __device__ uint4 transpose_quad(const uint32_t (&w)[4]) const {
     const bool odd = lane & 1, upper = lane & 2;
     const uint32_t a0 = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), a1 = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
     const uint2 low = odd ? make_uint2(a0, w[1]) : make_uint2(w[0], a0);
@@ -340,11 +353,11 @@ class Side : Role {
     const uint2 got = make_uint2(__shfl_xor_sync(~0u, away.x, 2), __shfl_xor_sync(~0u, away.y, 2));
     return upper ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
   }
-  __device__ void store_part(char* part, int rows) {
+  __device__ void store_partial(char* partial, int rows) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (row(r) >= rows) continue;
-      float* o = part_row(part, row(r)) + kSide * 256 + lane % 4 * 2;
+      float* o = partial_row(partial, row(r)) + kSide * 256 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 32; i++)
         *reinterpret_cast<float2*>(o + i * 8) =
@@ -362,34 +375,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int at = 0; at < 2; at++)
-      for (int part = 0; part < kParts; part++) {
-        sm90::barrier_init(&shared.full[at][part], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
-        // Both sides read P, which lies in the last part.
-        sm90::barrier_init(&shared.empty[at][part], sm90::kWarpArrivals * (part == kParts - 1 ? 8 : 4) * a.sharing);
+      for (int slice = 0; slice < kSlices; slice++) {
+        sm90::barrier_init(&shared.full[at][slice], a.box_tokens > 0 ? 1 : kFp8 ? 4 : 128);
+        // Both sides read P, which lies in the last slice.
+        sm90::barrier_init(&shared.empty[at][slice], sm90::kWarpArrivals * (slice == kSlices - 1 ? 8 : 4) * a.sharing);
       }
     for (int at = 0; at < 2; at++) {
-      for (int half = 0; half < 2; half++) sm90::barrier_init(&shared.ready[at][half], 128);
-      sm90::barrier_init(&shared.taken[at], 256);
+      for (int half = 0; half < 2; half++) sm90::barrier_init(&shared.p_full[at][half], 128);
+      sm90::barrier_init(&shared.factors_empty[at], 256);
     }
-    sm90::barrier_init(&shared.meeting, kThreads);
+    sm90::barrier_init(&shared.block_barrier, kThreads);
     sm90::barrier_init_fence();
     if (a.box_tokens > 0) sm90::prefetch_tensor_map(&map);
   }
   __syncwarp();
   if (a.cluster > 1)
     sm90::cluster_arrive_relaxed();  // with the barriers; the wait is where the other block's are needed
-  using R = Share<kFp8>;
-  // At the barrier behind which registers that were given are taken back.
-  constexpr int kTakers = R::kScorer < 128 ? 512 : 384;
-  static_assert(2 * R::kSide + R::kScorer + R::kCopier <= 512);
+  using R = Registers<kFp8>;
+  // Threads at the barrier behind which registers that were released are claimed back.
+  constexpr int kThreadsAtMove = R::kScorer < 128 ? 512 : 384;
+  static_assert(128 * (2 * R::kSide + R::kScorer + R::kProducer) <= sm90::kSmRegisters);
+  static_assert(!kFp8 || __is_same(T, bf16), "FP8 values are widened to bf16");
   const int block_rows = kRows * a.cluster;
   sm90::pdl_wait();
-  const Place place = find_start<kThreads>(a, block_rows, shared.scratch);
+  const RunStart run_start = find_start<kThreads>(a, block_rows, shared.scratch);
   if (a.cluster > 1) sm90::cluster_wait();
   sm90::pdl_trigger();
-  const Walk walk(a, block_rows, place);
+  const Walk walk(a, block_rows, run_start);
   if (threadIdx.x >= 384) {
-    sm90::setmaxnreg_dec<R::kCopier>();
+    sm90::setmaxnreg_dec<R::kProducer>();
     if constexpr (kFp8) {
       if (a.sharing > 1) {
         WideningProducer<1, Shared>(a, shared).run(walk);
@@ -400,31 +414,32 @@ __global__ void __launch_bounds__(kThreads, 1)
       Producer(a, map, shared).run(walk);
     }
     __syncwarp();
-    named_barrier(kTaken, kTakers);  // what it gave is not there to be taken back before the sides have it
+    named_barrier(kRegistersMoved,
+                  kThreadsAtMove);  // what it released cannot be claimed back before the sides have it
     sm90::setmaxnreg_inc<128>();
   } else if (threadIdx.x >= 256) {
     if constexpr (R::kScorer < 128) {
       sm90::setmaxnreg_dec<R::kScorer>();
-      Scorer<T>(a, shared).run(walk, place);
-      named_barrier(kTaken, kTakers);
+      Scorer<T>(a, shared).run(walk, run_start);
+      named_barrier(kRegistersMoved, kThreadsAtMove);
     }
     sm90::setmaxnreg_inc<128>();
-    if constexpr (R::kScorer == 128) Scorer<T>(a, shared).run(walk, place);
+    if constexpr (R::kScorer == 128) Scorer<T>(a, shared).run(walk, run_start);
   } else {
     sm90::setmaxnreg_inc<R::kSide>();
-    sm90::named_arrive(kTaken, kTakers);
+    sm90::named_arrive(kRegistersMoved, kThreadsAtMove);
     if (threadIdx.x < 128) {
-      Side<T, 0>(a, shared).run(walk, place);
+      Side<T, 0>(a, shared).run(walk, run_start);
     } else {
-      Side<T, 1>(a, shared).run(walk, place);
+      Side<T, 1>(a, shared).run(walk, run_start);
     }
     sm90::setmaxnreg_dec<128>();
   }
   // A block's shared memory is there until the other one's last signal and write have come.
   __syncwarp();
   if (kFp8 && a.sharing > 1) sm90::cluster_sync_relaxed();
-  if (place.whole) return;
-  combine<T, kRows, kThreads>(a, place, raw, &shared.meeting);
+  if (run_start.whole) return;
+  combine<T, kRows, kThreads, sizeof(Shared)>(a, run_start, raw, &shared.block_barrier);
 }
 
 template <class T, class Cache>

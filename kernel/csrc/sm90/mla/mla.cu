@@ -13,10 +13,10 @@ namespace {
 
 using namespace mla;
 using attention::Shape;
-using attention::decode::kMaxBlocks;
-using attention::decode::kMaxRows;
-using attention::decode::levels_of;
-using attention::decode::nodes_of_block;
+using split_kv::kMaxBlocks;
+using split_kv::kMaxRows;
+using split_kv::levels_of;
+using split_kv::nodes_of_block;
 
 constexpr int kChunkLog2 = 9;
 

@@ -11,10 +11,11 @@
 namespace radix::mla {
 
 constexpr int kLatent = 512, kRope = 64, kKey = kLatent + kRope;
+static_assert(kKey % 64 == 0 && kLatent == 512, "blocks of 64 dimensions; two halves of 256 latent ones");
 constexpr int kFp8Bytes = kLatent + 16 + 2 * kRope;  // of a token: e4m3, 4 float32 scales, bf16
 
 // p.q is q_nope [tokens, heads, kLatent]; p.k the cache [pages, page_size, kKey]; p.head_dim kLatent, p.kv_heads 1.
-struct Args : attention::decode::Args {
+struct Args : split_kv::Args {
   const void* q_rope = nullptr;  // [tokens, heads, kRope]
   int64_t rope_token = 0, rope_head = 0;
 };

@@ -1,39 +1,44 @@
-// The copying warpgroup of the kernels on wgmma: brings a run's tiles to shared memory.
+// The producer warpgroup of the kernels on wgmma: brings a run's tiles to shared memory.
 //
 // There are two buffers, for the even and the odd tiles of a segment. A tile is 9 blocks of 64 dimensions in the
-// 128-byte swizzle and comes in four parts, each with its own barriers: a part is fetched anew as soon as its last
-// reader is done, and read as soon as it is there. Parts 0 and 2 make the left 256 dimensions, 1 and 3 the right ones,
-// with the rotary ones in the last. Pages of 8 tokens and more are copied by the copy engine, a part by each warp (in a
+// 128-byte swizzle and comes in four slices, each with its own barriers: a slice is fetched anew as soon as its last
+// reader is done, and read as soon as it is there. Slices 0 and 2 make the left 256 dimensions, 1 and 3 the right ones,
+// with the rotary ones in the last. Pages of 8 tokens and more are copied by TMA, a slice by each warp (in a
 // cluster each block fetches half of a tile's tokens for both); others token by token (cp.async).
 #pragma once
 
 #include "sm90/common/cluster.cuh"
-#include "sm90/common/mma_m16n8k16.cuh"
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/mla/run.cuh"
 
 namespace radix::mla {
 
-using attention::decode::copy_async;
+using sm90::cp_async_16;
 
 constexpr int kBlocks = kKey / 64, kBlockBytes = kTile * 128;  // of 64 dimensions
 constexpr int kLeftBlocks = 4;
 
-// The blocks of a part: [first, last).
-constexpr int kParts = 4;
-__host__ __device__ constexpr int part_first(int part) {
-  return part % 2 * kLeftBlocks + part / 2 * 2;
+// The blocks of a slice: [first, last).
+constexpr int kSlices = 4;
+__host__ __device__ constexpr int slice_first(int slice) {
+  return slice % 2 * kLeftBlocks + slice / 2 * 2;
 }
-__host__ __device__ constexpr int part_last(int part) {
-  return part == kParts - 1 ? kBlocks : part_first(part) + 2;
+__host__ __device__ constexpr int slice_last(int slice) {
+  return slice == kSlices - 1 ? kBlocks : slice_first(slice) + 2;
 }
 
+static_assert(kBlocks == 2 * kLeftBlocks + 1, "two halves of the latent dimensions, and the rotary ones");
+static_assert(slice_last(0) == slice_first(2) && slice_last(2) == kLeftBlocks, "slices 0 and 2 are the left half");
+static_assert(slice_first(1) == kLeftBlocks && slice_last(1) == slice_first(3), "slices 1 and 3 the right one");
+static_assert(kBlockBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+
 // Where 16 bytes of a row lie: blocks of 64 dimensions, in the 128-byte swizzle.
-__device__ inline uint32_t place_of(int row, int piece, int block_bytes = kBlockBytes) {
+__device__ inline uint32_t swizzled_offset(int row, int piece, int block_bytes = kBlockBytes) {
   return piece / 8 * block_bytes + row * 128 + ((piece % 8 ^ row % 8) << 4);
 }
 
-// Block: the block's shared memory, with tile[2], full[2][kParts], empty[2][kParts].
+// Block: the block's shared memory, with tile[2], full[2][kSlices], empty[2][kSlices].
 template <class Block>
 class Producer {
  public:
@@ -53,8 +58,8 @@ class Producer {
   }
 
  private:
-  // Until a part of tile buffer `at` is free.
-  __device__ void wait_empty(int at, int part) { sm90::barrier_wait(&shared_.empty[at][part], (use_ >> at & 1) ^ 1); }
+  // Until a slice of tile buffer `at` is free.
+  __device__ void wait_empty(int at, int slice) { sm90::barrier_wait(&shared_.empty[at][slice], (use_ >> at & 1) ^ 1); }
   __device__ int page_of(int token) const {
     return a_.page_shift >= 0 ? token >> a_.page_shift : token / a_.p.page_size;
   }
@@ -64,14 +69,14 @@ class Producer {
     int page, token;
   };
 
-  // By the copy engine: this warp's part of each tile. A block of the cluster copies its share of a tile's tokens, 1 <<
-  // shift boxes of each block of dimensions, and a lane issues one box of the part. What takes divisions is made ahead,
-  // 32 boxes at a time.
+  // By TMA: this warp's slice of each tile. A block of the cluster copies its share of a tile's tokens, 1 <<
+  // shift boxes of each block of dimensions, and a lane issues one box of the slice. What takes divisions is made
+  // ahead, 32 boxes at a time.
   __device__ void send(const Segment& s) {
     const int share = kTile / a_.sharing, shift = __popc(share / a_.box_tokens - 1);
-    const int mine = lane_ & ((1 << shift) - 1), block = part_first(warp_) + (lane_ >> shift);
-    const bool sends = block < part_last(warp_);
-    const uint32_t bytes = (part_last(warp_) - part_first(warp_)) * kBlockBytes;
+    const int mine = lane_ & ((1 << shift) - 1), block = slice_first(warp_) + (lane_ >> shift);
+    const bool sends = block < slice_last(warp_);
+    const uint32_t bytes = (slice_last(warp_) - slice_first(warp_)) * kBlockBytes;
     char* to = shared_.tile[0] + block * kBlockBytes + (rank_ * share + mine * a_.box_tokens) * 128;
     Box boxes = box(s, lane_, shift), next = box(s, 32 + lane_, shift);
     for (int t = 0; t < s.tiles; t++) {
@@ -112,8 +117,9 @@ class Producer {
   // the tokens 4 k + lane / 8.
   __device__ void gather(const Segment& s) {
     const int token = warp_ * 16 + lane_ / 8, piece = lane_ % 8;  // in the tile, for k = 0
-    const uint32_t tile = sm90::shared_address(shared_.tile[0]) + place_of(token, piece);
-    const uint32_t odd = place_of(token + 4, piece) - place_of(token, piece) - 512;  // the swizzle of rows 4 to 7
+    const uint32_t tile = sm90::shared_address(shared_.tile[0]) + swizzled_offset(token, piece);
+    const uint32_t odd =
+        swizzled_offset(token + 4, piece) - swizzled_offset(token, piece) - 512;  // the swizzle of rows 4 to 7
     int pages[4];
     find(pages, s, token);
     for (int t = 0; t < s.tiles; t++) {
@@ -128,15 +134,15 @@ class Producer {
       if (t + 1 < s.tiles) find(pages, s, token + (t + 1) * kTile);
       const uint32_t to = tile + at * (kBlocks * kBlockBytes);
 #pragma unroll
-      for (int part = 0; part < kParts; part++) {
-        wait_empty(at, part);
+      for (int slice = 0; slice < kSlices; slice++) {
+        wait_empty(at, slice);
 #pragma unroll
-        for (int block = part_first(part); block < part_last(part); block++)
+        for (int block = slice_first(slice); block < slice_last(slice); block++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            copy_async(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
-                       first + 4 * k < s.kv_len);
-        sm90::copy_async_arrive(&shared_.full[at][part]);
+            cp_async_16(to + block * kBlockBytes + k * 512 + (k % 2 ? odd : 0), from[k] + block * 128,
+                        first + 4 * k < s.kv_len);
+        sm90::cp_async_mbarrier_arrive(&shared_.full[at][slice]);
       }
       use_ ^= 1 << at;
     }

@@ -4,12 +4,13 @@
 //   rows      |----- row 0 -----|-- row 1 --|- row 2 -|------- row 3 -------|
 //   runs      |   run 0   |   run 1   |   run 2   |   run 3   | ...
 //
-// What a run has of a query block is a segment. A segment that is not all of it becomes a part in the workspace, of
-// which a run leaves two at most: of the block that it enters in the middle, and of the one that it begins last.
+// What a run has of a query block is a segment. A segment that is not all of it becomes a partial result in the
+// workspace, of which a run leaves two at most: of the block that it enters in the middle, and of the one that it
+// begins last.
 //
 // Where all rows are of one length, two blocks of a cluster may share a run: each has half of every segment's tiles,
-// and they join through shared memory. So there are fewer cuts, often none. Other rows make more segments, and
-// meetings.
+// and they join through shared memory. So there are fewer cuts, often none. Rows of other lengths make more segments,
+// and more joins.
 #pragma once
 
 #include "sm90/mla/mla.cuh"
@@ -17,6 +18,7 @@
 namespace radix::mla {
 
 constexpr int kTile = 64;
+static_assert(kTile == sm90::kWgmmaRows, "tokens are the rows of the swapped products, and N of the others");
 constexpr int kMinTiles = 4;  // of a run: shorter ones cost more to join than they save
 
 // One row of the batch in the line.
@@ -32,13 +34,13 @@ struct Row {
   }
 };
 
-// Where the line is cut, and one place in it.
-struct Place {
+// Where the line is cut, and where one run begins.
+struct RunStart {
   int total;         // tiles of the line
   int runs;          // in use
   int run;           // that begins here
   int halves, half;  // 2 where blocks share a run, and which half this one has
-  int row, before;   // the row at the place, tiles before that row
+  int row, before;   // the row where it begins, tiles before that row
   bool whole;        // no cut lies within a query block, so nothing is left to join
 
   // The first tile of a run: floor(total * run / runs).
@@ -62,7 +64,8 @@ __device__ inline int runs_for(const WgmmaArgs& a, int total, int tiles, bool al
 
 // Where this block's run begins. All kThreads threads of the block; scratch: kThreads / 32 + 2 ints of shared memory.
 template <int kThreads>
-__device__ Place find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
+__device__ RunStart find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
+  static_assert(kThreads % 32 == 0 && kThreads <= sm90::kMaxThreads, "a prefix sum over whole warps");
   const int thread = threadIdx.x, lane = thread % 32, batch = static_cast<int>(a.p.batch);
   const int per_thread = (batch + kThreads - 1) / kThreads;
   const int first = min(thread * per_thread, batch), last = min(first + per_thread, batch);
@@ -82,17 +85,17 @@ __device__ Place find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
   if (lane == 31) scratch[thread / 32] = before;
   alike = __syncthreads_and(alike);
   before -= sum;
-  Place place{};
+  RunStart run_start{};
   for (int w = 0; w < kThreads / 32; w++) {
     if (w < thread / 32) before += scratch[w];
-    place.total += scratch[w];
+    run_start.total += scratch[w];
   }
-  place.halves = alike ? a.halves : 1;
-  place.half = blockIdx.x % place.halves;
-  place.run = blockIdx.x / (a.cluster * place.halves);
-  place.runs = runs_for(a, place.total, one.tiles, alike, gridDim.x / (a.cluster * place.halves));
-  place.whole = alike && place.total / one.tiles % place.runs == 0;
-  const int x = place.start(min(place.run, place.runs));
+  run_start.halves = alike ? a.halves : 1;
+  run_start.half = blockIdx.x % run_start.halves;
+  run_start.run = blockIdx.x / (a.cluster * run_start.halves);
+  run_start.runs = runs_for(a, run_start.total, one.tiles, alike, gridDim.x / (a.cluster * run_start.halves));
+  run_start.whole = alike && run_start.total / one.tiles % run_start.runs == 0;
+  const int x = run_start.start(min(run_start.run, run_start.runs));
   if (before <= x && x < before + sum) {
     int row = first;
     for (;; row++) {
@@ -103,8 +106,8 @@ __device__ Place find_start(const WgmmaArgs& a, int block_rows, int* scratch) {
     scratch[kThreads / 32] = row, scratch[kThreads / 32 + 1] = before;
   }
   __syncthreads();
-  place.row = scratch[kThreads / 32], place.before = scratch[kThreads / 32 + 1];
-  return place;
+  run_start.row = scratch[kThreads / 32], run_start.before = scratch[kThreads / 32 + 1];
+  return run_start;
 }
 
 // What a run has of one query block, of `count` tiles in all; where two blocks share the run, what this one has.
@@ -124,7 +127,7 @@ struct Segment {
 class Walk {
  public:
   // A run that is not in use has none.
-  __device__ Walk(const WgmmaArgs& a, int block_rows, const Place& at)
+  __device__ Walk(const WgmmaArgs& a, int block_rows, const RunStart& at)
       : a_(a),
         block_rows_(block_rows),
         halves_(at.halves),

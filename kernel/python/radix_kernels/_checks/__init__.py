@@ -1,7 +1,7 @@
-"""Argument checks of the ways around the native library, in its words.
+"""Argument checks for Triton and the reference, in the words of the native library.
 
-The library checks what its kernels get. Triton's kernels and the reference check nothing: their
-arguments are checked here, by a module for each family over the functions of this file.
+The library checks the arguments of its own kernels. Triton's kernels and the reference check
+nothing: their arguments are checked here, in one module per family over the functions of this file.
 """
 
 from __future__ import annotations

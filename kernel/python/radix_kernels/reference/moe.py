@@ -150,7 +150,7 @@ def fused_experts(
 def _weight(
     w: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """An expert's matrix with its scale: one number, or one a block of 128 x 128."""
+    """An expert's matrix with its scale: one number, or one per block of 128 x 128."""
     one = w[expert].to(dtype)
     if scale is None:
         return one

@@ -41,7 +41,7 @@ def per_token_group_quant(
     dtype: torch.dtype = _E4M3,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `radix_kernels.per_token_group_quant`; group_size None: a scale a row."""
+    """See `radix_kernels.per_token_group_quant`; group_size None: one scale per row."""
     return _grouped(input.to(compute_dtype), group_size, dtype)
 
 

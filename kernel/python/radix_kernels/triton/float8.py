@@ -12,7 +12,7 @@ def widened(byte, FNUZ: tl.constexpr):
     an exponent one less.
 
     NaN, 0x7f and 0xff (FNUZ: 0x80 alone), comes of arithmetic: a comparison would keep a pair of
-    scalar registers an element on AMD.
+    scalar registers per element on AMD.
     """
     x = byte.to(tl.uint16)
     # Sign, exponent and mantissa where float16 has them; the exponents' biases differ by 8 (7).

@@ -24,7 +24,7 @@ CDNA_SHARED = 65536
 
 @dataclass(frozen=True)
 class Tiles:
-    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows a group;
+    """Compile-time choices of one product: rows (pairs), columns, depth; blocks of rows per group;
     see moe_kernel."""
 
     block_m: int
@@ -39,13 +39,13 @@ class Tiles:
 def choose_tiles(
     pairs: int, experts: int, itemsize: int, weight_size: int, shared: int = HOPPER_SHARED
 ) -> tuple[Tiles, Tiles]:
-    """Tiles of the up and the down product, by the mean number of pairs an expert has.
+    """Tiles of the up and the down product, by the mean number of pairs per expert.
 
     Few rows: weights stream through shared memory, so a stage holds 32 to 128 rows of them by 128
     elements, and several programs share a multiprocessor. Many rows: 128 x 256 sums a program. The
     up product has two tiles of weights. FP8's were measured on an H200, the others follow from
-    counting (docs/kernels/moe.md). shared: bytes that a program may have; pipelines get shorter to
-    fit.
+    counting (docs/kernels/notes/moe.md). shared: bytes that a program may have; pipelines get
+    shorter to fit.
     """
     if pairs <= FEW_PAIRS:
         rows = max(16, 1 << (pairs - 1).bit_length())

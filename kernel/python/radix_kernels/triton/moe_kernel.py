@@ -93,8 +93,8 @@ def product(
     """N columns of results from rows of K. GATED: w has 2 N rows, the halves become silu(first) *
     second.
 
-    TOPK: pairs a row of x (1: x has a row for each pair). SCALE: 0 none, 1 an expert, 2 a block of
-    128 x 128. WIDEN: w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
+    TOPK: pairs per row of x (1: x has a row for each pair). SCALE: 0 none, 1 per expert, 2 per
+    block of 128 x 128. WIDEN: w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
     """
     program = tl.program_id(0)
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N

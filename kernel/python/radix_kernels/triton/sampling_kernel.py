@@ -1,4 +1,4 @@
-"""The draw of `radix_kernels.sampling` in Triton: a program a row.
+"""The draw of `radix_kernels.sampling` in Triton: one program per row.
 
 A filter is a border in the order (x descending, id ascending): ids at or before it stay. Its value
 is found digit by digit of the ordered bits of x, 16 candidates a pass over the row, by the weight

@@ -1,0 +1,70 @@
+"""What is checked and fetched before a process starts or a weight is read. Loads no torch."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from .checkpoint import CheckpointSize, check_checkpoint
+from .config import (
+    ATTENTION_BACKENDS,
+    CPU_QUANTIZATIONS,
+    FORMER_BACKENDS,
+    QUANTIZATIONS,
+    ServerArgs,
+)
+from .errors import ConfigError
+from .hub import fetch_weights, resolve_model_path
+from .model_config import ModelConfig
+from .registry import check_name
+from .scheduler.policy import schedule_policies
+from .text.generation_config import load_generation_config
+
+
+class Prepared(NamedTuple):
+    """A model that can be loaded. `args` have local paths, so that no process looks at the network
+    later; `size` is None for random weights."""
+
+    args: ServerArgs
+    config: ModelConfig
+    size: CheckpointSize | None
+
+
+def prepare_model(args: ServerArgs) -> Prepared:
+    """Checks settings and model, downloading what is missing: configuration first, so that a model
+    that cannot be served costs no download of its weights. Raises ConfigError."""
+    _check_names(args)
+    folder = resolve_model_path(
+        args.model_path, revision=args.revision, download_dir=args.download_dir
+    )
+    config = ModelConfig.from_dir(folder, args.json_model_override_args)
+    config.check_tp(args.tp_size)
+    if args.sampling_defaults == "model":
+        load_generation_config(folder).sampling_defaults()
+    tokenizer_path = args.tokenizer_path
+    if tokenizer_path is not None:
+        tokenizer_path = str(resolve_model_path(tokenizer_path, download_dir=args.download_dir))
+    size = None
+    if args.load_format != "dummy":
+        fetch_weights(args.model_path, folder, download_dir=args.download_dir)
+        size = check_checkpoint(folder)
+    local = replace(
+        args,
+        model_path=str(folder),
+        tokenizer_path=tokenizer_path,
+        revision=None,  # the folder is that of the revision
+        download_dir=None,
+    )
+    return Prepared(args=local, config=config, size=size)
+
+
+def _check_names(args: ServerArgs) -> None:
+    """Raises ConfigError for a name of something that nobody has registered."""
+    schedule_policies.get(args.schedule_policy)
+    if args.attention_backend is not None:
+        group = "radix.attention_backends"
+        name = FORMER_BACKENDS.get(args.attention_backend, args.attention_backend)
+        check_name("attention backend", group, ATTENTION_BACKENDS, name)
+    if args.quantization is None:
+        return
+    check_name("quantization", "radix.quantization", QUANTIZATIONS, args.quantization)
+    if args.quantization in CPU_QUANTIZATIONS and args.device == "cuda":
+        raise ConfigError(f"--quantization {args.quantization} is for the CPU")

@@ -1,0 +1,1 @@
+"""The processes of `radix serve`: their supervisor, the links between them, and what each runs."""

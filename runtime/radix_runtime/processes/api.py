@@ -1,0 +1,104 @@
+"""The API process of `radix serve`: HTTP on a socket that the supervisor has bound."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import uvicorn
+import uvloop
+
+from ..errors import EXIT_INTERNAL, RequestError
+from ..model_config import ModelConfig
+from ..server.api import create_app, http_server
+from ..server.tokenizer_manager import TokenizerManager
+from ..text.generation_config import sampling_defaults
+from ..text.tokenizer import load_tokenizer
+from .child import Child
+from .ipc import AsyncLink, Sender
+
+_BEAT_SECONDS = 1.0  # between two heartbeats
+_WARM_UP_TIMEOUT = 600.0  # seconds for the first token
+
+
+def serve(child: Child) -> None:
+    """Runs until the supervisor asks this process to stop."""
+    uvloop.run(_serve(child))
+
+
+async def _serve(child: Child) -> None:
+    args = child.args
+    model_dir = Path(args.model_path or "")
+    receiver, sender = child.connect()
+    link = AsyncLink(receiver, sender)
+    manager = TokenizerManager(
+        args=args,
+        model=ModelConfig.from_dir(model_dir, args.json_model_override_args),
+        tokenizer=load_tokenizer(args.tokenizer_path or model_dir, args.chat_template),
+        link=link,
+        defaults=sampling_defaults(args, model_dir),
+    )
+    manager.health = child.heartbeats.stale
+    server = http_server(create_app(manager))
+    # The supervisor decides when to stop.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    assert child.launch.listen_fd is not None
+    listener = socket.socket(fileno=child.launch.listen_fd)
+    tasks = [
+        asyncio.ensure_future(server.serve([listener])),
+        asyncio.ensure_future(_beat(child)),
+        asyncio.ensure_future(_receive(link, manager)),
+        asyncio.ensure_future(_obey(child, manager, sender, server)),
+    ]
+    child.report("ready", info={"has_chat_template": manager.tokenizer.chat_template is not None})
+    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()
+
+
+async def _beat(child: Child) -> None:
+    while True:
+        child.beat()
+        await asyncio.sleep(_BEAT_SECONDS)
+
+
+async def _receive(link: AsyncLink, manager: TokenizerManager) -> None:
+    while True:
+        for message in await link.receive():
+            manager.handle(message)
+
+
+async def _obey(
+    child: Child, manager: TokenizerManager, sender: Sender, server: uvicorn.Server
+) -> None:
+    """The supervisor's commands: `ready INFO`, then `stop` or `fail REASON`."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        command, _, rest = line.decode().rstrip("\n").partition(" ")
+        if command == "ready":  # all processes are there
+            sender.wait_connected()
+            if not child.args.skip_server_warmup:
+                await asyncio.wait_for(manager.one_token(), _WARM_UP_TIMEOUT)
+            manager.set_ready(msgspec.json.decode(rest))
+            child.report("serving")
+        elif command == "stop":
+            manager.fail_all(
+                RequestError(
+                    status=503,
+                    code="not_ready",
+                    message="the server is shutting down",
+                    retry_after=1,
+                )
+            )
+            server.should_exit = True
+        else:
+            manager.fail_all(
+                RequestError(status=500, code="engine_dead", message=f"the engine has died: {rest}")
+            )
+            server.should_exit = True
+    os._exit(EXIT_INTERNAL)  # the supervisor has gone

@@ -1,0 +1,258 @@
+"""The supervisor of `radix serve`: starts the processes, watches them, ends them together.
+
+docs/serving.md has the cases in which it ends them. Only a process of a restartable role may die
+alone."""
+
+# Nothing polls: the loop sleeps on exits, status pipes and signals, and reads heartbeats each
+# second from the start.
+
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..config import ServerArgs
+from ..errors import EXIT_CLEAN, EXIT_HANG, EXIT_INTERNAL, ConfigError
+from ..server.listener import url_of
+from ..spawn import DUMP_SIGNAL
+from .child import Info, Launch, on_signals
+from .child_process import ChildProcess
+from .heartbeat import Heartbeats
+from .ipc import TOKEN_BYTES, LinkError, Node
+from .private_directory import private_directory
+from .restarts import DEATH_WINDOW, MAX_DEATHS, Restarts
+from .roles import ROLES, SUPERVISOR, Role, Topology, process_id
+
+_TICK = 1.0  # seconds between two looks at the heartbeats
+_GRACE = 2.5  # seconds that children have to end by themselves
+_DUMP_TIME = 0.2  # seconds for a process to print its stacks
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """One serving instance of the processes that `roles` describe. The caller binds `listener`, so
+    that a port in use is known before anything else happens. `on_serving` is called once, with the
+    URL and what the processes have reported, when requests are taken."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        listener: socket.socket,
+        on_serving: Callable[[str, Info], None],
+        roles: Sequence[Role] = ROLES,
+    ) -> None:
+        self._args = args
+        self._on_serving = on_serving
+        self._listener = listener
+        self._url = url_of(listener)
+        self._roles = list(roles)
+        self._topology = Topology(roles)
+        self._heartbeats = Heartbeats(self._topology.processes)
+        self._selector = selectors.DefaultSelector()  # the data of an entry is what to call
+        self._children: dict[str, ChildProcess] = {}
+        self._info: Info = {}
+        self._serving = False
+        self._signals: list[int] = []
+        self._verdict: tuple[int, str] | None = None  # exit code and reason, once decided
+        self._node: Node
+        self._restarts: Restarts
+
+    def run(self) -> int:
+        """Serves until a signal or a failure; the exit code. Runs in the main thread only. Raises
+        ConfigError when a child finds that the configuration cannot work."""
+        wake = on_signals(self._signals.append, signal.SIGTERM, signal.SIGINT)
+        self._on_readable(wake.fileno(), lambda: wake.recv(64))
+        with private_directory() as directory:
+            generations: dict[str, int] = {}
+            self._node = Node(
+                process=process_id(SUPERVISOR),
+                topology=self._topology,
+                directory=Path(directory),
+                token=secrets.token_bytes(TOKEN_BYTES),
+                generations=generations,
+            )
+            self._restarts = Restarts(self._node, generations)
+            try:
+                for process in self._topology.processes:
+                    self._start(process)
+                self._listener.close()  # an API that dies must not leave clients in its backlog
+                while self._verdict is None:
+                    self._dispatch(_TICK)
+                    self._look()
+                return self._end(*self._verdict)
+            finally:
+                for child in self._children.values():
+                    child.close()
+
+    def _start(self, process: str) -> None:
+        serves_http = self._topology.role(process).serves_http
+        launch = Launch(
+            process=process,
+            roles=self._roles,
+            args=self._args,
+            directory=str(self._node.directory),
+            token=self._node.token,
+            parent=os.getpid(),
+            heartbeat_fd=self._heartbeats.descriptor,
+            generations=dict(self._node.generations),
+            listen_fd=self._listener.fileno() if serves_http else None,
+        )
+        child = ChildProcess(launch, self._topology.label(process))
+        self._children[process] = child
+        self._on_readable(child.status, lambda: self._read_reports(child))
+        self._on_readable(child.exit_descriptor, lambda: self._child_exited(child))
+
+    def _tell_http(self, command: bytes) -> None:
+        """Sends a command to the process that serves HTTP."""
+        for process, child in self._children.items():
+            if self._topology.role(process).serves_http:
+                child.write(command)
+
+    def _on_readable(self, descriptor: int, handler: Callable[[], object]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, handler)
+
+    def _dispatch(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if self._selector.get_map().get(key.fd) is key:  # an earlier one may have ended it
+                key.data()
+
+    def _decide(self, code: int, reason: str) -> None:
+        if self._verdict is None:
+            self._verdict = (code, reason)
+
+    def _look(self) -> None:
+        """Decides to end on a signal, or if steps or processes stand still."""
+        if self._signals:
+            self._decide(EXIT_CLEAN, f"{signal.Signals(self._signals[0]).name}: shutting down")
+            return
+        if not self._serving:
+            return
+        limit = self._args.step_timeout
+        stale = self._heartbeats.stale(limit)
+        if self._heartbeats.step_seconds > limit:
+            self._decide(EXIT_HANG, f"no step was completed in {limit:g} s (--step-timeout)")
+        elif stale is not None:
+            self._silent(self._children[stale], limit)
+
+    def _silent(self, child: ChildProcess, limit: float) -> None:
+        reason = f"the {child.label} process has been silent for {limit:g} s"
+        if not self._topology.role(child.process).restartable:
+            self._decide(EXIT_HANG, reason)
+            return
+        log.error("%s and is killed", reason)
+        self._heartbeats.clear(child.process)
+        self._dump_stacks(child)
+        os.kill(child.pid, signal.SIGKILL)
+
+    # Reports and exits --------------------------------------------------------------------
+
+    def _read_reports(self, child: ChildProcess) -> None:
+        data = os.read(child.status, 1 << 16)
+        if not data:
+            self._selector.unregister(child.status)
+        *lines, child.unread = (child.unread + data).split(b"\n")
+        for line in lines:
+            event, message, info = msgspec.json.decode(line)
+            if event == "ready":
+                self._child_ready(child, info)
+            elif event == "serving":
+                self._serving = True
+                self._on_serving(self._url, self._info)
+                log.info("ready: %s", self._url)
+            elif event == "config" and not self._serving:
+                raise ConfigError(message)
+            else:
+                child.reason = message
+
+    def _child_ready(self, child: ChildProcess, info: Info) -> None:
+        child.ready = True
+        if self._serving:
+            log.info("the %s process is back", child.label)
+            with self._link_errors_fatal():
+                self._restarts.started(child.process, self._listeners(child))
+            return
+        self._info |= info
+        if all(child.ready for child in self._children.values()):
+            self._tell_http(b"ready " + msgspec.json.encode(self._info))
+
+    def _child_exited(self, child: ChildProcess) -> None:
+        self._selector.unregister(child.exit_descriptor)
+        if child.status in self._selector.get_map():
+            self._read_reports(child)  # its last words
+        child.running = False
+        restartable = self._topology.role(child.process).restartable
+        if restartable and self._serving and self._verdict is None:
+            self._restart(child)
+        else:
+            self._decide(EXIT_INTERNAL, child.exit_text())
+
+    def _restart(self, child: ChildProcess) -> None:
+        """Starts the next generation of a process that has died, unless it dies too often."""
+        if child.status in self._selector.get_map():
+            self._selector.unregister(child.status)
+        how = child.exit_text()
+        child.close()
+        self._heartbeats.clear(child.process)
+        with self._link_errors_fatal():
+            if self._restarts.died(child.process, self._listeners(child)):
+                log.error("%s; it is started again", how)
+                self._start(child.process)
+            else:
+                often = f"{MAX_DEATHS} deaths within {DEATH_WINDOW:g} s"
+                log.error("%s; after %s it is not started again", how, often)
+
+    def _listeners(self, child: ChildProcess) -> set[str]:
+        """The other processes that take messages."""
+        return {
+            other.process
+            for other in self._children.values()
+            if other.running and other.ready and other is not child
+        }
+
+    @contextmanager
+    def _link_errors_fatal(self) -> Iterator[None]:
+        """A process that takes no message from the supervisor ends the instance."""
+        try:
+            yield
+        except LinkError as error:
+            self._decide(EXIT_INTERNAL, str(error))
+
+    # The end ------------------------------------------------------------------------------
+
+    def _end(self, code: int, reason: str) -> int:
+        """Open requests get their error, children a moment to end unless a further signal comes.
+        The exit code."""
+        signals = len(self._signals)
+        log.log(logging.INFO if code == EXIT_CLEAN else logging.ERROR, "%s", reason)
+        if not self._serving:
+            return code
+        running = [child for child in self._children.values() if child.running]
+        if code == EXIT_HANG:
+            for child in running:
+                self._dump_stacks(child)
+        self._tell_http(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
+        for child in running:
+            if not self._topology.role(child.process).serves_http:
+                os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        while any(child.running for child in running):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._dispatch(left)
+            if len(self._signals) > signals:
+                return 128 + self._signals[-1]
+        return code
+
+    def _dump_stacks(self, child: ChildProcess) -> None:
+        os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too
+        time.sleep(_DUMP_TIME)  # for its stacks, before those of the next

@@ -1,0 +1,151 @@
+"""Kernels written in assembly, for tests of the executor: assembled, loaded and launched by HIP's
+module functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gcn import library
+
+LANES = 64
+_TEMPLATE = """
+.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+.amdhsa_code_object_version 5
+.text
+.globl test
+.p2align 8
+.type test,@function
+test:
+{body}
+  s_endpgm
+.section .rodata
+.p2align 6
+.amdhsa_kernel test
+  .amdhsa_group_segment_fixed_size {lds}
+  .amdhsa_private_segment_fixed_size {scratch}
+  .amdhsa_kernarg_size 16
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_user_sgpr_count 2
+  .amdhsa_system_vgpr_workitem_id 2
+  .amdhsa_next_free_vgpr 128
+  .amdhsa_next_free_sgpr 64
+  .amdhsa_accum_offset 64
+.end_amdhsa_kernel
+.amdgpu_metadata
+---
+amdhsa.version: [1, 2]
+amdhsa.kernels:
+  - .name: test
+    .symbol: test.kd
+    .kernarg_segment_size: 16
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: {lds}
+    .private_segment_fixed_size: {scratch}
+    .wavefront_size: 64
+    .sgpr_count: 64
+    .vgpr_count: 128
+    .max_flat_workgroup_size: 1024
+    .args:
+      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
+...
+.end_amdgpu_metadata
+"""
+# s[4:5] is the output, s[6:7] the input; v0 the thread of the block, v63 four times it.
+_BEGIN = """
+  s_load_dwordx4 s[4:7], s[0:1], 0x0
+  v_and_b32_e32 v0, 0x3ff, v0
+  v_lshlrev_b32_e32 v63, 2, v0
+  s_waitcnt lgkmcnt(0)
+"""
+
+
+class Refused(Exception):
+    """A launch that ended with an error; the text says why."""
+
+
+def compiler() -> str:
+    """A clang that assembles for AMD, or the test is skipped."""
+    for name in ("clang-21", "clang-20", "clang-19", "amdclang"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("no clang with the AMDGPU target is installed")
+
+
+@functools.cache
+def assemble(body: str, *, target: str = "gfx942", lds: int = 0, scratch: int = 0) -> bytes:
+    """A code object with the kernel `test`."""
+    text = _TEMPLATE.format(body=_BEGIN + body, target=target, lds=lds, scratch=scratch)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.s")
+        out = Path(folder, "kernel.co")
+        source.write_text(text)
+        command = [compiler(), "-target", "amdgcn-amd-amdhsa", f"-mcpu={target}"]
+        subprocess.run([*command, str(source), "-o", str(out)], check=True)
+        return out.read_bytes()
+
+
+def check(hip: ctypes.CDLL, error: int) -> None:
+    """Raises Refused for everything but hipSuccess."""
+    if error:
+        raise Refused(hip.hipGetErrorString(error).decode())
+
+
+def run(
+    body: str,
+    given: np.ndarray,
+    out: np.ndarray,
+    *,
+    blocks: int = 1,
+    threads: int = LANES,
+    lds: int = 0,
+    scratch: int = 0,
+    stream: int | None = None,
+) -> np.ndarray:
+    """Runs the body on arrays that it may touch to their ends, and returns `out`."""
+    hip = library.load()
+    module = ctypes.c_void_p()
+    function = ctypes.c_void_p()
+    image = assemble(body, lds=lds, scratch=scratch)
+    check(hip, hip.hipModuleLoadData(ctypes.byref(module), image))
+    check(hip, hip.hipModuleGetFunction(ctypes.byref(function), module, b"test"))
+    addresses = [ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(given.ctypes.data)]
+    values = (ctypes.c_void_p * 2)(*(ctypes.addressof(a) for a in addresses))
+    for array in (out, given):
+        hip.gcn_map(array.ctypes.data, array.nbytes)
+    try:
+        grid = (blocks, 1, 1, threads, 1, 1)
+        error = hip.hipModuleLaunchKernel(function, *grid, 0, ctypes.c_void_p(stream), values, None)
+        check(hip, error)
+    finally:
+        for array in (out, given):
+            hip.gcn_unmap(array.ctypes.data, array.nbytes)
+    return out
+
+
+def lanes(body: str, *words: Sequence[int] | np.ndarray, results: int = 1) -> np.ndarray:
+    """What a wave computes: v1, v2, ... hold the given 32-bit words, v10 and on the results.
+
+    Returns [results, 64] uint32.
+    """
+    columns = [np.asarray(w).astype(np.uint32) for w in words]
+    given = np.concatenate(columns) if columns else np.zeros(LANES, np.uint32)
+    loads = "".join(
+        f"  global_load_dword v{i + 1}, v63, s[6:7] offset:{4 * LANES * i}\n"
+        for i in range(len(columns))
+    )
+    stores = "".join(
+        f"  global_store_dword v63, v{10 + i}, s[4:5] offset:{4 * LANES * i}\n"
+        for i in range(results)
+    )
+    out = np.zeros((results, LANES), np.uint32)
+    return run(f"{loads}  s_waitcnt vmcnt(0)\n{body}\n{stores}", given, out)

@@ -1,0 +1,47 @@
+"""Which folders of csrc/gpu and csrc/sm90 may include which: a folder its own headers and the
+shared ones, so that a family can be read, built and changed alone."""
+
+from __future__ import annotations
+
+import re
+
+from tests.kernel.gpu_objects import ROOT
+
+CSRC = ROOT / "kernel/csrc"
+SHARED = {
+    "gpu": {"gpu/device"},
+    "sm90": {"gpu/device", "sm90/common"},
+}
+# A grouped product is gemm's persistent kernel with another order of tiles, and the experts' pairs
+# are sorted as moe_align_block_size sorts them.
+FURTHER = {"sm90/experts": {"sm90/gemm", "gpu/moe"}}
+
+
+def included_folders(top: str) -> dict[str, set[str]]:
+    """Folder -> the folders of csrc/gpu and csrc/sm90 that its files include."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((CSRC / top).rglob("*")):
+        if path.suffix in (".cu", ".cuh", ".h"):
+            folder = path.parent.relative_to(CSRC).as_posix()
+            includes = re.findall(r'#include "((?:gpu|sm90)/\w+)/', path.read_text())
+            found.setdefault(folder, set()).update(includes)
+    return found
+
+
+def test_a_family_includes_itself_and_what_is_shared():
+    for top, shared in SHARED.items():
+        folders = included_folders(top)
+        assert len(folders) >= 5, top
+        for folder, includes in folders.items():
+            allowed = shared | {folder} | FURTHER.get(folder, set())
+            assert includes <= allowed, (folder, includes - allowed)
+
+
+def test_exceptions_are_used():
+    for folder, further in FURTHER.items():
+        assert further <= included_folders(folder.partition("/")[0])[folder]
+
+
+def test_what_both_gpus_compile_knows_nothing_of_hopper():
+    text = "\n".join(path.read_text() for path in (CSRC / "gpu").rglob("*") if path.is_file())
+    assert "sm90/" not in text
