@@ -239,30 +239,37 @@ def check_is_wrong(driver: Driver, reference: Any) -> None:
     assert relative_error(logits, reference_logits(reference, ids)) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe"])
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_the_engine(checkpoint: Checkpoints, name: str, page_size: int) -> None:
+def check_engine(folder: Path, reference: Any, **options: Any) -> None:
     """Prompts in chunks, several at a time, and again with cached prefixes: each token is the best
     one after the same prefix."""
-    folder, reference = checkpoint(name)
-    shared = random_ids(ModelConfig.from_dir(folder), 40, seed=0)
-    ids = [random_ids(ModelConfig.from_dir(folder), n, seed=n) for n in (1, 17, 33)]
+    config = ModelConfig.from_dir(folder)
+    shared = random_ids(config, 40, seed=0)
+    ids = [random_ids(config, n, seed=n) for n in (1, 17, 33)]
     prompts = [*ids, shared + ids[1], shared + ids[2]]
-    options = {"max_total_tokens": 1024, "max_running_requests": 4, "num_threads": 1}
+    sizes = {"max_total_tokens": 1024, "max_running_requests": 4, "chunked_prefill_size": 24}
     params = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
-    with Engine(
-        model_path=str(folder), page_size=page_size, chunked_prefill_size=24, **options
-    ) as engine:
+    with Engine(model_path=str(folder), **sizes, **options) as engine:
         for _ in range(2):
-            for prompt, output in zip(
-                prompts, engine.generate(input_ids=prompts, sampling_params=params), strict=True
-            ):
+            outputs = engine.generate(input_ids=prompts, sampling_params=params)
+            for prompt, output in zip(prompts, outputs, strict=True):
                 found = output["output_ids"]
                 logits = reference_logits(reference, prompt + found)[len(prompt) - 1 : -1]
                 best = logits.topk(2).values
                 is_near_tie = bool(((best[:, 0] - best[:, 1]) < 1e-3).any())
                 assert found == logits.argmax(-1).tolist() or is_near_tie
-        assert output["meta_info"]["cached_tokens"] > 0
+        assert outputs[-1]["meta_info"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe"])
+def test_the_engine(checkpoint: Checkpoints, name: str, page_size: int) -> None:
+    check_engine(*checkpoint(name), page_size=page_size, num_threads=1)
+
+
+@pytest.mark.parametrize("name", ["olmo2_repeated_kv", "qwen3_moe_odd_width"])
+def test_ranks_in_processes(checkpoint: Checkpoints, name: str) -> None:
+    """Norms over all heads sum over the ranks; experts are whole on one of them."""
+    check_engine(*checkpoint(name), tp_size=2, num_threads=2)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_vl_moe"])

@@ -93,3 +93,15 @@ def test_experts_and_ranks() -> None:
         model.check_tp(4)
     with pytest.raises(ConfigError, match="num_experts is missing"):
         config("Qwen3Moe", num_experts_per_tok=2, moe_intermediate_size=32)
+
+
+def test_qwen2_5_vl_of_the_hub() -> None:
+    """One flat file; the three positions of a token of text are one."""
+    model = config(
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+        rope_theta=1e6,
+        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},
+        vision_config={"depth": 32},
+        image_token_id=7,
+    )
+    assert rope(model) == Rope(theta=1e6, rotary_dim=16) and model.unknown_keys == ()

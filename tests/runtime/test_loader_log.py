@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +16,12 @@ from safetensors.torch import load_file
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
+from radix_runtime.layers.base import Layer
+from radix_runtime.layers.moe import SparseMoe
+from radix_runtime.layers.norm import build_norm
 from radix_runtime.models import loader
+from radix_runtime.specs import LayerNorm, Moe, SoftmaxRouter
+from tests.runtime.test_layers import context as cpu_context
 from tests.runtime.tiny_models import Driver, reference_model, save
 
 torch.set_num_threads(1)
@@ -85,3 +92,47 @@ def test_the_portable_level_is_told_by_one_rank(
         for rank in (0, 1):
             Driver(original, communicator=Rank(rank, 2))
         assert [message == ops.PORTABLE for message in caplog.messages] == [True] * told
+
+
+def test_unknown_keys_are_named_once(
+    original: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / "model"))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "odd_key": 1, "another": [2]}))
+    Driver(folder)
+    warnings = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    expected = "config.json: keys that LlamaForCausalLM does not know: another, odd_key"
+    assert warnings == [expected]
+    caplog.clear()
+    Driver(folder, communicator=Rank(1, 2))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        ((), "error"),
+        (("topk_softmax", "fused_experts_packed"), "error"),
+        (("fused_experts",), "warn"),
+    ],
+)
+def test_the_reference_stands_in_only_for_what_this_model_needs(
+    special: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU library has all of the ops but one for GPUs, which no model on a CPU needs."""
+    if ops.capabilities()["backend"] != "cpu":
+        pytest.skip("no native CPU library")
+    chosen: list[str] = []
+    monkeypatch.setattr(ops.radix_kernels, "set_fallback", chosen.append)
+    ops.use_native(special, quiet=True)
+    assert chosen == [expected]
+
+
+def test_layers_name_the_ops_that_few_models_need() -> None:
+    context = cpu_context()
+    moe = Moe(num_experts=4, width=16, router=SoftmaxRouter(top_k=2, renormalize=True))
+    block = SparseMoe(context, hidden_size=32, spec=moe)
+    names = {op for m in block.modules() if isinstance(m, Layer) for op in m.special_ops}
+    assert names == {"topk_softmax", "fused_experts_packed"}
+    assert build_norm(context, LayerNorm(eps=1e-5), 32).special_ops == ("layernorm",)

@@ -16,7 +16,7 @@ from ..specs import (
 from .checks import require
 from .family import Family
 from .keys import DecoderKeys, Size, windows_of_types
-from .multimodal import text_rules
+from .multimodal import OTHER_KEYS, text_rules
 from .names import Rule, SplitRows, Transpose, Unstack
 
 
@@ -157,6 +157,6 @@ QWEN2 = Family(keys=QwenKeys, read=read_qwen2)
 QWEN3 = Family(keys=Qwen3Keys, read=read_qwen3)
 QWEN2_MOE = Family(keys=Qwen2MoeKeys, read=read_qwen2_moe)
 QWEN3_MOE = Family(keys=Qwen3MoeKeys, read=read_qwen3_moe)
-QWEN2_VL = Family(keys=QwenKeys, read=read_qwen2, names=text_rules)
+QWEN2_VL = Family(keys=QwenKeys, read=read_qwen2, names=text_rules, ignored=OTHER_KEYS)
 QWEN3_VL = Family(keys=Qwen3Keys, read=read_qwen3, names=text_rules)
 QWEN3_VL_MOE = Family(keys=Qwen3VLMoeKeys, read=read_qwen3_moe, names=_moe_text_rules)

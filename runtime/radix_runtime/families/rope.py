@@ -13,6 +13,7 @@ _SCALING_KEYS: dict[str, tuple[str, ...]] = {  # what each type of scaling must 
     "llama3": ("factor", _ORIGINAL_CONTEXT, "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", _ORIGINAL_CONTEXT),
     "longrope": (_ORIGINAL_CONTEXT,),
+    "mrope": (),  # three positions for what lies in an image; a token of text has the same three
 }
 _BASE_KEYS = ("rope_theta", "partial_rotary_factor")  # in the RoPE dictionary or beside it
 
@@ -86,7 +87,7 @@ def read_rope(
         theta=float(theta),
         rotary_dim=int(head_dim * partial),
         interleaved=interleaved,
-        scaling=None if kind == "default" else given | {"rope_type": kind},
+        scaling=None if kind in ("default", "mrope") else given | {"rope_type": kind},
     )
 
 
