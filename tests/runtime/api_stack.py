@@ -169,6 +169,7 @@ class Stack:
         self._server.should_exit = True
         for thread in self._threads:
             thread.join(10)
+        self.app.state.bodies.close()
         if self._monitored:
             self.monitor.__exit__(*exc)
         self._listener.close()

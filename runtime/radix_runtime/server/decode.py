@@ -40,7 +40,15 @@ def decode_body(
     """The body and its warnings. `lenient`: unknown fields give a warning instead of an error.
     `defaults`: sampling parameters that hold where the body leaves them out. Raises RequestError
     400."""
-    raw = parse_json(data)
+    check_shape(data)
+    return decode_checked(kind, data, lenient, defaults)
+
+
+def decode_checked(
+    kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+) -> tuple[B, list[str]]:
+    """`decode_body` of a JSON text that `check_shape` has passed."""
+    raw = _parse(data)
     if not isinstance(raw, dict):
         raise refusal("invalid_type", "the body must be a JSON object")
     sieve = _Sieve(lenient, defaults)
@@ -55,6 +63,10 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text. Raises RequestError: `invalid_type` for a number that is none (NaN,
     1e999), else `invalid_json`, as for a shape that `check_shape` refuses."""
     check_shape(data)
+    return _parse(data)
+
+
+def _parse(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,5 +1,7 @@
 """What a JSON body may be made of, found by one pass over its bytes before anything parses it."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..errors import refusal
@@ -9,6 +11,7 @@ MAX_CONTAINERS = 20_000  # arrays and objects of one body
 MAX_NUMBER = 128  # characters of one number
 
 _QUOTE = ord('"')
+_COMMA = ord(",")
 _OPENS = np.zeros(256, dtype=bool)
 _OPENS[list(b"[{")] = True
 _STEPS = np.zeros(256, dtype=np.int32)  # what a byte adds to the depth
@@ -18,8 +21,20 @@ _OF_NUMBERS = np.zeros(256, dtype=bool)
 _OF_NUMBERS[list(b"0123456789+-.eE")] = True
 
 
-def check_shape(data: bytes) -> int:
-    """The number of arrays and objects in a JSON text. Raises RequestError if it has too many, is
+class Shape(NamedTuple):
+    """How many arrays and objects, and how many commas, a JSON text has outside of strings."""
+
+    containers: int
+    commas: int
+
+    @property
+    def parts(self) -> int:
+        """No fewer than half of the values that a parser builds."""
+        return self.containers + self.commas
+
+
+def check_shape(data: bytes) -> Shape:
+    """What a JSON text is made of. Raises RequestError if it has too many, is
     nested too deep, or has a number that is too long.
 
     Needs no valid JSON: up to its first error, which is as far as a parser gets, a text is bounded
@@ -33,7 +48,7 @@ def check_shape(data: bytes) -> int:
         raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
     if _longest_number(structure) > MAX_NUMBER:
         raise refusal("invalid_json", f"a number of more than {MAX_NUMBER} characters")
-    return count
+    return Shape(containers=count, commas=int(np.count_nonzero(structure == _COMMA)))
 
 
 def _outside_strings(data: bytes) -> np.ndarray:
