@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import RequestError
+from .body_decoder import BodyDecoder
 from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
@@ -72,10 +73,17 @@ class HttpCall(Request):
     far."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        manager: TokenizerManager,
+        bodies: BodyDecoder,
     ) -> None:
         super().__init__(scope, receive, send)
         self.manager = manager
+        self.bodies = bodies
         self.started = time.perf_counter()
         self.status = 0
         self.warnings: list[str] = []

@@ -12,6 +12,7 @@ from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
 from ..text.sglang_output import sglang_output
 from .answer import Answer, new_request
+from .body_decoder import is_one_prompt
 from .http_call import HttpCall, to_json
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
 from .submission import Batch
@@ -154,7 +155,7 @@ class GenerateAnswer(Answer):
 def _is_batch(body: GenerateBody) -> bool:
     """Whether the client gave a list of prompts, be it of one."""
     if body.input_ids is not None:
-        return not isinstance(body.input_ids[0], int)
+        return not is_one_prompt(body.input_ids)
     return isinstance(body.text, list)
 
 
