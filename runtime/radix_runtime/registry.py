@@ -32,7 +32,7 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """The names of all implementations, loaded or not."""
         plugins = [entry.name for entry in entry_points(group=self.group)]
-        return [*self._items, *plugins]
+        return list(dict.fromkeys([*self._items, *plugins]))
 
     def get(self, name: str) -> T:
         """The implementation of that name. Raises ConfigError, with all names, if there is none."""

@@ -9,6 +9,17 @@ from typing import Any
 
 import torch
 
+from tests.runtime.tiny_models import (
+    Driver,
+    Sequence,
+    random_ids,
+    reference_logits,
+    relative_error,
+)
+
+_LENGTHS = [37, 21, 66]
+_PROMPTS = [30, 1, 40]
+
 
 def mixed_schedule(
     lengths: list[int], prompts: list[int], seed: int
@@ -29,6 +40,25 @@ def mixed_schedule(
         if decode or chunks:
             steps.append(decode + chunks)
     return steps
+
+
+def worst_error(driver: Driver, reference: Any, seed: int) -> float:
+    """The largest relative error of a step's logits; greedy tokens must be equal. 0 on the ranks
+    that have no logits."""
+    ids = [random_ids(driver.config, n, seed + i) for i, n in enumerate(_LENGTHS)]
+    expected = [reference_logits(reference, x) for x in ids]
+    sequences = [Sequence(row, x) for row, x in zip([4, 0, 7], ids, strict=True)]
+    worst = 0.0
+    for work in mixed_schedule(_LENGTHS, _PROMPTS, seed=seed):
+        spans = [(i, sequences[i].computed, count) for i, count in work]
+        decoding = tuple(sequences[i] for i, at, count in spans if at >= _PROMPTS[i])
+        logits = driver.step([(sequences[i], n) for i, n in work], from_device=decoding)
+        if logits is None:
+            continue
+        wanted = torch.cat([expected[i][at : at + count] for i, at, count in spans])
+        assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
+        worst = max(worst, relative_error(logits, wanted))
+    return worst
 
 
 class ThreadGroup:

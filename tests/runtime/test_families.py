@@ -21,7 +21,7 @@ from radix_runtime.quantization.dense import DenseMethod
 from radix_runtime.quantization.registry import linear_methods
 from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
 from tests.runtime.family_models import FAMILY_MODELS, random_model
-from tests.runtime.model_steps import ThreadCommunicator, mixed_schedule, run_ranks
+from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.test_layers import context as cpu_context
 from tests.runtime.tiny_models import (
     Driver,
@@ -34,8 +34,6 @@ from tests.runtime.tiny_models import (
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
-LENGTHS = [37, 21, 66]
-PROMPTS = [30, 1, 40]
 Checkpoints = Callable[[str], tuple[Path, Any]]
 
 
@@ -51,25 +49,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return made[name]
 
     return make
-
-
-def worst_error(driver: Driver, reference: Any, seed: int) -> float:
-    """The largest relative error of a step's logits; greedy tokens must be equal. 0 on the ranks
-    that have no logits."""
-    ids = [random_ids(driver.config, n, seed + i) for i, n in enumerate(LENGTHS)]
-    expected = [reference_logits(reference, x) for x in ids]
-    sequences = [Sequence(row, x) for row, x in zip([4, 0, 7], ids, strict=True)]
-    worst = 0.0
-    for work in mixed_schedule(LENGTHS, PROMPTS, seed=seed):
-        spans = [(i, sequences[i].computed, count) for i, count in work]
-        decoding = tuple(sequences[i] for i, at, count in spans if at >= PROMPTS[i])
-        logits = driver.step([(sequences[i], n) for i, n in work], from_device=decoding)
-        if logits is None:
-            continue
-        wanted = torch.cat([expected[i][at : at + count] for i, at, count in spans])
-        assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
-        worst = max(worst, relative_error(logits, wanted))
-    return worst
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -171,7 +150,7 @@ def test_experts_in_one_tensor(checkpoint: Checkpoints) -> None:
     moe = spec.layers[0].feed_forward
     assert isinstance(moe, Moe)
     for index in reversed(range(6)):
-        expert = Expert(cpu_context(), spec.hidden_size, moe)
+        expert = Expert(cpu_context(), hidden_size=spec.hidden_size, spec=moe)
         expert.down_proj.put_in(stack, index)
         memory = expert.down_proj.allocate("weight", torch.device("cpu"))
         memory.copy_(tensors[f"model.layers.0.mlp.experts.{index}.down_proj.weight"])

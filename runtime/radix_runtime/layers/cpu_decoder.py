@@ -89,9 +89,9 @@ def _fuse(layers: list[Any], norm: Any, pool: KVPool) -> ops.DenseDecoder:
 
 
 def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
+    _require_fusible(layer, Fusible)
     attention = layer.self_attn
     mlp = layer.mlp
-    _require_fusible(layer, Fusible)
     _require_fusible(layer.input_layernorm, RMSNorm)
     _require_fusible(attention, Attention)
     _require_fusible(layer.post_attention_layernorm, RMSNorm)

@@ -1,0 +1,1 @@
+"""Cohere 2 (Command R7B) for the Radix runtime."""
