@@ -137,3 +137,69 @@ def test_the_process_of_large_bodies_may_die(stack: Stack) -> None:
     error = post(stack, COMPLETIONS, body)
     assert (error.status_code, error.json()["error"]["code"]) == (500, "internal_error")
     assert post(stack, COMPLETIONS, body).status_code == 200
+
+
+# Answers ----------------------------------------------------------------------------------
+
+SCORED = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
+
+
+def test_an_answer_of_many_logprobs_does_not_hold_the_loop(stack: Stack) -> None:
+    """1,600 tokens with 20 others each: 2.5 MB, which took 0.2 s in one piece."""
+    call = {**good_request(MODEL), **SCORED, "n": 8, "logprobs": True, "top_logprobs": 20}
+    for stream in (False, True):
+        response = post(stack, CHAT, json.dumps({**call, "stream": stream}).encode())
+        assert response.status_code == 200
+        if not stream:
+            choices = response.json()["choices"]
+            assert len(response.content) > 2_000_000
+            counts = [len(choice["logprobs"]["content"]) for choice in choices]
+            assert counts == [200] * 8
+    stack.monitor.check()
+
+
+def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> None:
+    call = {
+        "input_ids": [[5 + i % 100] * 200 for i in range(60)],
+        "sampling_params": {"max_new_tokens": 2},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 20,
+    }
+    for stream in (False, True):
+        response = post(stack, "/generate", json.dumps({**call, "stream": stream}).encode())
+        assert response.status_code == 200 and len(response.content) > 5_000_000
+        if not stream:
+            for answer in response.json():
+                assert len(answer["meta_info"]["input_top_logprobs"]) == 200
+    echo = {"prompt": call["input_ids"], "max_tokens": 1, "echo": True, "logprobs": 5}
+    for stream in (False, True):
+        response = post(stack, COMPLETIONS, json.dumps({**echo, "stream": stream}).encode())
+        assert response.status_code == 200 and len(response.content) > 1_000_000
+    stack.monitor.check()
+
+
+def test_the_bound_on_logprobs_is_of_a_call(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radix_runtime.server.answer.MAX_LOGPROBS", 8 * 21 * 100)
+    before = len(stack.sent)
+    call = {**good_request(MODEL), "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+    too_much = json.dumps({**call, "n": 8, "max_tokens": 101}).encode()
+    prompts = {
+        "input_ids": [[5] * 200] * 5,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 20,
+        "sampling_params": {"max_new_tokens": 1},
+    }
+    for path, body in ((CHAT, too_much), ("/generate", json.dumps(prompts).encode())):
+        response = post(stack, path, body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "invalid_value"), error
+        assert str(8 * 21 * 100) in error["message"] and "times fewer" in error["message"]
+    assert len(stack.sent) == before
+    fits = post(stack, CHAT, json.dumps({**call, "n": 8, "max_tokens": 100}).encode())
+    assert fits.status_code == 200
+    # Nobody asked for a length: it is what fits.
+    del call["max_tokens"]
+    clipped = post(stack, CHAT, json.dumps({**call, "n": 16}).encode())
+    assert clipped.json()["usage"]["completion_tokens"] == 16 * 50

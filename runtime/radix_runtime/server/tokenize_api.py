@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..errors import refusal
+from ..sampling_params import Ids
 from ..text.conversation import template_messages
 from .answer import template_options
 from .body_decoder import is_one_prompt
@@ -33,7 +34,7 @@ async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
     )
 
 
-async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[list[int]]:
+async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if body.messages is None:
         special_tokens = body.add_special_tokens is not False
         return await manager.encode(body.prompt or [], "prompt", special_tokens)
