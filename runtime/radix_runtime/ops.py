@@ -62,6 +62,7 @@ from radix_kernels import (
     linear,
     linear_argmax,
     linear_silu_and_mul,
+    moe_fused_gate,
     pack_weight,
     rmsnorm,
     rope_cos_sin_cache,
@@ -70,11 +71,19 @@ from radix_kernels import (
     token_logprobs,
     top_k_top_p_sampling,
     top_k_top_p_sampling_with_logprobs,
+    topk_sigmoid,
     topk_softmax,
 )
 
 # Ops that few models need; a layer that does says so (Layer.special_ops).
-_SPECIAL = {"fused_experts", "fused_experts_packed", "layernorm", "topk_softmax"}
+_SPECIAL = {
+    "fused_experts",
+    "fused_experts_packed",
+    "layernorm",
+    "moe_fused_gate",
+    "topk_sigmoid",
+    "topk_softmax",
+}
 
 
 def has_native(op: str, dtype: str, device_kind: str) -> bool:

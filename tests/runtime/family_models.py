@@ -128,6 +128,17 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
     ),
     "glm": FamilyModel("Glm", {"head_dim": 32}),
     "glm4": FamilyModel("Glm4", {"head_dim": 32}),
+    "glm4_moe": FamilyModel(
+        "Glm4Moe",
+        {**_EXPERTS, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3,
+         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True,
+         "attention_bias": True},
+    ),
+    "minimax_m2": FamilyModel(
+        "MiniMaxM2",
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2,
+         "rope_parameters": _rope("default", partial_rotary_factor=0.5)},
+    ),
     "ministral": FamilyModel(
         "Ministral", {"head_dim": 32, "sliding_window": 9, "layer_types": _TYPES}
     ),
@@ -136,7 +147,7 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
                 mscale_all_dim=1.0), "llama_4_scaling_beta": 0.3}}),
     "gpt_oss": FamilyModel(
         "GptOss",
-        {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9,
          "intermediate_size": 32, "rope_parameters": {**_YARN, "truncate": False}},
     ),
     "gpt_oss_odd_width": FamilyModel(
@@ -185,4 +196,7 @@ def random_model(name: str, seed: int = 0) -> torch.nn.Module:
             center = 1.0 if "norm" in key and not is_gemma else 0.0
             spread = 1.0 if "sinks" in key else 0.15
             param.normal_(center, spread)
+        for key, buffer in built.named_buffers():
+            if key.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return built.float().eval()

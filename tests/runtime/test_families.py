@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime import ops
+from radix_runtime import Engine, ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.layers.linear import WeightStack
 from radix_runtime.layers.moe import Expert
@@ -179,6 +179,12 @@ _WRONG: dict[str, tuple[str, Callable[[Layer], Layer]]] = {
         lambda layer: replace(layer, feed_forward=replace(
             layer.feed_forward, router=SoftmaxRouter(top_k=2, renormalize=True))),
     ),
+    "no scaling of the weights": (
+        "glm4_moe",
+        lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, router=replace(
+            layer.feed_forward.router, scaling=1.0))) if isinstance(layer.feed_forward, Moe)
+        else layer,
+    ),
     "another activation": (
         "gpt_oss",
         lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, activation="silu")),
@@ -231,3 +237,65 @@ def check_is_wrong(driver: Driver, reference: Any) -> None:
     ids = random_ids(driver.config, 60, seed=9)
     logits = driver.step([(Sequence(0, ids), len(ids))])
     assert relative_error(logits, reference_logits(reference, ids)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_engine(checkpoint: Checkpoints, name: str, page_size: int) -> None:
+    """Prompts in chunks, several at a time, and again with cached prefixes: each token is the best
+    one after the same prefix."""
+    folder, reference = checkpoint(name)
+    shared = random_ids(ModelConfig.from_dir(folder), 40, seed=0)
+    ids = [random_ids(ModelConfig.from_dir(folder), n, seed=n) for n in (1, 17, 33)]
+    prompts = [*ids, shared + ids[1], shared + ids[2]]
+    options = {"max_total_tokens": 1024, "max_running_requests": 4, "num_threads": 1}
+    params = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    with Engine(
+        model_path=str(folder), page_size=page_size, chunked_prefill_size=24, **options
+    ) as engine:
+        for _ in range(2):
+            for prompt, output in zip(
+                prompts, engine.generate(input_ids=prompts, sampling_params=params), strict=True
+            ):
+                found = output["output_ids"]
+                logits = reference_logits(reference, prompt + found)[len(prompt) - 1 : -1]
+                best = logits.topk(2).values
+                is_near_tie = bool(((best[:, 0] - best[:, 1]) < 1e-3).any())
+                assert found == logits.argmax(-1).tolist() or is_near_tie
+        assert output["meta_info"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_vl_moe"])
+def test_experts_are_packed_one_by_one(
+    checkpoint: Checkpoints, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never do the weights of all experts of a layer wait to be packed."""
+    waiting: dict[int, int] = {}
+    peak = 0
+    create, pack = torch.empty, ops.pack_weight
+
+    def counted_empty(*args: Any, **options: Any) -> torch.Tensor:
+        nonlocal peak
+        tensor = create(*args, **options)
+        if tensor.dim() == 2 and tensor.is_floating_point() and not tensor.is_meta:
+            waiting[tensor.data_ptr()] = tensor.numel()
+            peak = max(peak, sum(waiting.values()))
+        return tensor
+
+    def counted_pack(weight: torch.Tensor, **options: Any) -> Any:
+        waiting.pop(weight.data_ptr(), None)
+        return pack(weight, **options)
+
+    folder, _ = checkpoint(name)
+    spec = ModelConfig.from_dir(folder).spec
+    moe = spec.layers[0].feed_forward
+    assert isinstance(moe, Moe)
+    monkeypatch.setattr(ops, "pack_weight", counted_pack)
+    monkeypatch.setattr(torch, "empty", counted_empty)
+    Driver(folder)
+    embedding = spec.vocab_size * spec.hidden_size
+    expert = 3 * moe.width * spec.hidden_size
+    mixer = spec.layers[0].mixer
+    rows = 2 * (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim  # of q, k, v and o
+    bound = embedding + max(rows * spec.hidden_size, 2 * expert)
+    assert expert < peak <= bound < embedding + moe.num_experts * expert

@@ -29,7 +29,7 @@ def read(keys: MixtralKeys) -> ModelSpec:
     return keys.model([layer] * keys.num_hidden_layers)
 
 
-def names(keys: MixtralKeys) -> Sequence[Rule]:
+def expert_rules(keys: DecoderKeys) -> Sequence[Rule]:
     """w1, w2 and w3 are gate, down and up."""
     return (
         Rename(r"\.block_sparse_moe\.", ".mlp."),
@@ -39,4 +39,4 @@ def names(keys: MixtralKeys) -> Sequence[Rule]:
     )
 
 
-MIXTRAL = Family(keys=MixtralKeys, read=read, names=names)
+MIXTRAL = Family(keys=MixtralKeys, read=read, names=expert_rules)

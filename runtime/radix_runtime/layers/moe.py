@@ -15,6 +15,7 @@ from .activation import apply_activation
 from .base import BuildContext, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, WeightStack
 from .mlp import GatedMLP
+from .router import build_gate
 
 
 class Expert(nn.Module):
@@ -136,13 +137,7 @@ class SparseMoe(Layer):
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()
-        precise = ctx.with_method(DenseMethod())  # which experts run hangs on small differences
-        self.gate = ReplicatedLinear(
-            precise,
-            in_features=hidden_size,
-            out_features=spec.num_experts,
-            bias=spec.router.bias,
-        )
+        self.gate = build_gate(ctx, hidden_size, spec)
         self.experts = Experts(ctx, hidden_size=hidden_size, spec=spec)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
@@ -152,10 +147,10 @@ class SparseMoe(Layer):
             )
             if spec.shared.gated:
                 self.shared_expert_gate = ReplicatedLinear(
-                    precise, in_features=hidden_size, out_features=1
+                    ctx.with_method(DenseMethod()), in_features=hidden_size, out_features=1
                 )
-        experts_op = "fused_experts_packed" if ctx.device.type == "cpu" else "fused_experts"
-        self.special_ops = ("topk_softmax", experts_op)
+        is_cpu = ctx.device.type == "cpu"
+        self.special_ops = ("fused_experts_packed" if is_cpu else "fused_experts",)
         self._spec = spec
         self._communicator = ctx.communicator
 
@@ -172,8 +167,7 @@ class SparseMoe(Layer):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the experts of x, both [T, hidden_size]; residual's memory may become the
         result."""
-        router = self._spec.router
-        weights, ids = ops.topk_softmax(self.gate(x), router.top_k, renormalize=router.renormalize)
+        weights, ids = self.gate.route(x)
         out = self.experts(x, weights, ids)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)

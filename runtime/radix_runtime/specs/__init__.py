@@ -5,7 +5,17 @@ it. A layer is a mixer and a feed-forward; the type and the values of their reco
 that it is built of, never the name of a family."""
 
 from .attention import AllHeadsNorm, Gqa, HeadNorm, PositionScale, QkNorm, Rope
-from .feed_forward import Activation, ClampedSwiGlu, Mlp, Moe, SharedExpert, SoftmaxRouter
+from .feed_forward import (
+    Activation,
+    ClampedSwiGlu,
+    GroupedRouter,
+    Mlp,
+    Moe,
+    Router,
+    SharedExpert,
+    SigmoidRouter,
+    SoftmaxRouter,
+)
 from .model import FeedForward, Layer, Mixer, ModelSpec
 from .norm import LayerNorm, Norm, RmsNorm
 
@@ -15,6 +25,7 @@ __all__ = [
     "ClampedSwiGlu",
     "FeedForward",
     "Gqa",
+    "GroupedRouter",
     "HeadNorm",
     "Layer",
     "LayerNorm",
@@ -27,6 +38,8 @@ __all__ = [
     "QkNorm",
     "RmsNorm",
     "Rope",
+    "Router",
     "SharedExpert",
+    "SigmoidRouter",
     "SoftmaxRouter",
 ]

@@ -35,6 +35,28 @@ class SoftmaxRouter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SigmoidRouter:
+    """The `top_k` experts of the largest sigmoid(logit) + correction, where the correction, one
+    number for each expert, only chooses. Their weights are the sigmoids, divided by their sum."""
+
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRouter:
+    """SigmoidRouter within the `top_groups` best of `num_groups` equal ranges of experts; a range
+    is as good as the sum of its two best. The weights are multiplied by `scaling`."""
+
+    top_k: int
+    num_groups: int
+    top_groups: int
+    scaling: float = 1.0
+
+
+Router = SoftmaxRouter | SigmoidRouter | GroupedRouter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpert:
     """An MLP that every token passes beside its experts. `gated`: weighed by the sigmoid of one
     more product of the token."""
@@ -49,7 +71,7 @@ class Moe:
 
     num_experts: int
     width: int
-    router: SoftmaxRouter
+    router: Router
     activation: Activation = "silu"
     bias: bool = False
     shared: SharedExpert | None = None
