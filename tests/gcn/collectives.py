@@ -68,10 +68,10 @@ def check_gather_and_scatter(r: Rank) -> int:
 def check_norm(r: Rank) -> int:
     count = 0
     for dtype in DTYPES:
-        everybodys = r.everybodys((3, 256), dtype)
+        everybodys = r.everybodys((3, 64), dtype)
         g = torch.Generator().manual_seed(7)
-        residual = torch.randn(3, 256, generator=g).to(dtype)
-        weight = torch.randn(256, generator=g).to(dtype)
+        residual = torch.randn(3, 64, generator=g).to(dtype)
+        weight = torch.randn(64, generator=g).to(dtype)
         want_residual, want = reference.all_reduce_add_rmsnorm(
             everybodys, residual, weight, 1e-5, compute_dtype=torch.float64
         )
