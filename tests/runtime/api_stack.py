@@ -53,6 +53,17 @@ class _Outbox:
         self._routes[type(message)](message)
 
 
+def _fake_engine(args: ServerArgs, pages: int) -> FakeEngine:
+    return FakeEngine(
+        num_pages=pages,
+        page_size=args.page_size,
+        max_rows=8,
+        max_context=CONTEXT,
+        vocab_size=VOCAB,
+        lazy=False,
+    )
+
+
 class Stack:
     """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`.
     `monitored`: `monitor` measures every callback of the event loop."""
@@ -72,14 +83,7 @@ class Stack:
         )  # fmt: skip
         self.args.validate()
         self.tokenizer = load_tokenizer(DEMO_MODEL_DIR, self.args.chat_template)
-        self.engine = FakeEngine(
-            num_pages=pages,
-            page_size=self.args.page_size,
-            max_rows=8,
-            max_context=CONTEXT,
-            vocab_size=VOCAB,
-            lazy=False,
-        )
+        self.engine = _fake_engine(self.args, pages)
         self.delay = delay
         self.sent: list[Message] = []
         self.dead_reason: str | None = None
