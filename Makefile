@@ -20,6 +20,7 @@ install: $(VENV)/.installed-$(BACKEND)
 # The backends' wheels lie over one another: one is installed at a time.
 SIBLINGS := $(filter-out $(BACKEND),cpu cuda rocm)
 $(VENV)/.installed-$(BACKEND): $(VENV)/.packages $(KERNEL_SOURCES)
+	@echo "== 4 of 4: the $(BACKEND) kernels, compiled with $(JOBS) jobs: a few minutes the first time"
 	$(RUN) tools/build_wheel.py $(BACKEND) --jobs $(JOBS)
 	rm -f $(VENV)/.installed-*
 	$(RUN) -m pip uninstall -q -y $(addprefix radix-kernels-,$(SIBLINGS))
@@ -27,9 +28,12 @@ $(VENV)/.installed-$(BACKEND): $(VENV)/.packages $(KERNEL_SOURCES)
 	touch $@
 
 $(VENV)/.packages: runtime/pyproject.toml
+	@echo "== 1 of 4: a virtual environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --upgrade pip
-	$(RUN) -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	@echo "== 2 of 4: $(TORCH), the largest download"
+	$(RUN) -m pip install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	@echo "== 3 of 4: build tools and what the runtime needs"
 	$(RUN) -m pip install -q scikit-build-core pybind11 cmake ninja hatchling
 	$(RUN) -m pip install -q -e ./runtime
 	touch $@

@@ -34,6 +34,7 @@ BASES = (
 )
 SUFFIXES = "c|cc|cmake|cpp|cu|cuh|h|json|map|md|py|pyi|sh|svg|toml|yml"
 QUOTED = re.compile(r"`([^`\n]+)`")
+WORD = re.compile(r"(?<![\w./*-])[\w*][\w./*-]*")
 PART = r"[\w.*-]+"
 FILE_NAME = re.compile(rf"{PART}(/{PART})*/({PART}\.({SUFFIXES}))?")
 # Without a suffix: what begins with one of the folders that most names begin with.
@@ -47,11 +48,14 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def file_names(text: str) -> Iterator[str]:
-    """The names with a slash that stand in backticks, outside of code blocks."""
-    for quoted in QUOTED.findall(FENCE.sub("", text)):
-        is_name = FILE_NAME.fullmatch(quoted) or PATH.fullmatch(quoted)
-        if is_name and not PLACEHOLDER.search(quoted):
-            yield quoted
+    """The names with a slash that stand in backticks or in a code block."""
+    words = QUOTED.findall(FENCE.sub("", text))
+    for block in FENCE.findall(text):
+        words += WORD.findall(block)
+    for word in words:
+        is_name = FILE_NAME.fullmatch(word) or PATH.fullmatch(word)
+        if is_name and not PLACEHOLDER.search(word):
+            yield word
 
 
 def exists(name: str, document: Path) -> bool:
@@ -147,9 +151,12 @@ def test_the_quantization_format_of_the_guide_serves(
 
 def test_a_missing_file_and_a_broken_link_are_found() -> None:
     document = ROOT / "docs" / "architecture.md"
-    text = "`scheduler/policy.py` `scheduler/no_such.py` `kernel/csrc/none/` [x](no_such.md#a)\n"
+    text = (
+        "`scheduler/policy.py` `scheduler/no_such.py` `kernel/csrc/none/` [x](no_such.md#a)\n"
+        "```\nin scheduler/no_block.py, scheduler/policy.py\n```\n"
+    )
     missing = [name for name in file_names(text) if not exists(name, document)]
-    assert missing == ["scheduler/no_such.py", "kernel/csrc/none/"]
+    assert missing == ["scheduler/no_such.py", "kernel/csrc/none/", "scheduler/no_block.py"]
     assert broken_links(text, document) == ["no_such.md#a"]
     assert broken_links("[x](glossary.md#no-such) [y](glossary.md#glossary)", document) == [
         "glossary.md#no-such"

@@ -174,6 +174,10 @@ class RequestFailed(_Message):
         )
 
 
+def _growing(data: bytes) -> bytes:
+    return bytearray(data)  # type: ignore[return-value] # msgspec encodes both alike
+
+
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
     """Log-softmax of the raw logits of n tokens, packed: int32 ids [n], float32 values [n] (NaN: a
     prompt's first token), and the `top_n` likeliest of each position, [n, top_n]."""
@@ -195,15 +199,18 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
             top_logprobs=self.top_logprobs[: top_count * _LOGPROB.itemsize],
         )
 
-    def joined(self, following: "Logprobs") -> "Logprobs":
-        """These and then those of the tokens that follow, with the same `top_n`."""
-        return Logprobs(
-            ids=self.ids + following.ids,
-            logprobs=self.logprobs + following.logprobs,
-            top_n=self.top_n,
-            top_ids=self.top_ids + following.top_ids,
-            top_logprobs=self.top_logprobs + following.top_logprobs,
-        )
+    def extend(self, following: "Logprobs") -> None:
+        """Appends those of the tokens that follow, with the same `top_n`. The fields become
+        bytearrays, so that appending piece by piece takes no longer the more there are."""
+        if isinstance(self.ids, bytes):
+            self.ids = _growing(self.ids)
+            self.logprobs = _growing(self.logprobs)
+            self.top_ids = _growing(self.top_ids)
+            self.top_logprobs = _growing(self.top_logprobs)
+        self.ids += following.ids
+        self.logprobs += following.logprobs
+        self.top_ids += following.top_ids
+        self.top_logprobs += following.top_logprobs
 
     def values(self) -> np.ndarray:
         """float32 [n]; a read-only view."""

@@ -68,22 +68,26 @@ def build() -> Path:
     return library
 
 
-def settings(**changes: str) -> dict[str, str]:
-    """The environment in which a process finds the stand-in: GCN_TARGET and GCN_DEVICES as given."""
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment, for another that finds the stand-in: GCN_TARGET and GCN_DEVICES
+    as given."""
+    return {**_settings(), **os.environ, **changes}
+
+
+def _settings() -> dict[str, str]:
     cache = FOLDER / "disassembly"
     cache.mkdir(parents=True, exist_ok=True)
-    found = {
+    return {
         "RADIX_LIBHIP": str(build()),
         "GCN_CACHE": str(cache),
         "LLVM_OBJDUMP": objdump() or "llvm-objdump",
     }
-    return found | changes
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
     """The stand-in in this process, which HIP's users here then share."""
-    os.environ.update({name: value for name, value in settings().items() if name not in os.environ})
+    os.environ.update(environment())
     library = ctypes.CDLL(os.environ["RADIX_LIBHIP"])
     library.gcn_report.restype = ctypes.c_char_p
     library.hipGetErrorString.restype = ctypes.c_char_p

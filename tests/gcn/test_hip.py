@@ -146,7 +146,7 @@ def test_no_gpu():
         "print(hip.hipGetDeviceCount(ctypes.byref(n)), n.value, hip.hipSetDevice(0),"
         " hip.hipMalloc(ctypes.byref(ctypes.c_void_p()), 8))"
     )
-    env = library.settings(GCN_DEVICES="0", PYTHONPATH=IMPORT_PATH)
+    env = library.environment(GCN_DEVICES="0", PYTHONPATH=IMPORT_PATH)
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )

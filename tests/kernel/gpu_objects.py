@@ -86,12 +86,13 @@ class AmdObject:
 def amd_objects(library: Path) -> dict[str, list[AmdObject]]:
     """gfx target -> its code objects, one for each source file with kernels."""
     found = collections.defaultdict(list)
-    for target, elf in _bundled(library.read_bytes()):
+    for target, elf in bundled(library.read_bytes()):
         found[target].append(_amd_object(target, elf))
     return found
 
 
-def _bundled(blob: bytes) -> list[tuple[str, bytes]]:
+def bundled(blob: bytes) -> list[tuple[str, bytes]]:
+    """(gfx target, code object) of all offload bundles in a library."""
     assert b"CCOB" not in blob, "a compressed bundle: old runtimes cannot read it"
     out, at = [], blob.find(_BUNDLE)
     while at >= 0:

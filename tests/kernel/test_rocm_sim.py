@@ -6,11 +6,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
+import radix_kernels
 from tests.child import IMPORT_PATH
 from tests.gcn import library
+from tests.gcn.mutants import Code, Mutant
+from tests.kernel import rocm_cases
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,7 +29,7 @@ def _on_the_executor(request: pytest.FixtureRequest) -> None:
 def test_collectives_between_processes(world):
     """Every rank is a process with a GPU of its own: handles, staging memory and flags as on real
     ones."""
-    env = library.settings(GCN_DEVICES=str(world), PYTHONPATH=IMPORT_PATH)
+    env = library.environment(GCN_DEVICES=str(world), PYTHONPATH=IMPORT_PATH)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         ranks = [
             subprocess.Popen(
@@ -47,3 +51,61 @@ def test_collectives_between_processes(world):
         said = [process.communicate(timeout=550)[0] for process in ranks]
     assert all(process.returncode == 0 for process in ranks), said
     assert said == ["24 sums, 6 gathered or scattered, 6 norms\n"] * world
+
+
+SUM = Mutant(r"v_add_f32_e32 (.*)", r"v_sub_f32_e32 \1")
+SQUARE = Mutant(r"v_fmac_f32_e32 (v\d+), (v\d+, v\d+)", r"v_add_f32_e32 \1, \2")
+LARGEST = Mutant(r"v_max_f32_e32 (.*)", r"v_min_f32_e32 \1")
+EXPONENTIAL = Mutant(r"v_exp_f32_e32 (.*)", r"v_log_f32_e32 \1")
+SHUFFLE = Mutant("ds_bpermute_b32 .*")
+BARRIER = Mutant("s_barrier")
+PARTIAL = Mutant(r"ds_write_b32 (v\d+, v\d+).*")
+LOADED = Mutant(r"s_waitcnt vmcnt\(0\).*")
+LOADED_LATER = Mutant(r"s_waitcnt vmcnt\(0\).*", nth=1)
+ARGUMENTS = Mutant(r"s_waitcnt lgkmcnt\(0\)")
+LOAD = Mutant(r"(global_load_dwordx4 v\[\d+:\d+\], v\[\d+:\d+\], off)", r"\1 offset:16")
+STORE = Mutant(r"(global_store_\w+ v\[\d+:\d+\], v\[\d+:\d+\], off)", r"\1 offset:16")
+STORE_WORD = Mutant(r"(global_store_\w+ v\[\d+:\d+\], v\d+, off)", r"\1 offset:4")
+BOUND = Mutant(r"v_cmp_le_u32_e32 (.*)", r"v_cmp_gt_u32_e32 \1")
+LANES = Mutant(r"s_and_saveexec_b64 (s\[\d+:\d+\]), (\S+)", r"s_or_saveexec_b64 \1, \2")
+STRIDE = Mutant(r"v_lshlrev_b32_e32 (v\d+), 4, (.*)", r"v_lshlrev_b32_e32 \1, 5, \2")
+ROW = Mutant(r"s_mul_i32 (.*)", r"s_add_u32 \1")
+
+# Of each family faults that its case runs into: in the arithmetic, an order, a wait, a bound.
+PLANTED = {
+    "rmsnorm": (BARRIER, LOADED, ARGUMENTS, SUM, SQUARE, STORE, LOAD, SHUFFLE, STRIDE, PARTIAL),
+    "rope": (LOADED_LATER, ARGUMENTS, STORE, LOAD, ROW),
+    "silu_and_mul": (LOADED, ARGUMENTS, BOUND, EXPONENTIAL, LANES),
+    "store_kv_cache": (LOADED, LOADED_LATER, STORE, LOAD, LANES, ROW),
+    "per_token_quant": (BARRIER, LOADED, STORE_WORD, SHUFFLE, LARGEST, PARTIAL, LANES),
+    "topk_softmax": (LOADED_LATER, ARGUMENTS, SUM, STORE_WORD, LOAD, SHUFFLE, EXPONENTIAL),
+}
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    folder = Path(radix_kernels.__file__).parent
+    return Code(folder / "lib/libradix_kernels.so")
+
+
+def kernels_of(case: str) -> list[str]:
+    """The kernels that a case runs, with which it passes."""
+    before = library.report()["kernels"]
+    rocm_cases.CASES[case]()
+    after = library.report()["kernels"]
+    return [name for name, count in after.items() if count != before.get(name)]
+
+
+@pytest.mark.parametrize("case", rocm_cases.CASES)
+def test_cases_pass(case):
+    assert kernels_of(case)
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_planted_faults_are_caught(case, code):
+    (kernel,) = kernels_of(case)
+    for mutant in PLANTED[case]:
+        with code.planted(kernel, mutant) as line, pytest.raises((AssertionError, RuntimeError)):
+            rocm_cases.CASES[case]()
+            pytest.fail(f"not caught: {line!r} became {mutant.put!r}", pytrace=False)
+    assert kernels_of(case) == [kernel]

@@ -36,6 +36,7 @@ from radix_runtime.server.tokenizer_manager import TokenizerManager
 from radix_runtime.text.detokenizer import Detokenizer
 from radix_runtime.text.tokenizer import load_tokenizer
 from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.loop_monitor import LoopMonitor
 
 T = TypeVar("T")
 VOCAB = 1536
@@ -52,11 +53,29 @@ class _Outbox:
         self._routes[type(message)](message)
 
 
+def _fake_engine(args: ServerArgs, pages: int) -> FakeEngine:
+    return FakeEngine(
+        num_pages=pages,
+        page_size=args.page_size,
+        max_rows=8,
+        max_context=CONTEXT,
+        vocab_size=VOCAB,
+        lazy=False,
+    )
+
+
 class Stack:
-    """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`."""
+    """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`.
+    `monitored`: `monitor` measures every callback of the event loop."""
 
     def __init__(
-        self, *, pages: int = 64, delay: float = 0.0, ready: bool = True, **settings: Any
+        self,
+        *,
+        pages: int = 64,
+        delay: float = 0.0,
+        ready: bool = True,
+        monitored: bool = False,
+        **settings: Any,
     ) -> None:
         self.args = ServerArgs(
             served_model_name=MODEL, page_size=4, chunked_prefill_size=64, max_running_requests=8,
@@ -64,14 +83,7 @@ class Stack:
         )  # fmt: skip
         self.args.validate()
         self.tokenizer = load_tokenizer(DEMO_MODEL_DIR, self.args.chat_template)
-        self.engine = FakeEngine(
-            num_pages=pages,
-            page_size=self.args.page_size,
-            max_rows=8,
-            max_context=CONTEXT,
-            vocab_size=VOCAB,
-            lazy=False,
-        )
+        self.engine = _fake_engine(self.args, pages)
         self.delay = delay
         self.sent: list[Message] = []
         self.dead_reason: str | None = None
@@ -99,6 +111,8 @@ class Stack:
             ),
         )
         self._loop = asyncio.new_event_loop()
+        self.monitor = LoopMonitor(self._loop)
+        self._monitored = monitored
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
             threading.Thread(target=self._run_engine, daemon=True),
@@ -146,6 +160,8 @@ class Stack:
         self.manager.health = lambda: self.dead_reason
         self.app = create_app(self.manager)
         self._server = http_server(self.app)
+        if self._monitored:
+            self.monitor.__enter__()
         for thread in self._threads:
             thread.start()
         self.port = self._listener.getsockname()[1]
@@ -157,6 +173,9 @@ class Stack:
         self._server.should_exit = True
         for thread in self._threads:
             thread.join(10)
+        self.app.state.bodies.close()
+        if self._monitored:
+            self.monitor.__exit__(*exc)
         self._listener.close()
 
     def on_loop(self, work: Callable[[], T]) -> T:

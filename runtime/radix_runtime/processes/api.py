@@ -42,7 +42,8 @@ async def _serve(child: Child) -> None:
         defaults=sampling_defaults(args, model_dir),
     )
     manager.health = child.heartbeats.stale
-    server = http_server(create_app(manager))
+    app = create_app(manager)
+    server = http_server(app)
     # The supervisor decides when to stop.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     assert child.launch.listen_fd is not None
@@ -55,6 +56,7 @@ async def _serve(child: Child) -> None:
     ]
     child.report("ready", info={"has_chat_template": manager.tokenizer.chat_template is not None})
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    app.state.bodies.close()
     for task in ended:
         task.result()
 

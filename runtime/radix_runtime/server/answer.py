@@ -7,21 +7,22 @@ from typing import Any
 import msgspec
 
 from ..errors import refusal
-from ..messages import Call, Generate, TextDelta
-from ..sampling_params import SamplingParams
+from ..messages import Call, Generate, TextDelta, num_ids
+from ..sampling_params import Ids, SamplingParams
 from ..text.choices import by_choice
-from .http_call import HttpCall, event
+from .http_call import HttpCall, event, event_pieces, in_slices
 from .protocol import GenerateBody, OpenAIBody, Sampling, TemplateOptions
 from .submission import Batch, Submission
 from .tokenizer_manager import TokenizerManager
 
+MAX_LOGPROBS = 4 << 20  # in the answer of one call: 32 MiB where each is packed with its id
 _DONE = b"data: [DONE]\n\n"
 
 
 def new_request(
     manager: TokenizerManager,
     body: Sampling,
-    ids: Sequence[int],
+    ids: Ids,
     *,
     param: str,
     names: Mapping[str, str],
@@ -36,6 +37,42 @@ def new_request(
     if left_out:
         sampling.max_new_tokens = body.default_length
     return manager.new_request(ids, sampling, param=param, names=names, clip=left_out)
+
+
+def logprob_values(request: Generate, tokens: int) -> int:
+    """The log-probabilities that a request's answer has at most, if each of its choices has so many
+    tokens. Each choice repeats those of the prompt."""
+    if not request.return_logprob:
+        return 0
+    if request.logprob_start >= 0:
+        tokens += num_ids(request.input_ids) - request.logprob_start
+    return request.sampling.n * tokens * (1 + request.top_logprobs)
+
+
+def clip_logprobs(request: Generate) -> None:
+    """Lowers a number of new tokens that nobody asked for to what one answer may have
+    log-probabilities of."""
+    tokens = request.sampling.max_new_tokens
+    assert tokens is not None
+    of_token = logprob_values(request, 1) - logprob_values(request, 0)
+    if of_token:
+        fits = (MAX_LOGPROBS - logprob_values(request, 0)) // of_token
+        request.sampling.max_new_tokens = max(1, min(tokens, fits))
+
+
+def _check_logprobs(requests: Sequence[Generate]) -> None:
+    """Raises RequestError if the answer of a call could have too many log-probabilities."""
+    values = 0
+    for request in requests:
+        values += logprob_values(request, request.sampling.max_new_tokens or 0)
+    if values > MAX_LOGPROBS:
+        raise refusal(
+            "invalid_value",
+            f"the answer could have {values} log-probabilities, at most {MAX_LOGPROBS} fit: "
+            f"ask for {values / MAX_LOGPROBS:.3g} times fewer tokens, alternatives, choices or "
+            "prompts",
+            "logprobs",
+        )
 
 
 def template_options(
@@ -81,6 +118,8 @@ class Answer(ABC):
         self.request_of = by_choice(requests)
         self.submission: Submission
         self._stream = bool(body.stream)
+        self._has_logprobs = any(request.return_logprob for request in requests)
+        _check_logprobs(requests)
         keys = [key for key in (body.cache_salt, body.extra_key) if key]
         for request in requests:
             request.stream = self._stream
@@ -94,13 +133,28 @@ class Answer(ABC):
             self.requests, self.name, self.labels, call.started
         ) as self.submission:
             if not self._stream:
-                await call.answer(self.whole(await self.submission.collect()))
+                await self._answer(self.whole(await self.submission.collect()))
                 return
             while batch := await self.submission.next_batch():
-                frames = b"".join(event(value) for value in self.events(batch))
-                if frames:
-                    await call.write(frames)
+                await self._write(self.events(batch))
             await call.write(self.tail() + _DONE, last=True)
+
+    async def _answer(self, value: Any) -> None:
+        if self._has_logprobs:
+            await self.call.answer_in_pieces(value)
+        else:
+            await self.call.answer(value)
+
+    async def _write(self, values: Iterator[dict[str, Any]]) -> None:
+        """Sends events."""
+        if self._has_logprobs:
+            async for frames in in_slices(event_pieces(values)):
+                if frames:
+                    await self.call.write(frames)
+            return
+        frames = b"".join(event(value) for value in values)
+        if frames:
+            await self.call.write(frames)
 
     @abstractmethod
     def whole(self, deltas: list[TextDelta]) -> Any:

@@ -16,6 +16,7 @@ from .. import __version__
 from ..errors import RequestError
 from . import admin, protocol
 from .auth import Access, Auth
+from .body_decoder import BodyDecoder
 from .endpoint import Endpoint
 from .gate import Gate
 from .http_call import error_response
@@ -159,7 +160,8 @@ ENDPOINTS = (*_GENERATION, *_TEXT, *_INFORMATION)
 
 
 def create_app(manager: TokenizerManager) -> FastAPI:
-    """The application over `manager`. Raises ConfigError on an unreadable key file."""
+    """The application over `manager`. Its `state.bodies` is to be closed at the end. Raises
+    ConfigError on an unreadable key file."""
     args = manager.args
     app = FastAPI(
         docs_url="/docs" if args.enable_docs else None,
@@ -173,7 +175,8 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     app.openapi = lambda: _openapi(paths)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _not_found)
     access = {path: endpoint.access for path, endpoint in paths.items()}
-    app.add_middleware(Gate, manager=manager, auth=Auth(args, access))
+    app.state.bodies = BodyDecoder()
+    app.add_middleware(Gate, manager=manager, bodies=app.state.bodies, auth=Auth(args, access))
     if args.allowed_origins:  # around the gate: a browser asks first, without a key
         origins = args.allowed_origins.split(",")
         app.add_middleware(

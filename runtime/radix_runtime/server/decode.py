@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,18 +13,14 @@ import msgspec
 from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
 from ..text.conversation import ChatMessage, TextPart
-from .protocol import (
-    GenerateSampling,
-    StreamOptions,
-    TemplateOptions,
-)
+from .json_scan import check_shape
+from .protocol import GenerateSampling, StreamOptions, TemplateOptions
 from .unbuilt import HARMLESS, UNBUILT
 
-MAX_DEPTH = 32
 _MAX_NAME = 64  # characters of a client's name that come back
 _MAX_WARNINGS = 10
 _NEAR = 0.75  # how much of a field's letters must agree, as `difflib` counts
-_EXPLAINED = 64 << 10  # only small bodies are parsed a second time to name a bad number
+_EXPLAINED = 16 << 10  # only small bodies are parsed a second time to name a bad number
 
 # Fields that hold bodies themselves (one, or a list of them).
 _NESTED: dict[str, type[msgspec.Struct]] = {
@@ -44,7 +40,15 @@ def decode_body(
     """The body and its warnings. `lenient`: unknown fields give a warning instead of an error.
     `defaults`: sampling parameters that hold where the body leaves them out. Raises RequestError
     400."""
-    raw = parse_json(data)
+    check_shape(data)
+    return decode_checked(kind, data, lenient, defaults)
+
+
+def decode_checked(
+    kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+) -> tuple[B, list[str]]:
+    """`decode_body` of a JSON text that `check_shape` has passed."""
+    raw = _parse(data)
     if not isinstance(raw, dict):
         raise refusal("invalid_type", "the body must be a JSON object")
     sieve = _Sieve(lenient, defaults)
@@ -56,25 +60,17 @@ def decode_body(
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises RequestError: `invalid_type` for a number that is none (NaN, 1e999), else
-    `invalid_json`."""
+    """The value of a JSON text. Raises RequestError: `invalid_type` for a number that is none (NaN,
+    1e999), else `invalid_json`, as for a shape that `check_shape` refuses."""
+    check_shape(data)
+    return _parse(data)
+
+
+def _parse(data: bytes) -> Any:
     try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise _explain_json(data) from None
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deep(value):
-        raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
-    return value
-
-
-def _is_deep(value: Any) -> bool:
-    """Whether arrays and objects are nested beyond MAX_DEPTH. Goes level by level, as `value` may
-    have millions of parts."""
-    level = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        parts = (part.values() if type(part) is dict else part for part in level)
-        level = [child for part in parts for child in part if type(child) in (dict, list)]
-    return bool(level)
 
 
 class _Sieve:
@@ -157,21 +153,27 @@ def _explain_type(text: str) -> RequestError:
 
 
 def _explain_json(data: bytes) -> RequestError:
+    """Why JSON of a shape that has been checked was refused: a number that is none, or the rest."""
     if len(data) <= _EXPLAINED:
-        with suppress(ValueError, RecursionError):
-            for path, value in _walk(json.loads(data)):
-                if isinstance(value, float) and not math.isfinite(value):
-                    return refusal("invalid_type", f"{path}: not a finite number", path)
+        with suppress(ValueError):
+            path = _path_of_bad_number(json.loads(data))
+            if path is not None:
+                return refusal("invalid_type", f"{path}: not a finite number", path)
     return refusal("invalid_json", "the body is not valid JSON")
 
 
-def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path (its first characters) and value of everything in a small JSON value."""
-    yield path, value
-    if isinstance(value, dict):
-        for key, child in value.items():
-            where = f"{path}.{key}".removeprefix(".")
-            yield from _walk(child, where[:_MAX_NAME])
-    elif isinstance(value, list):
-        for i, child in enumerate(value):
-            yield from _walk(child, f"{path}[{i}]"[:_MAX_NAME])
+def _path_of_bad_number(value: Any) -> str | None:
+    """The path (its first characters) of a number in a small JSON value that is not finite."""
+    open_parts = [("", value)]
+    while open_parts:
+        path, part = open_parts.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            return path
+        if isinstance(part, dict):
+            for key, child in part.items():
+                where = f"{path}.{key}".removeprefix(".")
+                open_parts.append((where[:_MAX_NAME], child))
+        elif isinstance(part, list):
+            for i, child in enumerate(part):
+                open_parts.append((f"{path}[{i}]"[:_MAX_NAME], child))
+    return None

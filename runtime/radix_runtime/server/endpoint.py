@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from .auth import Access
-from .decode import decode_body
 from .gate import CALL
 from .http_call import HttpCall
 
@@ -50,7 +49,7 @@ class Endpoint:
         data = await call.read_body(manager.args.max_body_size)
         if self.watch:
             manager.require_ready()
-        body, call.warnings = decode_body(
+        body, call.warnings = await call.bodies.decode(
             kind,
             data,
             lenient=manager.args.allow_unknown_fields,

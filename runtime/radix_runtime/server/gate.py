@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import RequestError
 from .auth import Auth
+from .body_decoder import BodyDecoder
 from .http_call import CLIENT_GONE, HttpCall
 from .tokenizer_manager import TokenizerManager
 
@@ -20,14 +21,19 @@ class Gate:
     """ASGI middleware around all routes. Whatever goes wrong becomes the error object; details go
     to the log only."""
 
-    def __init__(self, app: ASGIApp, manager: TokenizerManager, auth: Auth) -> None:
+    def __init__(
+        self, app: ASGIApp, manager: TokenizerManager, bodies: BodyDecoder, auth: Auth
+    ) -> None:
         self._app = app
         self._manager = manager
+        self._bodies = bodies
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application: checks headers and key, then calls the inner application."""
-        call = HttpCall(scope=scope, receive=receive, send=send, manager=self._manager)
+        call = HttpCall(
+            scope=scope, receive=receive, send=send, manager=self._manager, bodies=self._bodies
+        )
         scope[CALL] = call
         try:
             call.check_headers()

@@ -4,15 +4,17 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import RequestError
+from .body_decoder import BodyDecoder
+from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
@@ -24,14 +26,37 @@ _EVENT_STREAM = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+_SLICE_SECONDS = 0.002  # that an answer is encoded without a pause
+_SLICE_BYTES = 256 << 10
 CLIENT_GONE = 499  # the status of a call whose client went away, as nginx has it
-
-to_json = msgspec.json.Encoder().encode
 
 
 def event(value: Any) -> bytes:
     """A server-sent event."""
     return b"data: " + to_json(value) + b"\n\n"
+
+
+def event_pieces(values: Iterable[Any]) -> Iterator[bytes]:
+    """Server-sent events of values that may take long to encode (`json_pieces`)."""
+    for value in values:
+        yield b"data: "
+        yield from json_pieces(value)
+        yield b"\n\n"
+
+
+async def in_slices(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces, joined as far as they take some milliseconds to make; after each slice the event
+    loop has its turn. The last slice may be empty."""
+    part = bytearray()
+    end = time.perf_counter() + _SLICE_SECONDS
+    for piece in pieces:
+        part += piece
+        if len(part) >= _SLICE_BYTES or time.perf_counter() >= end:
+            yield bytes(part)
+            part.clear()
+            await asyncio.sleep(0)
+            end = time.perf_counter() + _SLICE_SECONDS
+    yield bytes(part)
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
@@ -72,10 +97,17 @@ class HttpCall(Request):
     far."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, manager: TokenizerManager
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        manager: TokenizerManager,
+        bodies: BodyDecoder,
     ) -> None:
         super().__init__(scope, receive, send)
         self.manager = manager
+        self.bodies = bodies
         self.started = time.perf_counter()
         self.status = 0
         self.warnings: list[str] = []
@@ -103,6 +135,24 @@ class HttpCall(Request):
         if self.warnings and isinstance(value, dict):
             value = {**value, "warnings": self.warnings}
         await self.respond(Response(to_json(value), media_type="application/json"))
+
+    async def answer_in_pieces(self, value: Any) -> None:
+        """Answers with a JSON value that may take long to encode (`json_pieces`): the event loop
+        serves others in between."""
+        if self.warnings and isinstance(value, dict):
+            value = {**value, "warnings": self.warnings}
+        headers = Headers({"content-type": "application/json"}).raw
+        parts = in_slices(json_pieces(value))
+        held = await anext(parts)
+        async for part in parts:
+            if self.status == 0:
+                await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self.send({"type": "http.response.body", "body": held, "more_body": True})
+            held = part
+        if self.status == 0:
+            await self.respond(Response(held, media_type="application/json"))
+        else:
+            await self.send({"type": "http.response.body", "body": held, "more_body": False})
 
     async def write(self, frames: bytes, *, last: bool = False) -> None:
         """Sends events; the status line goes out with the first. Waits while the client does not

@@ -5,10 +5,11 @@ from typing import Any
 
 from ..errors import refusal
 from ..messages import Generate, TextDelta
-from ..text.choices import FLOOR, Scored
+from ..text.choices import FLOOR, Scored, num_scored
 from ..text.conversation import template_messages
-from .answer import new_request, template_options
+from .answer import clip_logprobs, new_request, template_options
 from .http_call import HttpCall
+from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, ChatBody
 from .tokenizer_manager import new_id
@@ -28,6 +29,8 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
     request = new_request(manager, body, ids, param="messages", names=names)
     request.return_logprob = bool(body.logprobs)
     request.top_logprobs = body.top_logprobs or 0
+    if body.max_new_tokens is None:
+        clip_logprobs(request)
     await ChatAnswer(call, body, request=request).send()
 
 
@@ -63,9 +66,8 @@ class ChatAnswer(OpenAIAnswer):
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
         if not self.requests[0].return_logprob:
             return None
-        return {
-            "content": [self._logprob(entry, shown) for entry, shown in self.scored_output(delta)]
-        }
+        entries = (self._logprob(entry, shown) for entry, shown in self.scored_output(delta))
+        return {"content": Rows(entries, num_scored(delta.logprobs))}
 
     def _logprob(self, entry: Scored, shown: bytes) -> dict[str, Any]:
         value = FLOOR if entry.logprob is None else entry.logprob

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import __version__
 from ..messages import FinishReason, Generate, TextDelta, num_ids
-from ..text.choices import Scored, scored
+from ..text.choices import Scored, num_scored, scored
 from .answer import Answer
 from .http_call import HttpCall, event
 from .protocol import OpenAIBody, StreamOptions
@@ -106,14 +106,17 @@ class OpenAIAnswer(Answer):
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
 
-    def scored_output(self, delta: TextDelta) -> list[tuple[Scored, bytes]]:
+    def scored_output(self, delta: TextDelta) -> Iterator[tuple[Scored, bytes]]:
         """The tokens of `delta` with logprobs, and the bytes of each that are shown."""
-        entries = [(entry, self.shown(entry.token)) for entry in scored(delta.logprobs)]
-        if entries and delta.finish is not None and not self.sampling.no_stop_trim:
-            last, _ = entries[-1]
-            if delta.finish.matched == last.token:
-                entries[-1] = (last, b"")  # nothing is shown of the stop token
-        return entries
+        hidden = None  # nothing is shown of a stop token, which comes last
+        if delta.finish is not None and not self.sampling.no_stop_trim:
+            hidden = delta.finish.matched
+        last = num_scored(delta.logprobs) - 1
+        for i, entry in enumerate(scored(delta.logprobs)):
+            if i == last and entry.token == hidden:
+                yield entry, b""
+            else:
+                yield entry, self.shown(entry.token)
 
     def shown(self, token: int) -> bytes:
         """The raw bytes of a token, so that those of all tokens make the text; one that is not

@@ -4,10 +4,11 @@ import codecs
 from collections.abc import Iterator
 from typing import Any
 
-from ..messages import Generate, TextDelta
-from ..text.choices import FLOOR, Scored, scored
+from ..messages import Generate, Logprobs, TextDelta
+from ..text.choices import FLOOR, Scored, num_scored, scored
 from .answer import new_request
 from .http_call import HttpCall
+from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, CompletionBody
 from .tokenizer_manager import new_id
@@ -79,23 +80,29 @@ class CompletionAnswer(OpenAIAnswer):
 
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         """Of what `delta` brings, those of the prompt before those of the output."""
-        offset = self._offsets[index]
-        prompt = scored(self.submission.prompt_logprobs.pop(index, None))
-        output = self.scored_output(delta)
-        if not prompt and not output:
+        prompt = self.submission.prompt_logprobs.pop(index, None)
+        count = num_scored(prompt) + num_scored(delta.logprobs)
+        if count == 0:
             return None
-        offsets = []
-        for entry in prompt:
-            offsets.append(offset.advance(self._echoed_bytes(index, entry.token, offset.position)))
-        for _, shown in output:
-            offsets.append(offset.advance(shown))
-        entries = [*prompt, *(entry for entry, _ in output)]
+        id_to_text = self.tokenizer.id_to_text
+
+        def entries() -> Iterator[Scored]:
+            yield from scored(prompt)
+            yield from scored(delta.logprobs)
+
         return {
-            "tokens": [self.tokenizer.id_to_text(entry.token) for entry in entries],
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": offsets,
+            "tokens": Rows((id_to_text(entry.token) for entry in entries()), count),
+            "token_logprobs": Rows((entry.logprob for entry in entries()), count),
+            "top_logprobs": Rows((self._top(entry) for entry in entries()), count),
+            "text_offset": Rows(self._text_offsets(index, prompt, delta), count),
         }
+
+    def _text_offsets(self, index: int, prompt: Logprobs | None, delta: TextDelta) -> Iterator[int]:
+        offset = self._offsets[index]
+        for entry in scored(prompt):
+            yield offset.advance(self._echoed_bytes(index, entry.token, offset.position))
+        for _, shown in self.scored_output(delta):
+            yield offset.advance(shown)
 
     def _echoed_bytes(self, index: int, token: int, position: int) -> bytes:
         """The bytes of a token of the prompt in the echo, which is at `position`. A special token

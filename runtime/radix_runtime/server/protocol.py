@@ -11,6 +11,7 @@ from ..errors import refusal
 from ..sampling_params import SamplingParams
 from ..text.conversation import ChatMessage
 
+MAX_PROMPTS = 256  # of one call
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta
 from ..sampling_params import SamplingParams
 from ..text.sglang_output import sglang_output
 from .answer import Answer, new_request
-from .http_call import HttpCall, to_json
+from .body_decoder import is_one_prompt
+from .http_call import HttpCall
+from .json_pieces import GrowingRows, Rows
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
 from .submission import Batch
 from .tokenizer_manager import new_id
@@ -123,6 +123,7 @@ class GenerateAnswer(Answer):
             self.labels = dict(zip(self.labels, names, strict=True))
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, dict[str, Any]] = {}
+        self._rows: dict[tuple[int, str], GrowingRows] = {}
         self._listed = _is_batch(body) or len(self.request_of) > 1
         self._tokenizer = call.manager.tokenizer if body.return_text_in_logprobs else None
 
@@ -136,38 +137,38 @@ class GenerateAnswer(Answer):
         for choice, delta in batch.items():
             result = self._result(choice, delta)
             if not self._pieces:
-                result = _appended(self._so_far.get(choice), result)
-                self._so_far[choice] = result
+                result = self._appended(choice, result)
             yield {"index": choice, **result} if self._listed else result
 
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
         request = self.request_of[choice]
         seconds = time.perf_counter() - self.call.started
         delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
-        result = sglang_output(request, delta, seconds, self._tokenizer)
+        result = sglang_output(request, delta, seconds, self._tokenizer, rows=Rows)
         result["meta_info"]["id"] = self.labels[request.rid]
         if self.call.warnings:
             result["warnings"] = self.call.warnings
         return result
 
+    def _appended(self, choice: int, new: dict[str, Any]) -> dict[str, Any]:
+        """What has come of a choice, with `new`. Entries of logprobs are encoded when they come,
+        not in every event that repeats them."""
+        old = self._so_far.get(choice)
+        meta = new["meta_info"]
+        for name, value in meta.items():
+            if isinstance(value, Rows):
+                rows = self._rows.setdefault((choice, name), GrowingRows())
+                rows.extend(value.entries)
+                meta[name] = rows
+        if old is not None:
+            new["text"] = old["text"] + new["text"]
+            new["output_ids"] = old["output_ids"] + new["output_ids"]
+        self._so_far[choice] = new
+        return new
+
 
 def _is_batch(body: GenerateBody) -> bool:
     """Whether the client gave a list of prompts, be it of one."""
     if body.input_ids is not None:
-        return not isinstance(body.input_ids[0], int)
+        return not is_one_prompt(body.input_ids)
     return isinstance(body.text, list)
-
-
-def _appended(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """Both as one result. Entries of logprobs are encoded when they come, not in every event that
-    repeats them."""
-    meta = new["meta_info"]
-    for name, value in meta.items():
-        if isinstance(value, list):
-            meta[name] = [msgspec.Raw(to_json(entry)) for entry in value]
-            if old is not None:
-                meta[name] = old["meta_info"].get(name, []) + meta[name]
-    if old is not None:
-        new["text"] = old["text"] + new["text"]
-        new["output_ids"] = old["output_ids"] + new["output_ids"]
-    return new

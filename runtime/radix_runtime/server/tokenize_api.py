@@ -3,8 +3,10 @@
 from typing import Any
 
 from ..errors import refusal
+from ..sampling_params import Ids
 from ..text.conversation import template_messages
 from .answer import template_options
+from .body_decoder import is_one_prompt
 from .http_call import HttpCall
 from .protocol import DetokenizeBody, TokenizeBody, require_one_of
 from .tokenizer_manager import TokenizerManager
@@ -32,7 +34,7 @@ async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
     )
 
 
-async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[list[int]]:
+async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if body.messages is None:
         special_tokens = body.add_special_tokens is not False
         return await manager.encode(body.prompt or [], "prompt", special_tokens)
@@ -46,4 +48,4 @@ async def detokenize(call: HttpCall, body: DetokenizeBody) -> None:
     manager = call.manager
     lists = await manager.encode(body.tokens, "tokens")
     texts = await manager.decode(lists, body.skip_special_tokens)
-    await call.answer({"text": texts[0] if isinstance(body.tokens[0], int) else texts})
+    await call.answer({"text": texts[0] if is_one_prompt(body.tokens) else texts})

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import messages as m
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
@@ -17,9 +19,9 @@ from ..model_config import ModelConfig
 from ..sampling_params import Ids, Limits, SamplingParams
 from ..text.tokenizer import Tokenizer
 from .metrics import Metrics, Outcome
+from .protocol import MAX_PROMPTS
 from .submission import OpenRequest, Submission
 
-MAX_PROMPTS = 256
 _MAX_SHOWN = 100  # characters of a client's name that come back
 _ABORTS_KEPT = 4096
 _ALL = ""  # the label that stands for every request
@@ -43,6 +45,11 @@ class TokenizerManager:
     ) -> None:
         self.args = args
         self.tokenizer = tokenizer
+        # Characters of text that one token may stand for. Looks at the whole vocabulary: now, and
+        # not when the first text comes.
+        self._longest_token = tokenizer.max_token_bytes
+        if tokenizer.changes_length:
+            self._longest_token *= 4
         self.sampling_defaults = defaults
         self.limits = Limits(
             context_length=args.context_length or model.max_context,
@@ -123,17 +130,21 @@ class TokenizerManager:
         return frozenset() if template is None else template.variables
 
     async def encode(
-        self, prompt: str | Sequence[Any], param: str, special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Ids of each prompt: str, [str], [int] or [[int]]. A text that is far too long is not
-        tokenized. Raises RequestError."""
-        prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
+        self, prompt: str | Sequence[Any] | np.ndarray, param: str, special_tokens: bool = True
+    ) -> list[Ids]:
+        """Ids of each prompt: str, [str], ids or [ids], which are lists or arrays. A text that is
+        far too long is not tokenized. Raises RequestError."""
+        prompts: list[Any]
+        if isinstance(prompt, str | np.ndarray):
+            prompts = [prompt]
+        else:
+            prompts = list(prompt)
         kinds = {type(item) for item in prompts}
         if len(kinds) > 1:
             raise refusal("invalid_type", f"{param}: texts, ids and lists of ids are mixed", param)
         if kinds == {int}:
             prompts = [prompts]
-        if not prompts or "" in prompts:
+        if not prompts or (kinds == {str} and "" in prompts):
             raise refusal("empty_input", f"{param} is empty", param)
         if len(prompts) > MAX_PROMPTS:
             raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
@@ -159,17 +170,14 @@ class TokenizerManager:
 
         return await asyncio.to_thread(render)
 
-    async def decode(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+    async def decode(self, lists: Sequence[Ids], skip_special_tokens: bool) -> list[str]:
         """The text of each list of ids."""
         return await asyncio.to_thread(
             lambda: [self.tokenizer.decode(ids, skip_special_tokens) for ids in lists]
         )
 
     def _check_bytes(self, text: str, param: str) -> None:
-        longest = self.tokenizer.max_token_bytes
-        if self.tokenizer.changes_length:
-            longest *= 4
-        self.limits.check_length(len(text) // longest, param, known="at least ")
+        self.limits.check_length(len(text) // self._longest_token, param, known="at least ")
 
     # Requests -----------------------------------------------------------------------------
 

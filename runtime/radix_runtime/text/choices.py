@@ -1,12 +1,12 @@
 """The choices of some requests as they come, and their log-probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..messages import Generate, Logprobs, TextDelta, unpack_ids
+from ..messages import Generate, Logprobs, TextDelta, num_ids, unpack_ids
 
 FLOOR = -9999.0  # the lowest logprob that is given out: JSON has no infinity
 
@@ -60,7 +60,7 @@ def merge(into: TextDelta, new: TextDelta) -> None:
     if into.logprobs is None:
         into.logprobs = new.logprobs
     elif new.logprobs is not None:
-        into.logprobs = into.logprobs.joined(new.logprobs)
+        into.logprobs.extend(new.logprobs)
 
 
 class Scored(NamedTuple):
@@ -72,19 +72,35 @@ class Scored(NamedTuple):
     top: list[tuple[int, float]]
 
 
-def scored(logprobs: Logprobs | None) -> list[Scored]:
-    """The tokens of `logprobs`, in their order; none if it is None."""
+_UNPACKED = 64  # tokens that are unpacked at once
+
+
+def num_scored(logprobs: Logprobs | None) -> int:
+    """How many tokens `scored` gives."""
+    return 0 if logprobs is None else num_ids(logprobs.ids)
+
+
+def scored(logprobs: Logprobs | None) -> Iterator[Scored]:
+    """The tokens of `logprobs`, in their order; none if it is None. They are unpacked some at a
+    time, as there may be millions of values."""
     if logprobs is None:
-        return []
-    ids = unpack_ids(logprobs.ids).tolist()
-    values = np.maximum(logprobs.values(), FLOOR).tolist()
-    top_ids = unpack_ids(logprobs.top_ids).reshape(len(ids), logprobs.top_n).tolist()
-    top_values = np.maximum(logprobs.top_values(), FLOOR).tolist()
-    entries = []
-    for i, token in enumerate(ids):
-        if math.isnan(values[i]):
-            entries.append(Scored(token=token, logprob=None, top=[]))
-        else:
-            top = list(zip(top_ids[i], top_values[i], strict=True))
-            entries.append(Scored(token=token, logprob=values[i], top=top))
-    return entries
+        return
+    ids = unpack_ids(logprobs.ids)
+    values = logprobs.values()
+    top_ids = unpack_ids(logprobs.top_ids).reshape(len(ids), logprobs.top_n)
+    top_values = logprobs.top_values()
+    for start in range(0, len(ids), _UNPACKED):
+        some = slice(start, start + _UNPACKED)
+        rows = zip(
+            ids[some].tolist(),
+            np.maximum(values[some], FLOOR).tolist(),
+            top_ids[some].tolist(),
+            np.maximum(top_values[some], FLOOR).tolist(),
+            strict=True,
+        )
+        for token, value, others, their_values in rows:
+            if math.isnan(value):
+                yield Scored(token=token, logprob=None, top=[])
+            else:
+                top = list(zip(others, their_values, strict=True))
+                yield Scored(token=token, logprob=value, top=top)

@@ -1,0 +1,142 @@
+"""BodyDecoder: large request bodies are decoded in a process of their own."""
+
+# The parser holds the GIL from the first byte of a body to the last, so a thread would not free the
+# event loop.
+
+import asyncio
+import struct
+import subprocess
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ..errors import RequestError
+from ..messages import unpack_ids
+from ..spawn import start_process
+from .decode import decode_checked
+from .json_scan import check_shape
+
+INLINE_BYTES = 256 << 10  # a body of at most so many bytes,
+INLINE_PARTS = 8192  # arrays, objects and commas is decoded on the event loop's thread
+_SECONDS = 20.0  # for one body; then the process is killed
+
+_LENGTHS = struct.Struct("<QQ")  # of a frame's head and its data
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class Job(msgspec.Struct):
+    """The head of a frame to the process; its data is the body. `kind` names a class of
+    protocol.py, the rest are arguments of `decode_body`."""
+
+    kind: str
+    lenient: bool
+    defaults: dict[str, Any]
+
+
+class Decoded(msgspec.Struct):
+    """The head of a frame back; its data is the body as MessagePack.
+
+    `ids_field` names a field whose token ids travel packed: `ids` has one entry a prompt;
+    `is_listed`: the client gave a list of prompts. `error`: arguments of the RequestError that
+    refuses the body instead."""
+
+    warnings: list[str] = []
+    ids_field: str = ""
+    ids: list[bytes] = []
+    is_listed: bool = False
+    error: dict[str, Any] | None = None
+
+
+class BodyDecoder:
+    """Turns bytes into a body: a small one at once, a large one in a child process, which the
+    first of them starts. Large bodies take their turns there. Token ids of a large body are int32
+    arrays instead of lists. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def decode(
+        self, kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+    ) -> tuple[B, list[str]]:
+        """The body and its warnings; arguments as of `decode_body`. Raises RequestError 400;
+        RuntimeError if the process has died or hangs."""
+        if len(data) <= INLINE_BYTES and check_shape(data).parts <= INLINE_PARTS:
+            return decode_checked(kind, data, lenient, defaults)
+        job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
+        loop = asyncio.get_running_loop()
+        answer, packed = await loop.run_in_executor(self._turns, self._ask, job, data)
+        if answer.error is not None:
+            raise RequestError(**answer.error)
+        body = msgspec.msgpack.decode(packed, type=kind)
+        if answer.ids_field:
+            prompts = [unpack_ids(ids) for ids in answer.ids]
+            setattr(body, answer.ids_field, prompts if answer.is_listed else prompts[0])
+        return body, answer.warnings
+
+    def close(self) -> None:
+        """Ends the process; a body that is being decoded fails."""
+        process = self._process
+        if process is not None:
+            process.kill()
+        self._turns.shutdown()
+
+    def _ask(self, job: Job, data: bytes) -> tuple[Decoded, bytes]:
+        """Runs on the executor's thread, which waits without the GIL."""
+        if self._process is None:
+            self._process = start_process(
+                "radix_runtime.server.body_process", "radix: bodies", stdout=subprocess.PIPE
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watchdog = threading.Timer(_SECONDS, process.kill)
+        watchdog.start()
+        try:
+            write_frame(process.stdin, msgspec.msgpack.encode(job), data)
+            head, packed = read_frame(process.stdout)
+            return msgspec.msgpack.decode(head, type=Decoded), packed
+        except (OSError, EOFError):
+            self._process = None
+            process.kill()
+            code = process.wait()
+            process.stdin.close()
+            process.stdout.close()
+            raise RuntimeError(f"the process that decodes bodies has ended: {code}") from None
+        finally:
+            watchdog.cancel()
+
+
+def write_frame(stream: IO[bytes], head: bytes, data: bytes) -> None:
+    """Sends one frame through a pipe. Raises OSError."""
+    stream.write(_LENGTHS.pack(len(head), len(data)))
+    stream.write(head)
+    stream.write(data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
+    """Head and data of the next frame of a pipe. Raises EOFError at its end."""
+    lengths = _read(stream, _LENGTHS.size)
+    head_size, data_size = _LENGTHS.unpack(lengths)
+    return _read(stream, head_size), _read(stream, data_size)
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def is_one_prompt(prompt: Any) -> bool:
+    """Whether token ids, or texts, of a body are those of a single prompt and not a list of
+    prompts."""
+    if isinstance(prompt, str | np.ndarray):
+        return True
+    return isinstance(prompt[0], int)

@@ -1,0 +1,100 @@
+"""The process that decodes large request bodies for the API process (body_decoder.py)."""
+
+import signal
+import sys
+from typing import IO, Any
+
+import msgspec
+
+from ..errors import RequestError, refusal
+from ..messages import pack_ids
+from ..sampling_params import MAX_ENTRIES
+from . import protocol
+from .body_decoder import Decoded, Job, read_frame, write_frame
+from .decode import decode_body
+from .protocol import MAX_PROMPTS
+
+_ID_FIELDS = ("prompt", "input_ids", "tokens")
+_MAX_ENTRIES = max(MAX_ENTRIES.values())
+_LARGEST_ID = (1 << 31) - 1
+
+
+def main() -> int:
+    """Answers frame by frame until the API process has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    try:
+        _serve(sys.stdin.buffer, sys.stdout.buffer)
+    except (EOFError, BrokenPipeError):
+        pass
+    return 0
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    while True:
+        head, data = read_frame(requests)
+        job = msgspec.msgpack.decode(head, type=Job)
+        try:
+            answer, packed = decode_packed(job, data)
+        except RequestError as error:
+            answer = Decoded(
+                error={
+                    "status": error.status,
+                    "code": error.code,
+                    "message": error.message,
+                    "param": error.param,
+                }
+            )
+            packed = b""
+        write_frame(answers, msgspec.msgpack.encode(answer), packed)
+
+
+def decode_packed(job: Job, data: bytes) -> tuple[Decoded, bytes]:
+    """The frame that answers a job. Raises RequestError 400."""
+    body, warnings = decode_body(getattr(protocol, job.kind), data, job.lenient, job.defaults)
+    answer = Decoded(warnings=warnings)
+    for name in _ID_FIELDS:
+        _pack_field(body, name, answer)
+    _check_entries(body)
+    try:
+        return answer, msgspec.msgpack.encode(body)
+    except OverflowError:
+        raise refusal("invalid_value", "an integer does not fit 64 bits") from None
+
+
+def _pack_field(body: msgspec.Struct, name: str, answer: Decoded) -> None:
+    """Moves the token ids of a field, if it has some, into `answer`."""
+    value = getattr(body, name, None)
+    if not isinstance(value, list):
+        return
+    kinds = {type(item) for item in value}
+    if kinds == {int}:
+        answer.ids = [_pack(value)]
+    elif kinds == {list}:
+        answer.ids = [_pack(ids) for ids in value]
+        answer.is_listed = True
+    else:
+        return
+    answer.ids_field = name
+    setattr(body, name, [0])
+
+
+def _check_entries(body: msgspec.Struct) -> None:
+    """Raises RequestError 400 for lists that no request may have, which would take the API process
+    long to read. Messages are bounded by their type, and by the number of objects in a body."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if name == "messages" or not isinstance(value, list | dict):
+            continue
+        parts = [item for item in value if isinstance(item, msgspec.Struct)]
+        most = MAX_PROMPTS if parts else _MAX_ENTRIES
+        if len(value) > most:
+            raise refusal("invalid_value", f"{name} may have {most} entries", name)
+        for part in parts:
+            _check_entries(part)
+
+
+def _pack(ids: list[Any]) -> bytes:
+    try:
+        return pack_ids(ids)
+    except OverflowError:  # stays outside of every vocabulary
+        return pack_ids([min(max(token, -1), _LARGEST_ID) for token in ids])

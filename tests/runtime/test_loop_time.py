@@ -1,0 +1,205 @@
+"""No request holds the event loop: the time of its callbacks beside requests made to hold it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from radix_runtime.messages import Generate, unpack_ids
+from tests.runtime.api_stack import MODEL, Stack
+from tests.runtime.bad_requests import CHAT, good_request
+from tests.runtime.test_json_scan import DEEP_AND_MALFORMED
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Stack]:
+    with Stack(monitored=True, pages=256) as stack:
+        for _ in range(2):  # what only the first request costs is no request's fault
+            httpx.post(stack.url + CHAT, json=good_request(MODEL)).raise_for_status()
+        yield stack
+
+
+@pytest.fixture
+def stack(shared: Stack) -> Iterator[Stack]:
+    shared.on_loop(shared.monitor.reset)
+    yield shared
+    shared.check_idle()
+
+
+def post(stack: Stack, path: str, body: bytes) -> httpx.Response:
+    return httpx.post(stack.url + path, content=body, headers=JSON, timeout=60)
+
+
+def test_a_malformed_body_does_not_hold_the_loop(stack: Stack) -> None:
+    for _ in range(5):
+        response = post(stack, CHAT, DEEP_AND_MALFORMED)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    stack.monitor.check()
+
+
+def test_a_long_number_is_refused_and_not_repeated(stack: Stack) -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 400 + b"}"
+    response = post(stack, CHAT, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    assert len(response.content) < 200
+    stack.monitor.check()
+
+
+EIGHT_MB = 8_000_000
+COMPLETIONS = "/v1/completions"
+
+
+def large(**fields: Any) -> bytes:
+    """A body that is too large for the event loop."""
+    return json.dumps({**fields, "user": "u" * 300_000}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"prompt":[' + b"[5]," * (EIGHT_MB // 4) + b"[5]]}", "invalid_json"),
+        (b'{"prompt":"x","user":[' + b"{}," * (EIGHT_MB // 3) + b"{}]}", "invalid_json"),
+        (b'{"prompt":[' + b"5," * (EIGHT_MB // 2) + b"5]}", "context_length_exceeded"),
+        (b'{"prompt":[' + b'"a",' * (EIGHT_MB // 4) + b'"a"]}', "invalid_value"),
+        (
+            b'{"prompt":"' + b'if (a[i] == \\"{\\") {\\n' * 300_000 + b'"}',
+            "context_length_exceeded",
+        ),
+        (b'{"prompt":"x","stop_token_ids":[' + b"5," * 2_000_000 + b"5]}", "invalid_value"),
+        (b'{"prompt":"x","logit_bias":{"1":' + b"9" * 400 + b"}}", "invalid_json"),
+        (b'{"prompt":[' + b"5," * 200_000 + b"99999999999999999999]}", "invalid_token_id"),
+        (b'{"prompt":"x"' + b"," * EIGHT_MB + b"}", "invalid_json"),
+    ],
+    ids=["lists", "objects", "ids", "texts", "source code", "stop ids", "number", "id", "commas"],
+)
+def test_a_large_body_does_not_hold_the_loop(stack: Stack, body: bytes, code: str) -> None:
+    response = post(stack, COMPLETIONS, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+    assert len(response.content) < 1000
+    stack.monitor.check()
+
+
+def test_a_large_body_means_what_a_small_one_does(stack: Stack) -> None:
+    """All kinds of prompts, decoded in the process of large bodies and here."""
+    options = {"max_tokens": 2, "ignore_eos": True, "temperature": 0, "logit_bias": {"7": 1.5}}
+    options |= {"stop": ["zzz"], "seed": 1}
+    for prompt in ("a b", ["a b", "c"], [5, 6, 7], [[5, 6], [7]]):
+        answers = []
+        for body in (
+            json.dumps({"prompt": prompt, **options}).encode(),
+            large(prompt=prompt, **options),
+        ):
+            response = post(stack, COMPLETIONS, body)
+            assert response.status_code == 200, response.text
+            answers.append([choice["text"] for choice in response.json()["choices"]])
+        assert answers[0] == answers[1]
+        count = len(answers[0])
+        sent = stack.sent_of(Generate)[-2 * count :]
+        for small, big in zip(sent[:count], sent[count:], strict=True):
+            assert unpack_ids(small.input_ids).tolist() == unpack_ids(big.input_ids).tolist()
+            assert small.sampling == big.sampling
+    stack.monitor.check()
+
+
+def test_large_bodies_of_other_routes(stack: Stack) -> None:
+    chat = post(stack, CHAT, large(**good_request(MODEL)))
+    assert chat.status_code == 200 and "warnings" not in chat.json()
+    ids = [[5] * 40, [6] * 40] * 128
+    body = json.dumps({"tokens": ids, "skip_special_tokens": False}).encode()
+    texts = post(stack, "/detokenize", body + b" " * 300_000).json()["text"]
+    one = post(stack, "/detokenize", json.dumps({"tokens": ids[0]}).encode() + b" " * 300_000)
+    assert texts[::2] == [one.json()["text"]] * 128
+    counts = post(stack, "/tokenize", json.dumps({"prompt": texts}).encode() + b" " * 300_000)
+    assert len(counts.json()["count"]) == 256
+    for given, listed in (([5, 6], False), ([[5, 6]], True)):
+        body = json.dumps({"input_ids": given, "sampling_params": {"max_new_tokens": 1}}).encode()
+        answer = post(stack, "/generate", body + b" " * 300_000).json()
+        assert isinstance(answer, list) == listed
+    error = post(stack, "/generate", large(text="x", frobnicate=1)).json()["error"]
+    assert (error["code"], error["param"]) == ("unknown_parameter", "frobnicate")
+    stack.monitor.check()
+
+
+def test_the_process_of_large_bodies_may_die(stack: Stack) -> None:
+    body = large(prompt=[5, 6], max_tokens=1)
+    assert post(stack, COMPLETIONS, body).status_code == 200
+    process = stack.app.state.bodies._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    error = post(stack, COMPLETIONS, body)
+    assert (error.status_code, error.json()["error"]["code"]) == (500, "internal_error")
+    assert post(stack, COMPLETIONS, body).status_code == 200
+
+
+# Answers ----------------------------------------------------------------------------------
+
+SCORED = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
+
+
+def test_an_answer_of_many_logprobs_does_not_hold_the_loop(stack: Stack) -> None:
+    """1,600 tokens with 20 others each: 2.5 MB, which took 0.2 s in one piece."""
+    call = {**good_request(MODEL), **SCORED, "n": 8, "logprobs": True, "top_logprobs": 20}
+    for stream in (False, True):
+        response = post(stack, CHAT, json.dumps({**call, "stream": stream}).encode())
+        assert response.status_code == 200
+        if not stream:
+            choices = response.json()["choices"]
+            assert len(response.content) > 2_000_000
+            counts = [len(choice["logprobs"]["content"]) for choice in choices]
+            assert counts == [200] * 8
+    stack.monitor.check()
+
+
+def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> None:
+    call = {
+        "input_ids": [[5 + i % 100] * 200 for i in range(60)],
+        "sampling_params": {"max_new_tokens": 2},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 20,
+    }
+    for stream in (False, True):
+        response = post(stack, "/generate", json.dumps({**call, "stream": stream}).encode())
+        assert response.status_code == 200 and len(response.content) > 5_000_000
+        if not stream:
+            for answer in response.json():
+                assert len(answer["meta_info"]["input_top_logprobs"]) == 200
+    echo = {"prompt": call["input_ids"], "max_tokens": 1, "echo": True, "logprobs": 5}
+    for stream in (False, True):
+        response = post(stack, COMPLETIONS, json.dumps({**echo, "stream": stream}).encode())
+        assert response.status_code == 200 and len(response.content) > 1_000_000
+    stack.monitor.check()
+
+
+def test_the_bound_on_logprobs_is_of_a_call(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radix_runtime.server.answer.MAX_LOGPROBS", 8 * 21 * 100)
+    before = len(stack.sent)
+    call = {**good_request(MODEL), "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+    too_much = json.dumps({**call, "n": 8, "max_tokens": 101}).encode()
+    prompts = {
+        "input_ids": [[5] * 200] * 5,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 20,
+        "sampling_params": {"max_new_tokens": 1},
+    }
+    for path, body in ((CHAT, too_much), ("/generate", json.dumps(prompts).encode())):
+        response = post(stack, path, body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "invalid_value"), error
+        assert str(8 * 21 * 100) in error["message"] and "times fewer" in error["message"]
+    assert len(stack.sent) == before
+    fits = post(stack, CHAT, json.dumps({**call, "n": 8, "max_tokens": 100}).encode())
+    assert fits.status_code == 200
+    # Nobody asked for a length: it is what fits.
+    del call["max_tokens"]
+    clipped = post(stack, CHAT, json.dumps({**call, "n": 16}).encode())
+    assert clipped.json()["usage"]["completion_tokens"] == 16 * 50
