@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from radix_runtime import Engine, ops
 from radix_runtime.config import ServerArgs
+from radix_runtime.distributed import Communicator
 from radix_runtime.layers.linear import WeightStack
 from radix_runtime.layers.moe import Expert
 from radix_runtime.model_config import ModelConfig
@@ -306,3 +307,18 @@ def test_experts_are_packed_one_by_one(
     rows = 2 * (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim  # of q, k, v and o
     bound = embedding + max(rows * spec.hidden_size, 2 * expert)
     assert expert < peak <= bound < embedding + moe.num_experts * expert
+
+
+class OneOfTwo(Communicator):
+    """Loads as the first of two ranks; does not talk."""
+
+    world_size = 2
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_dummy_weights(checkpoint: Checkpoints, name: str) -> None:
+    folder, _ = checkpoint(name)
+    args = ServerArgs(model_path=str(folder), load_format="dummy", random_seed=3)
+    driver = Driver(folder, args=args, communicator=OneOfTwo())
+    logits = driver.step([(Sequence(0, list(range(20))), 20)])
+    assert logits is not None and logits.isfinite().all() and logits.std() > 0

@@ -8,7 +8,9 @@ RowParallelLinear      inputs are split; the partial sums are reduced over the r
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from ..errors import ConfigError
 from ..families.tensor_views import TensorSource
 from ..quantization.base import meta_parameter
 from .base import BuildContext, Fusible, Layer, Part, check_shape
@@ -70,7 +72,10 @@ class _Linear(Layer, Fusible):
         self._stack_index = 0
 
     def put_in(self, stack: WeightStack, index: int) -> None:
-        """The weight's memory will be that of weight `index` of the stack."""
+        """The weight's memory will be that of weight `index` of the stack. Raises ConfigError where
+        the method holds no weight of that kind."""
+        if not isinstance(getattr(self, "weight", None), nn.Parameter):
+            raise ConfigError("this quantization format cannot hold experts on this device")
         self._stack = stack
         self._stack_index = index
 
