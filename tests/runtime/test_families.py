@@ -322,3 +322,17 @@ def test_dummy_weights(checkpoint: Checkpoints, name: str) -> None:
     driver = Driver(folder, args=args, communicator=OneOfTwo())
     logits = driver.step([(Sequence(0, list(range(20))), 20)])
     assert logits is not None and logits.isfinite().all() and logits.std() > 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_16_bits(checkpoint: Checkpoints, name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """The median of the tokens' errors: near ties of a router choose other experts."""
+    folder, reference = checkpoint(name)
+    driver = Driver(folder, dtype=dtype)
+    ids = random_ids(driver.config, 50, seed=2)
+    sequence = Sequence(0, ids)
+    logits = torch.cat([driver.step([(sequence, n)]) for n in (20, 29, 1)])
+    expected = reference_logits(reference, ids)
+    error = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert 1e-5 < float(error.median()) < tolerance

@@ -105,3 +105,45 @@ def test_qwen2_5_vl_of_the_hub() -> None:
         image_token_id=7,
     )
     assert rope(model) == Rope(theta=1e6, rotary_dim=16) and model.unknown_keys == ()
+
+
+# What files of the hub have beyond the sizes.
+_HUB: dict[str, dict[str, Any]] = {
+    "Phi3": {
+        "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "mlp_bias": False,
+        "lm_head_bias": False, "partial_rotary_factor": 0.75, "sliding_window": 262144,
+        "original_max_position_embeddings": 128, "resid_pdrop": 0.0, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+    },
+    "GptOss": {
+        "num_local_experts": 4, "head_dim": 64, "experts_per_token": 4, "swiglu_limit": 7.0,
+        "initial_context_length": 4096, "num_experts_per_tok": 4, "rope_theta": 150000,
+        "router_aux_loss_coef": 0.9, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096, "truncate": False},
+    },
+    "MiniMaxM2": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16,
+        "attn_type_list": [1] * 4, "mtp_transformer_layers": 1, "num_mtp_modules": 3,
+        "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+        "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True,
+    },
+    "Glm4Moe": {
+        "n_routed_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2,
+        "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", _HUB)
+def test_keys_of_hub_files(family: str) -> None:
+    model = config(family, **_HUB[family])
+    assert model.unknown_keys == ()
+    rotary = {"Phi3": 12, "GptOss": 64, "MiniMaxM2": 16, "Glm4Moe": 8}
+    assert rope(model).rotary_dim == rotary[family]
+
+
+def test_longrope_grows_by_the_ratio_of_contexts() -> None:
+    scaling = rope(config("Phi3", **_HUB["Phi3"])).scaling
+    assert scaling is not None and scaling["factor"] == 4.0
+    assert scaling["original_max_position_embeddings"] == 128
