@@ -131,8 +131,8 @@ def test_int8_errors():
 
 
 def nearest_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """The values of float32 x in e4m3: the nearest, of two the one with an even code, at most the largest;
-    searched for."""
+    """The values of float32 x in e4m3: the nearest, of two the one with an even code, at most the
+    largest; searched for."""
     values = torch.arange(FP8_CODES, dtype=torch.uint8).view(FP8).double()
     size = x.double().abs().clamp(max=FP8_MAX).nan_to_num(0)
     above = torch.searchsorted(values, size).clamp(1, FP8_CODES - 1)
