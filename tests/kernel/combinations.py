@@ -2,7 +2,8 @@
 
 All of them on a GPU, whose kernels have borders that a size and an option meet together, and with
 RADIX_TEST_FULL=1. On the CPU, where such a test is of the reference or of kernels with fewer
-borders, and where AMD's machine code is executed, a cover: any two values of two parameters meet in one test at least.
+borders, and where AMD's machine code is executed, a cover: any two values of two parameters
+meet in one test at least.
 """
 
 from __future__ import annotations

@@ -13,18 +13,42 @@ using Kind = Operand::Kind;
 
 // Registers that nobody has written: no number that a result could be right with.
 constexpr uint32_t kUnwritten = 0x7fbadbad;
+// Register files of ended waves, for the next ones of the thread: a fresh one costs more than many a wave.
+std::vector<std::unique_ptr<Lanes[]>>& spare_registers() {
+  thread_local std::vector<std::unique_ptr<Lanes[]>> spare;
+  return spare;
+}
+
+Lanes* take_registers() {
+  auto& spare = spare_registers();
+  if (spare.empty()) return new Lanes[kVectorRows];
+  Lanes* rows = spare.back().release();
+  spare.pop_back();
+  return rows;
+}
+
 constexpr uint64_t kImageBase = 0x7e00'0000'0000;  // of code, for s_getpc: never dereferenced
 
 }  // namespace
 
 Wave::Wave(Program& program_, const Kernel& kernel_, Memory& memory_, Block& block_, unsigned number_, unsigned lanes)
-    : program(program_), kernel(kernel_), memory(memory_), block(block_), number(number_), registers_(kVectorRows) {
-  for (Lanes& row : registers_) row.fill(kUnwritten);
+    : program(program_),
+      kernel(kernel_),
+      memory(memory_),
+      block(block_),
+      number(number_),
+      registers_(take_registers()) {
+  for (unsigned i = 0; i < kernel.first_agpr; i++) registers_[i].fill(kUnwritten);
+  for (unsigned i = 0; i + kernel.first_agpr < kernel.vgprs; i++) registers_[kAgprs + i].fill(kUnwritten);
   s.fill(kUnwritten);
   all_ = lanes == kLanes ? ~uint64_t{0} : (uint64_t{1} << lanes) - 1;
   set_exec(all_);
   s[kVcc] = s[kVcc + 1] = 0;
   next_ = program.index_of(kernel.entry);
+}
+
+void Wave::Return::operator()(Lanes* rows) const {
+  spare_registers().emplace_back(rows);
 }
 
 uint32_t Wave::scalar(const Operand& op) const {
