@@ -152,6 +152,17 @@ def test_what_fits_is_served_whatever_its_text_contains(
     stack.monitor.check()
 
 
+def test_the_process_of_large_bodies_ends_with_its_parent(stack: Stack) -> None:
+    """It has nothing else to wait for: its standard input ends."""
+    assert post(stack, COMPLETIONS, large(prompt=[5, 6], max_tokens=1)).status_code == 200
+    bodies = stack.app.state.bodies
+    process = bodies._process
+    bodies._process = None  # the next large body starts another
+    process.stdin.close()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
 # Answers ----------------------------------------------------------------------------------
 
 SCORED = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
