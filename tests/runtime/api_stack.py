@@ -94,6 +94,17 @@ class Stack:
         self.running = threading.Event()  # cleared: the engine stands still
         self.running.set()
         self._inbox = LocalChannel()
+        self._connect()
+        self._loop = asyncio.new_event_loop()
+        self.monitor = LoopMonitor(self._loop)
+        self._monitored = monitored
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True),
+            threading.Thread(target=self._run_engine, daemon=True),
+        ]
+
+    def _connect(self) -> None:
+        """Makes the scheduler and the detokenizer, each with its links."""
         ids_in = LocalChannel()
         self.scheduler = Scheduler(
             args=self.args,
@@ -111,13 +122,6 @@ class Stack:
                 {TextBatch: self._to_api, RequestFailed: self._to_api, TextStop: self._inbox.send}
             ),
         )
-        self._loop = asyncio.new_event_loop()
-        self.monitor = LoopMonitor(self._loop)
-        self._monitored = monitored
-        self._threads = [
-            threading.Thread(target=self._serve, daemon=True),
-            threading.Thread(target=self._run_engine, daemon=True),
-        ]
 
     def send(self, message: Message) -> None:
         """The manager's link."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from radix_runtime.messages import Generate, unpack_ids
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
+from tests.runtime.loop_monitor import LoopHeld
 from tests.runtime.test_json_scan import DEEP_AND_MALFORMED
 
 JSON = {"content-type": "application/json"}
@@ -34,10 +36,28 @@ def stack(shared: Stack) -> Iterator[Stack]:
     shared.check_idle()
 
 
+def held_every_time(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that fails if the loop was held in each of three runs: on a busy machine the clock of
+    a thread also counts interrupts, now and then 10 ms in a callback that does nothing."""
+
+    @functools.wraps(test)
+    def run(stack: Stack, **fixtures: Any) -> None:
+        for left in (2, 1, 0):
+            try:
+                return test(stack, **fixtures)
+            except LoopHeld:
+                if left == 0:
+                    raise
+                stack.on_loop(stack.monitor.reset)
+
+    return run
+
+
 def post(stack: Stack, path: str, body: bytes) -> httpx.Response:
     return httpx.post(stack.url + path, content=body, headers=JSON, timeout=60)
 
 
+@held_every_time
 def test_a_malformed_body_does_not_hold_the_loop(stack: Stack) -> None:
     for _ in range(5):
         response = post(stack, CHAT, DEEP_AND_MALFORMED)
@@ -45,6 +65,7 @@ def test_a_malformed_body_does_not_hold_the_loop(stack: Stack) -> None:
     stack.monitor.check()
 
 
+@held_every_time
 def test_a_long_number_is_refused_and_not_repeated(stack: Stack) -> None:
     body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 400 + b"}"
     response = post(stack, CHAT, body)
@@ -80,6 +101,7 @@ def large(**fields: Any) -> bytes:
     ],
     ids=["lists", "objects", "ids", "texts", "source code", "stop ids", "number", "id", "commas"],
 )
+@held_every_time
 def test_a_large_body_does_not_hold_the_loop(stack: Stack, body: bytes, code: str) -> None:
     response = post(stack, COMPLETIONS, body)
     assert (response.status_code, response.json()["error"]["code"]) == (400, code)
@@ -87,6 +109,7 @@ def test_a_large_body_does_not_hold_the_loop(stack: Stack, body: bytes, code: st
     stack.monitor.check()
 
 
+@held_every_time
 def test_a_large_body_means_what_a_small_one_does(stack: Stack) -> None:
     """All kinds of prompts, decoded in the process of large bodies and here."""
     options = {"max_tokens": 2, "ignore_eos": True, "temperature": 0, "logit_bias": {"7": 1.5}}
@@ -109,6 +132,7 @@ def test_a_large_body_means_what_a_small_one_does(stack: Stack) -> None:
     stack.monitor.check()
 
 
+@held_every_time
 def test_large_bodies_of_other_routes(stack: Stack) -> None:
     chat = post(stack, CHAT, large(**good_request(MODEL)))
     assert chat.status_code == 200 and "warnings" not in chat.json()
@@ -139,6 +163,7 @@ def test_the_process_of_large_bodies_may_die(stack: Stack) -> None:
     assert post(stack, COMPLETIONS, body).status_code == 200
 
 
+@held_every_time
 def test_what_fits_is_served_whatever_its_text_contains(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,11 +177,23 @@ def test_what_fits_is_served_whatever_its_text_contains(
     stack.monitor.check()
 
 
+def test_the_process_of_large_bodies_ends_with_its_parent(stack: Stack) -> None:
+    """It has nothing else to wait for: its standard input ends."""
+    assert post(stack, COMPLETIONS, large(prompt=[5, 6], max_tokens=1)).status_code == 200
+    bodies = stack.app.state.bodies
+    process = bodies._process
+    bodies._process = None  # the next large body starts another
+    process.stdin.close()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
 # Answers ----------------------------------------------------------------------------------
 
 SCORED = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
+@held_every_time
 def test_an_answer_of_many_logprobs_does_not_hold_the_loop(stack: Stack) -> None:
     """1,600 tokens with 20 others each: 2.5 MB, which took 0.2 s in one piece."""
     call = {**good_request(MODEL), **SCORED, "n": 8, "logprobs": True, "top_logprobs": 20}
@@ -171,6 +208,7 @@ def test_an_answer_of_many_logprobs_does_not_hold_the_loop(stack: Stack) -> None
     stack.monitor.check()
 
 
+@held_every_time
 def test_a_long_list_of_ids_does_not_hold_the_loop(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +224,7 @@ def test_a_long_list_of_ids_does_not_hold_the_loop(
     stack.monitor.check()
 
 
+@held_every_time
 def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> None:
     call = {
         "input_ids": [[5 + i % 100] * 200 for i in range(60)],

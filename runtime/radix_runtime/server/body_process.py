@@ -1,5 +1,6 @@
 """The process that decodes large request bodies for the API process (body_decoder.py)."""
 
+import os
 import signal
 import sys
 from typing import IO, Any
@@ -16,17 +17,18 @@ from .protocol import MAX_PROMPTS
 
 _ID_FIELDS = ("prompt", "input_ids", "tokens")
 _MAX_ENTRIES = max(MAX_ENTRIES.values())
+_NICENESS = 10  # on few cores, running requests come before large bodies
 _LARGEST_ID = (1 << 31) - 1
 
 
-def main() -> int:
+def main() -> None:
     """Answers frame by frame until the API process has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    os.nice(_NICENESS)
     try:
         _serve(sys.stdin.buffer, sys.stdout.buffer)
     except (EOFError, BrokenPipeError):
-        pass
-    return 0
+        os._exit(0)  # a normal exit would complain of what nobody reads any more
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
