@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve test test-full test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve test test-full test-rocm test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -62,6 +62,18 @@ test: $(TEST_PACKAGES) lint install
 # Whole products of options where `test` takes a cover of them.
 test-full: $(TEST_PACKAGES) lint install
 	RADIX_TEST_FULL=1 $(PYTEST) -q $(TESTS)
+
+# The op tests on AMD's machine code: the ROCm library for gfx942, executed on the CPU (docs/kernels/rocm.md).
+ROCM_SIM := build/rocm-sim
+ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
+    attention_merge sampling sampling_edits sampling_logprobs sampling_shards rocm_sim))
+test-rocm: $(TEST_PACKAGES)
+	$(RUN) tools/build_wheel.py rocm --jobs $(JOBS) --archs gfx942 --dist $(ROCM_SIM)/dist
+	rm -rf $(ROCM_SIM)/site
+	$(RUN) -m zipfile -e $(ROCM_SIM)/dist/radix_kernels_rocm-*.whl $(ROCM_SIM)/site
+	rm -rf $(ROCM_SIM)/site/*.dist-info
+	$(RUN) -m pytest -q tests/gcn
+	$(RUN) -m pytest -q -o pythonpath="$(ROCM_SIM)/site runtime ." $(ROCM_TESTS) --device rocm-sim
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3

@@ -46,6 +46,10 @@ endforeach()
 # What was built, for _loader.py and bug reports.
 file(READ ${RADIX_CSRC}/../include/radix_kernels/types.h _types)
 string(REGEX MATCH "define RK_ABI_VERSION ([0-9]+)" _match "${_types}")
+list(JOIN RADIX_TARGETS "\", \"" _targets)  # of a ROCm library: the chips that it has code for
+if(_targets)
+  set(_targets ", \"targets\": [\"${_targets}\"]")
+endif()
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/out/_build.json CONTENT
-  "{\"backend\": \"${RADIX_BACKEND}\", \"version\": \"${RADIX_VERSION}\", \"abi\": ${CMAKE_MATCH_1}}\n" @ONLY)
+  "{\"backend\": \"${RADIX_BACKEND}\", \"version\": \"${RADIX_VERSION}\", \"abi\": ${CMAKE_MATCH_1}${_targets}}\n" @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/out/_build.json DESTINATION radix_kernels)

@@ -5,6 +5,7 @@ set(_archs gfx90a gfx942)
 if(RADIX_ARCHS)
   set(_archs ${RADIX_ARCHS})
 endif()
+set(RADIX_TARGETS ${_archs})
 find_program(RADIX_HIPCXX NAMES amdclang++ clang++-21 clang++-20 clang++-19
              HINTS $ENV{ROCM_PATH}/llvm/bin /opt/rocm/llvm/bin REQUIRED)
 if(DEFINED ENV{ROCM_PATH})

@@ -86,7 +86,7 @@ class Array:
         return str(self.tensor.dtype).removeprefix("torch.")
 
     @property
-    def T(self) -> Array:  # noqa: N802: every framework calls it so
+    def T(self) -> Array:
         return Array(self.tensor.T, self._device)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -24,7 +24,9 @@ class Rank:
     def __init__(self, rank: int, world: int, path: str) -> None:
         self.rank = rank
         self.world = world
-        self.shm = ShmCommunicator(path, rank, world, max_bytes=1 << 16, timeout=200.0)
+        self.shm = ShmCommunicator(
+            name=path, rank=rank, world_size=world, max_bytes=1 << 16, timeout=200.0
+        )
         self.gpu = GpuCommunicator(self.shm, rank, max_bytes=MAX_BYTES, timeout=150.0)
 
     def on_gpu(self, x: torch.Tensor) -> Array:
@@ -90,7 +92,7 @@ def check_norm(r: Rank) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    r = Rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    r = Rank(rank=int(sys.argv[1]), world=int(sys.argv[2]), path=sys.argv[3])
     sums = check_sums(r)
     moved = check_gather_and_scatter(r)
     norms = check_norm(r)

@@ -1,4 +1,4 @@
-"""Faults planted in a library's machine code: one instruction becomes another of the same length."""
+"""Faults planted in a library's machine code: an instruction becomes another of its length."""
 
 from __future__ import annotations
 

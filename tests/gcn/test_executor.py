@@ -64,7 +64,10 @@ INTEGERS = {
         [32 - int(x).bit_length() if x else 0xFFFFFFFF for x in a]
     ),
     "v_mbcnt_lo_u32_b32 v10, v1, v2": lambda a, b, c: np.array(
-        [int(y) + (int(x) & ((1 << min(i, 32)) - 1)).bit_count() for i, (x, y) in enumerate(zip(a, b, strict=True))]
+        [
+            int(y) + (int(x) & ((1 << min(lane, 32)) - 1)).bit_count()
+            for lane, x, y in zip(range(LANES), a, b, strict=True)
+        ]
     ),
     "v_pk_lshrrev_b16 v10, v1, v2": lambda a, b, c: (
         ((b & U32(0xFFFF)) >> (a & U32(15)))
@@ -189,7 +192,7 @@ def test_matrix_product():
         results=4,
     ).view(np.float32)
     d = a @ b.T
-    expected = np.array([[d[4 * (l // 16) + r, l % 16] for l in range(LANES)] for r in range(4)])
+    expected = np.array([[d[4 * (at // 16) + r, at % 16] for at in range(LANES)] for r in range(4)])
     assert np.array_equal(got, expected)
 
 
@@ -246,12 +249,18 @@ def test_scratch_is_each_lane_s():
 
 WRITE = "ds_write_b32 v63, v0\n s_waitcnt lgkmcnt(0)\n"
 FAULTS = {
-    "store past the end": ("global_store_dword v63, v0, s[4:5] offset:4", "outside of every buffer"),
+    "store past the end": (
+        "global_store_dword v63, v0, s[4:5] offset:4",
+        "outside of every buffer",
+    ),
     "load before the beginning": (
         "global_load_dword v1, v63, s[6:7] offset:-4",
         "outside of every buffer",
     ),
-    "store to the arguments": ("v_mov_b32_e32 v1, 0\n global_store_dword v1, v0, s[0:1]", "read-only"),
+    "store to the arguments": (
+        "v_mov_b32_e32 v1, 0\n global_store_dword v1, v0, s[0:1]",
+        "read-only",
+    ),
     "LDS past its end": ("ds_write_b32 v63, v0 offset:512", "LDS access"),
     "unwritten LDS": ("ds_read_b32 v1, v63\n s_waitcnt lgkmcnt(0)", "nobody wrote"),
     "read with no barrier": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,3 +159,34 @@ def test_unknown_opcodes_are_reported():
         run("v_cos_f16_e32 v1, v2", np.zeros(1, np.uint32), np.zeros(1, np.uint32))
     assert any("v_cos_f16" in text for text in library.report()["unknown"])
     assert assembly.LANES == 64
+
+
+HEADERS = [
+    *map(Path, ("/usr/include", "/opt/rocm/include")),
+    *Path(sys.prefix).glob("lib/python3*/site-packages/triton/backends/amd/include"),
+]
+# What the library passes to HIP (csrc/gpu, csrc/rocm) or takes from it; the stand-in has the same.
+CONSTANTS = """
+#include <hip/hip_runtime_api.h>
+#include <cstddef>
+static_assert(hipErrorNotInitialized == 3);
+static_assert(hipHostRegisterMapped == 2);
+static_assert(hipDeviceAttributeMultiprocessorCount == 63);
+static_assert(hipDeviceAttributeWarpSize == 87);
+static_assert(sizeof(hipIpcMemHandle_t) == 64);
+#if HIP_VERSION_MAJOR >= 6
+static_assert(hipIpcMemLazyEnablePeerAccess == 1);
+static_assert(offsetof(hipDeviceProp_tR0600, gcnArchName) == 1160);
+static_assert(sizeof(hipDeviceProp_tR0600) <= 8192);
+#else
+static_assert(hipIpcMemLazyEnablePeerAccess == 0);  // why the library has its own
+#endif
+"""
+
+
+@pytest.mark.parametrize("headers", [h for h in HEADERS if (h / "hip").is_dir()], ids=str)
+def test_constants_are_those_of_the_headers(headers, tmp_path):
+    source = tmp_path / "constants.cpp"
+    source.write_text(CONSTANTS)
+    command = [library.compiler(), "-std=c++17", "-fsyntax-only", "-w", "-D__HIP_PLATFORM_AMD__"]
+    subprocess.run([*command, "-D__HIP_PLATFORM_HCC__", f"-isystem{headers}", source], check=True)

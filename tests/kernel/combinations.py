@@ -2,7 +2,8 @@
 
 All of them on a GPU, whose kernels have borders that a size and an option meet together, and with
 RADIX_TEST_FULL=1. On the CPU, where such a test is of the reference or of kernels with fewer
-borders, a cover: any two values of two parameters meet in one test at least.
+borders, and where AMD's machine code is executed, a cover: any two values of two parameters
+meet in one test at least.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     names = list(mark.kwargs)
     values = [list(choices) for choices in mark.kwargs.values()]
-    on_cpu = metafunc.config.getoption("--device") == "cpu"
-    if on_cpu and not os.environ.get("RADIX_TEST_FULL"):
+    slow = metafunc.config.getoption("--device") in ("cpu", "rocm-sim")
+    if slow and not os.environ.get("RADIX_TEST_FULL"):
         chosen = pair_cover(values)
     else:
         chosen = list(itertools.product(*values))

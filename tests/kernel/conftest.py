@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from tests.gcn import library
 from tests.kernel import combinations, gpu_wheels, helpers, on_device
 
 if not torch.cuda.is_available():
@@ -132,6 +133,15 @@ def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    if config.getoption("--device") == "rocm-sim":
+        facts = library.report()
+        rate = facts["instructions"] / max(facts["seconds"], 1e-9) / 1e6
+        terminalreporter.section("executed machine code")
+        terminalreporter.write_line(
+            f"{facts['launches']} launches of {len(facts['kernels'])} kernels,"
+            f" {facts['instructions']} wave instructions of {len(facts['executed'])} kinds,"
+            f" {rate:.1f} million a second; not known: {len(facts['unknown'])}"
+        )
     if not config.getoption("--numerics"):
         return
     terminalreporter.section("largest errors against float64 (norm, worst element)")

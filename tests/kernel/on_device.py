@@ -38,7 +38,7 @@ def no_library_for(device: str) -> str:
         return ""
     if device == "rocm-sim":
         library.load()
-    if _dispatch.isa() == "no device":
+    if _dispatch.isa().startswith("no "):
         return f"the {_loader.backend} library finds no GPU"
     if device == "rocm-sim":
         return ""

@@ -1,5 +1,5 @@
-"""What only the executor of AMD's machine code can show (`--device rocm-sim`): faults planted in the
-library's code are caught, its collectives agree between processes."""
+"""What only the executor of AMD's machine code can show (`--device rocm-sim`): faults planted in
+the library's code are caught, its collectives agree between processes."""
 
 from __future__ import annotations
 

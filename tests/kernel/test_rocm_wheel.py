@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import fake_hip, gpu_objects, gpu_wheels, portable_kernels
+from tests import child
+from tests.gcn import library as stand_in
+from tests.kernel import gpu_objects, gpu_wheels, portable_kernels
 from tests.kernel.gpu_objects import AmdKernel
 from tests.kernel.portable_kernels import FINISHERS, PACK, WIDE_BASES, base_of, moves_16_bytes
 
@@ -105,28 +107,85 @@ def test_nothing_of_hip_is_linked(library):
     assert not [name for name in symbols if "hip" in name.lower()]
 
 
-def test_import_without_hip(library):
+def test_import_without_hip(library, monkeypatch):
+    monkeypatch.setenv("RADIX_LIBHIP", "/nowhere/libamdhip64.so.7")
     facts = gpu_objects.importable(library.parents[2])
-    assert facts.startswith("rocm|no device|['cpu']|\n")
-    assert "'impl': 'rocm:no device'" in facts
+    assert facts.startswith("rocm|no HIP runtime|['cpu']|\n")
+    assert "'impl': 'rocm:no HIP runtime'" in facts
 
 
-def test_launches_reach_the_runtime(library, tmp_path):
-    """The kernels registered at load are known to a HIP runtime opened later; launches go to the
-    tensors' GPU and stream, and their own status comes back."""
-    env = {**os.environ, "RADIX_LIBHIP": str(fake_hip.build(tmp_path))}
-    command = [sys.executable, "-m", "tests.kernel.fake_hip", str(library)]
+needs_executor = pytest.mark.skipif(
+    not (stand_in.compiler() and stand_in.objdump()), reason="needs g++ and LLVM's disassembler"
+)
+_BEGIN = """
+import torch, radix_kernels as rk
+from tests.gcn import library, arrays
+x = torch.randn(5, 128).bfloat16()
+def call(device=0):
+    y = rk.silu_and_mul(arrays.Array(x, device), out=arrays.Array(out, device))
+    arrays.close_memory()
+out = torch.zeros(5, 64).bfloat16()
+"""
+
+
+def on_stand_in(library: Path, code: str, **settings: str) -> list[str]:
+    """The lines that the code prints, in a process with the wheel and the stand-in of HIP."""
+    path = os.pathsep.join([str(library.parents[2]), str(gpu_objects.ROOT), child.IMPORT_PATH])
+    env = stand_in.environment(PYTHONPATH=path, **settings)
     done = subprocess.run(
-        command, env=env, cwd=gpu_objects.ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=env,
+        cwd=gpu_objects.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    isa, first, launch, back, good, *second = done.stdout.splitlines()
-    assert (isa, first, back, good.strip()) == ("isa gfx", "device 1", "device 0", "status 0")
-    name, grid, block, shared, stream, step = launch.split("|")
+    return done.stdout.splitlines()
+
+
+@needs_executor
+def test_launches_reach_the_runtime(library):
+    """The kernels registered at load are known to a HIP runtime opened later; launches go to the
+    tensors' GPU, and their own status comes back."""
+    code = f"""{_BEGIN}
+call(device=1)
+print(library.report()["last"])
+print(torch.equal(out, rk.reference.silu_and_mul(x)))
+arrays._open_memory = lambda x: None
+try:
+    call(device=1)
+except RuntimeError as error:
+    print(error)
+"""
+    last, equal, error = on_stand_in(library, code, GCN_DEVICES="2", GCN_TARGET="gfx942")
+    name, grid, block, device, stream = last.split("|")
     assert gpu_objects.short_names([name]) == ["gated_even_kernel<Silu, bf16>"]
-    assert (grid, block, shared, stream, step) == ("1,1,1", "256,1,1", "0", "77", "16")
-    assert second[:3] == ["device 1", launch, "device 0"]
-    assert second[3] == "status 4 silu_and_mul: fake invalid launch"
+    assert (grid, block, device, stream) == ("1,1,1", "256,1,1", "1", "0")
+    assert equal == "True"
+    assert error.startswith("silu_and_mul: unspecified launch failure: memory access outside")
+
+
+_FACTS = """
+import radix_kernels as rk
+facts = rk.capabilities()
+print(facts["isa"], facts["ops"]["rmsnorm"]["bfloat16"], sep="|")
+"""
+
+
+@needs_executor
+def test_no_gpu_is_not_no_hip(library):
+    (facts,) = on_stand_in(library, _FACTS, GCN_DEVICES="0")
+    assert facts.startswith("no device|")
+
+
+@needs_executor
+def test_a_chip_without_code_gets_no_native_kernel(library):
+    (facts,) = on_stand_in(library, _FACTS, GCN_TARGET="gfx942")
+    assert facts == "gfx942|{'impl': 'rocm:gfx942', 'why': 'native kernel'}"
+    (facts,) = on_stand_in(library, _FACTS, GCN_TARGET="gfx950")
+    assert facts.startswith("gfx950|{'impl': 'reference'")
+    assert "the rocm library has code for gfx" in facts and "this GPU is gfx950" in facts
 
 
 def test_triton_serves_attention_on_amd():

@@ -7,6 +7,7 @@ detokenizer in another, as `serve` has them in processes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -161,6 +162,8 @@ class Stack:
         self.app = create_app(self.manager)
         self._server = http_server(self.app)
         if self._monitored:
+            gc.collect()
+            gc.freeze()  # as the API process does
             self.monitor.__enter__()
         for thread in self._threads:
             thread.start()
@@ -176,6 +179,7 @@ class Stack:
         self.app.state.bodies.close()
         if self._monitored:
             self.monitor.__exit__(*exc)
+            gc.unfreeze()
         self._listener.close()
 
     def on_loop(self, work: Callable[[], T]) -> T:

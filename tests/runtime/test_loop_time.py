@@ -139,6 +139,19 @@ def test_the_process_of_large_bodies_may_die(stack: Stack) -> None:
     assert post(stack, COMPLETIONS, body).status_code == 200
 
 
+def test_what_fits_is_served_whatever_its_text_contains(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets within a string are no structure, though they be millions."""
+    monkeypatch.setattr(stack.manager.limits, "context_length", 8 << 20)
+    monkeypatch.setattr(stack.manager.limits, "max_total_tokens", None)
+    code = 'if (a[i] == "{") { b[i] = "\\\\"; }\n' * 60_000
+    answer = post(stack, "/tokenize", json.dumps({"prompt": code}).encode()).json()
+    texts = post(stack, "/detokenize", json.dumps({"tokens": answer["tokens"]}).encode()).json()
+    assert texts["text"] == code
+    stack.monitor.check()
+
+
 # Answers ----------------------------------------------------------------------------------
 
 SCORED = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -155,6 +168,21 @@ def test_an_answer_of_many_logprobs_does_not_hold_the_loop(stack: Stack) -> None
             assert len(response.content) > 2_000_000
             counts = [len(choice["logprobs"]["content"]) for choice in choices]
             assert counts == [200] * 8
+    stack.monitor.check()
+
+
+def test_a_long_list_of_ids_does_not_hold_the_loop(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack.manager.limits, "context_length", 1 << 20)
+    monkeypatch.setattr(stack.manager.limits, "max_total_tokens", None)
+    text = "7 a " * 400_000
+    for prompt, listed in ((text, False), ([text, "b"], True)):
+        response = post(stack, "/tokenize", json.dumps({"prompt": prompt}).encode())
+        answer = response.json()
+        counts = answer["count"] if listed else [answer["count"]]
+        lists = answer["tokens"] if listed else [answer["tokens"]]
+        assert [len(ids) for ids in lists] == counts and counts[0] >= 400_000
     stack.monitor.check()
 
 

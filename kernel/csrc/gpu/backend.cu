@@ -5,6 +5,10 @@
 
 #include "gpu/device/compat.h"
 
+#if defined(__HIP__)
+extern "C" bool rk_hip_arch_name(int device, char* name, size_t bytes);  // rocm/hip_shim.cpp
+#endif
+
 namespace radix::backend {
 
 const char* name() {
@@ -24,19 +28,23 @@ bool owns_device(rk_device device) {
 }
 
 const char* isa() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return "no device";
+  int count = 0, device = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
 #if defined(__HIP__)
-  return "gfx";  // the runtime picks among the code objects; their names are in the build's facts
-#else
+  if (status == hipErrorNotInitialized) return "no HIP runtime";
+#endif
+  if (status != cudaSuccess || count == 0) return "no device";
   static char text[32];
-  int device = 0, major = 0, minor = 0;
   (void)cudaGetDevice(&device);
+#if defined(__HIP__)
+  if (!rk_hip_arch_name(device, text, sizeof text)) return "gfx";
+#else
+  int major = 0, minor = 0;
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   std::snprintf(text, sizeof text, "sm_%d%d", major, minor);
-  return text;
 #endif
+  return text;
 }
 
 }  // namespace radix::backend

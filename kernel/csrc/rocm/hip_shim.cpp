@@ -1,6 +1,6 @@
 // The HIP functions that the kernels use, found when one is first called instead of when the library is loaded.
 //
-//   - the library imports where there is no ROCm, and then reports no device;
+//   - the library imports where there is no ROCm, and then says so;
 //   - one wheel serves libamdhip64.so.5 to .7: these symbols kept their names, versions and C signatures;
 //   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used.
 //
@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +23,7 @@
 namespace {
 
 using Status = int;  // hipError_t
-constexpr Status kInvalidValue = 1, kNoDevice = 100;
+constexpr Status kInvalidValue = 1, kNotInitialized = 3;
 
 struct Dim3 {
   uint32_t x, y, z;
@@ -109,11 +110,11 @@ class Runtime {
   std::string problem_;
 };
 
-// Calls the real function of that name, or says that there is no device.
+// Calls the real function of that name; hipErrorNotInitialized where there is no runtime.
 template <class... Params, class... Args>
 Status forward(const char* name, Args... args) {
   const auto real = reinterpret_cast<Status (*)(Params...)>(Runtime::get().symbol(name));
-  return real ? real(args...) : kNoDevice;
+  return real ? real(args...) : kNotInitialized;
 }
 
 thread_local std::vector<LaunchConfig> launches;
@@ -166,6 +167,18 @@ RK_SHIM Status hipSetDevice(int device) {
 }
 RK_SHIM Status hipDeviceGetAttribute(int* value, int attribute, int device) {
   return forward<int*, int, int>("hipDeviceGetAttribute", value, attribute, device);
+}
+
+// The GPU's name without its features (gfx942); false where the runtime is older than HIP 6. Its properties are a
+// struct of 1,472 bytes, which may grow, with the name at 1,160.
+RK_SHIM bool rk_hip_arch_name(int device, char* name, size_t bytes) {
+  constexpr size_t kRoom = 8192, kArchName = 1160;
+  alignas(16) static char properties[kRoom];
+  if (forward<void*, int>("hipGetDevicePropertiesR0600", static_cast<void*>(properties), device)) return false;
+  const size_t length = std::min(std::strcspn(properties + kArchName, ":"), bytes - 1);
+  std::memcpy(name, properties + kArchName, length);
+  name[length] = 0;
+  return length != 0;
 }
 
 RK_SHIM Status hipExtMallocWithFlags(void** memory, size_t bytes, unsigned flags) {

@@ -55,13 +55,17 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, text + (f", which has {', '.join(there)}" if there else "")
 
 
+def _build_facts() -> dict[str, Any]:
+    """What cmake wrote down; {} when nothing was built."""
+    built = _FOLDER / "_build.json"
+    facts: dict[str, Any] = json.loads(built.read_text()) if built.exists() else {}
+    return facts
+
+
 def _version() -> str:
     """Of the build; of the source tree when nothing was built."""
-    built = _FOLDER / "_build.json"
-    if built.exists():
-        facts: dict[str, Any] = json.loads(built.read_text())
-        return str(facts["version"])
-    return (_FOLDER.parents[1] / "VERSION").read_text().strip()
+    facts = _build_facts()
+    return str(facts["version"] if facts else (_FOLDER.parents[1] / "VERSION").read_text().strip())
 
 
 _refuse_siblings()
@@ -69,3 +73,5 @@ bind, reason = _load()
 version = _version()
 backend: str | None = bind.backend if bind else None
 abi_version: int | None = bind.abi_version if bind else None
+# The chips that a ROCm library has code for (gfx942); empty for the other backends.
+targets: tuple[str, ...] = tuple(_build_facts().get("targets", ()))

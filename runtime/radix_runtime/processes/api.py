@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -54,6 +55,8 @@ async def _serve(child: Child) -> None:
         asyncio.ensure_future(_receive(link, manager)),
         asyncio.ensure_future(_obey(child, manager, sender, server)),
     ]
+    gc.collect()
+    gc.freeze()  # what is there by now stays: no collection while serving looks at it again
     child.report("ready", info={"has_chat_template": manager.tokenizer.chat_template is not None})
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     app.state.bodies.close()

@@ -11,7 +11,8 @@ _PIECE = 64 << 10  # bytes of what is already encoded
 
 
 class Rows:
-    """An array of `count` entries, each of which is made when it is encoded. It is encoded once."""
+    """An array of `count` entries, each of which is made when it is encoded and may be Rows itself.
+    It is encoded once."""
 
     def __init__(self, entries: Iterable[Any], count: int) -> None:
         self.entries = entries
@@ -24,7 +25,11 @@ class Rows:
         """The array as JSON, an entry at a time."""
         before = b"["
         for entry in self.entries:
-            yield before + to_json(entry)
+            if isinstance(entry, Rows):
+                yield before
+                yield from entry.pieces()
+            else:
+                yield before + to_json(entry)
             before = b","
         yield b"]" if before == b"," else b"[]"
 

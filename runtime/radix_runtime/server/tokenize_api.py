@@ -1,6 +1,9 @@
 """POST /tokenize and /detokenize."""
 
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from ..errors import refusal
 from ..sampling_params import Ids
@@ -8,9 +11,11 @@ from ..text.conversation import template_messages
 from .answer import template_options
 from .body_decoder import is_one_prompt
 from .http_call import HttpCall
+from .json_pieces import Rows
 from .protocol import DetokenizeBody, TokenizeBody, require_one_of
 from .tokenizer_manager import TokenizerManager
 
+_FEW = 4096  # token ids that are encoded at once
 _OF_PROMPTS = ("add_special_tokens",)
 _OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
 
@@ -25,13 +30,23 @@ async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
     lists = await _ids(manager, body)
     counts = [len(ids) for ids in lists]
     listed = isinstance(body.prompt, list)
-    await call.answer(
+    tokens = Rows((_id_rows(ids) for ids in lists), len(lists)) if listed else _id_rows(lists[0])
+    await call.answer_in_pieces(
         {
-            "tokens": lists if listed else lists[0],
+            "tokens": tokens,
             "count": counts if listed else counts[0],
             "max_model_len": manager.limits.context_length,
         }
     )
+
+
+def _id_rows(ids: Ids) -> list[int] | Rows:
+    """Ids of a text, of which there may be millions, in a form that is encoded in pieces."""
+    array = np.asarray(ids)
+    if len(array) <= _FEW:
+        return array.tolist()
+    parts = (array[start : start + _FEW].tolist() for start in range(0, len(array), _FEW))
+    return Rows(chain.from_iterable(parts), len(array))
 
 
 async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:

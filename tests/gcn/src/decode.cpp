@@ -176,9 +176,9 @@ struct Choice {
   Permutation value;
 };
 constexpr Choice kNumbered[] = {
-    {"row_shl", Permutation::kRowShiftLeft},    {"row_shr", Permutation::kRowShiftRight},
-    {"row_ror", Permutation::kRowRotate},       {"row_newbcast", Permutation::kNewBroadcast},
-    {"wave_shl", Permutation::kWaveShiftLeft},  {"wave_shr", Permutation::kWaveShiftRight},
+    {"row_shl", Permutation::kRowShiftLeft},   {"row_shr", Permutation::kRowShiftRight},
+    {"row_ror", Permutation::kRowRotate},      {"row_newbcast", Permutation::kNewBroadcast},
+    {"wave_shl", Permutation::kWaveShiftLeft}, {"wave_shr", Permutation::kWaveShiftRight},
     {"wave_ror", Permutation::kWaveRotate},
 };
 
@@ -234,8 +234,9 @@ class LineDecoder {
       wait(rest);
       return false;
     }
-    static constexpr string_view kBare[] = {"s_nop", "s_endpgm", "s_sleep", "s_getreg_b32", "s_setreg_b32",
-                                            "s_setreg_imm32_b32", "s_setprio", "s_sethalt", "s_code_end"};
+    static constexpr string_view kBare[] = {"s_nop",        "s_endpgm",     "s_sleep",
+                                            "s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32",
+                                            "s_setprio",    "s_sethalt",    "s_code_end"};
     if (std::find(std::begin(kBare), std::end(kBare), in_.name) != std::end(kBare)) return false;
     operands(modifiers(rest));
     const auto has = [&](const char* part) { return in_.name.find(part) != in_.name.npos; };
@@ -325,8 +326,8 @@ class LineDecoder {
     if (word == "sc0" || word == "glc") in_.returns_old = true;
     if (word == "row_mirror") around_.permutation = Permutation::kRowMirror;
     if (word == "row_half_mirror") around_.permutation = Permutation::kHalfMirror;
-    static constexpr string_view kFlags[] = {"clamp", "sc0", "sc1", "nt",         "glc",            "slc",
-                                             "offen", "lds", "gds", "row_mirror", "row_half_mirror"};
+    static constexpr string_view kFlags[] = {
+        "clamp", "sc0", "sc1", "nt", "glc", "slc", "offen", "lds", "gds", "row_mirror", "row_half_mirror"};
     if (word == "lds" || word == "gds" || word == "offen")
       fault("modifier %.*s", static_cast<int>(word.size()), word.data());
     return std::find(std::begin(kFlags), std::end(kFlags), word) != std::end(kFlags);

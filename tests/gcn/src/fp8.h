@@ -32,8 +32,8 @@ class Fp8 {
       (decode(static_cast<uint8_t>(middle)) <= size ? low : high) = middle;
     }
     const double below = decode(static_cast<uint8_t>(low));
-    const double step = low == last() ? below - decode(static_cast<uint8_t>(low - 1))
-                                      : decode(static_cast<uint8_t>(low + 1)) - below;
+    const double step =
+        low == last() ? below - decode(static_cast<uint8_t>(low - 1)) : decode(static_cast<uint8_t>(low + 1)) - below;
     const double over = size - below;
     if (over > step / 2 || (over == step / 2 && low % 2)) low++;
     if (low > last()) return fnuz_ ? 0x80 : static_cast<uint8_t>(sign | (bits_ == 2 ? 0x7c : 0x7f));

@@ -1,5 +1,6 @@
 // Modules, launches, streams and graphs of the stand-in.
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 
 #include "fault.h"
@@ -62,6 +63,10 @@ Error submit(const Function& function, Dim3 grid, Dim3 block, void** values, siz
   }
   {
     const std::lock_guard lock(s.mutex);
+    char numbers[160];
+    std::snprintf(numbers, sizeof numbers, "|%u,%u,%u|%u,%u,%u|%d|%zu", grid.x, grid.y, grid.z, block.x, block.y,
+                  block.z, node.device, reinterpret_cast<size_t>(stream));
+    s.last = function.name + numbers;
     if (is_default(stream)) {
       if (invalidate_captures(s)) return kCaptureImplicit;
     } else {
@@ -146,7 +151,8 @@ Error launch(const Function& function, const Launch& shape, int, const std::vect
 }  // namespace gcn::hip
 
 GCN_API void** __hipRegisterFatBinary(const FatBinary* binary) {
-  return binary && binary->magic == kFatBinaryMagic ? reinterpret_cast<void**>(const_cast<FatBinary*>(binary)) : nullptr;
+  return binary && binary->magic == kFatBinaryMagic ? reinterpret_cast<void**>(const_cast<FatBinary*>(binary))
+                                                    : nullptr;
 }
 GCN_API void __hipRegisterFunction(const FatBinary* binary, const void* host, char*, const char* name, int, void*,
                                    void*, void*, void*, int*) {

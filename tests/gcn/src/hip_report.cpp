@@ -40,7 +40,7 @@ GCN_API const char* gcn_report() {
     out += comma + ("\"" + name + "\": ") + std::to_string(count);
     comma = ", ";
   }
-  out += "}, \"executed\": ";
+  out += "}, \"last\": \"" + s.last + "\", \"executed\": ";
   append_list(out, executed);
   out += ", \"unknown\": ";
   for (const std::string& text : unknown)

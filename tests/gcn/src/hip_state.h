@@ -50,7 +50,7 @@ struct Buffer {
 };
 
 struct Function {
-  const char* bundle = nullptr;  // the offload bundle it is in
+  const char* bundle = nullptr;      // the offload bundle it is in
   std::shared_ptr<Program> program;  // or the one it was loaded with
   std::string name;
 };
@@ -79,9 +79,9 @@ struct State {
   std::mutex mutex;
   int devices = 1;
   std::string target = "gfx942";
-  std::map<uint64_t, Buffer> buffers;       // by address: hipMalloc and its like
-  std::multimap<uint64_t, size_t> arrays;   // registered by tests, for the time of a call
-  std::map<uint64_t, size_t> host;          // hipHostRegister
+  std::map<uint64_t, Buffer> buffers;      // by address: hipMalloc and its like
+  std::multimap<uint64_t, size_t> arrays;  // registered by tests, for the time of a call
+  std::map<uint64_t, size_t> host;         // hipHostRegister
   std::map<const void*, Function> functions;
   std::map<const char*, std::shared_ptr<Program>> programs;  // of bundles, once used
   std::set<Function*> module_functions;
@@ -89,6 +89,7 @@ struct State {
   std::set<Stream*> streams;
   std::map<std::string, uint64_t> kernels;  // wave instructions by kernel
   Totals totals;
+  std::string last;  // the last launch: kernel|grid|block|device|stream
 };
 
 State& state();

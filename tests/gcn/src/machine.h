@@ -114,7 +114,10 @@ class Wave {
   void place(const Instruction& in);
   uint64_t select_lanes(const Rearrangement& around, Operand source, uint32_t* out);
 
-  std::vector<Lanes> registers_;
+  struct Return {
+    void operator()(Lanes* rows) const;
+  };
+  std::unique_ptr<Lanes[], Return> registers_;  // kVectorRows of them, from those of waves that have ended
   std::vector<uint8_t> scratch_;
   uint64_t exec_ = 0, all_ = 0;
   uint32_t next_ = 0;

@@ -29,7 +29,8 @@ uint8_t* Memory::at(uint64_t address, uint32_t bytes, bool writes) {
     const auto after = std::upper_bound(regions_.begin(), regions_.end(), address,
                                         [](uint64_t a, const Region& r) { return a < r.begin; });
     if (after == regions_.begin() || !inside(*(after - 1)))
-      fault("memory access outside of every buffer: %s of %u bytes at 0x%lx", writes ? "store" : "load", bytes, address);
+      fault("memory access outside of every buffer: %s of %u bytes at 0x%lx", writes ? "store" : "load", bytes,
+            address);
     last_ = static_cast<size_t>(after - regions_.begin() - 1);
   }
   if (writes && !regions_[last_].writable) fault("store to read-only memory at 0x%lx", address);

@@ -21,13 +21,14 @@ bool in_class(T x, u32 mask) {
 }
 
 #define OF_TYPE(name, T, sign) {"v_cmp_" name, lanes<[](T a, T b) -> bool { return (a sign b); }>}
-#define INTEGERS(name, sign)                                                                               \
-  OF_TYPE(name "_u32", u32, sign), OF_TYPE(name "_i32", i32, sign), OF_TYPE(name "_u64", u64, sign),       \
+#define INTEGERS(name, sign)                                                                         \
+  OF_TYPE(name "_u32", u32, sign), OF_TYPE(name "_i32", i32, sign), OF_TYPE(name "_u64", u64, sign), \
       OF_TYPE(name "_i64", i64, sign), OF_TYPE(name "_u16", uint16_t, sign), OF_TYPE(name "_i16", int16_t, sign)
-#define REALS(name, condition)                                                                             \
-  {"v_cmp_" name "_f32", lanes<[](float a, float b) -> bool { return (condition); }>},                       \
-      {"v_cmp_" name "_f64", lanes<[](double a, double b) -> bool { return (condition); }>},                 \
-      {"v_cmp_" name "_f16", lanes<[](half a, half b) -> bool { return (condition); }>}
+#define REALS(name, condition)                                                                 \
+  {"v_cmp_" name "_f32", lanes<[](float a, float b) -> bool { return (condition); }>},         \
+      {"v_cmp_" name "_f64", lanes<[](double a, double b) -> bool { return (condition); }>}, { \
+    "v_cmp_" name "_f16", lanes<[](half a, half b) -> bool { return (condition); }>            \
+  }
 
 }  // namespace
 

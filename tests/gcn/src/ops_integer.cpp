@@ -103,9 +103,12 @@ u32 permute(u32 a, u32 b, u32 selector) {
   for (unsigned i = 0; i < 4; i++) {
     const u32 which = selector >> (8 * i) & 255;
     u32 byte = 255;
-    if (which < 8) byte = bytes >> (8 * which) & 255;
-    else if (which < 12) byte = bytes >> (16 * (which - 8) + 15) & 1 ? 255 : 0;
-    else if (which == 12) byte = 0;
+    if (which < 8)
+      byte = bytes >> (8 * which) & 255;
+    else if (which < 12)
+      byte = bytes >> (16 * (which - 8) + 15) & 1 ? 255 : 0;
+    else if (which == 12)
+      byte = 0;
     out |= byte << (8 * i);
   }
   return out;
@@ -201,8 +204,7 @@ void add_bits(Table& t) {
       {"v_bcnt_u32_b32", lanes<[](u32 a, u32 b) { return b + std::popcount(a); }>},
       {"v_ffbh_u32", lanes<[](u32 a) { return a ? static_cast<u32>(std::countl_zero(a)) : ~0u; }>},
       {"v_ffbl_b32", lanes<[](u32 a) { return a ? static_cast<u32>(std::countr_zero(a)) : ~0u; }>},
-      {"v_alignbit_b32",
-       lanes<[](u32 a, u32 b, u32 c) { return static_cast<u32>((u64{a} << 32 | b) >> (c & 31)); }>},
+      {"v_alignbit_b32", lanes<[](u32 a, u32 b, u32 c) { return static_cast<u32>((u64{a} << 32 | b) >> (c & 31)); }>},
       {"v_alignbyte_b32",
        lanes<[](u32 a, u32 b, u32 c) { return static_cast<u32>((u64{a} << 32 | b) >> (8 * (c & 3))); }>},
       {"v_perm_b32", lanes<[](u32 a, u32 b, u32 c) { return permute(a, b, c); }>},

@@ -143,10 +143,8 @@ void swizzle(Wave& w, const Instruction& in) {
   });
 }
 
-#define ATOMICS(name, T, f) \
-  {"ds_" name, atomic<T, [](T a, T b) -> T f, false>}
-#define RETURNING(name, T, f) \
-  {"ds_" name, atomic<T, [](T a, T b) -> T f, true>}
+#define ATOMICS(name, T, f) {"ds_" name, atomic<T, [](T a, T b) -> T f, false>}
+#define RETURNING(name, T, f) {"ds_" name, atomic<T, [](T a, T b) -> T f, true>}
 
 }  // namespace
 

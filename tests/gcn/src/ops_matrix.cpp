@@ -33,7 +33,7 @@ void multiply(Wave& w, const Instruction& in) {
   if (w.exec() != ~u64{0}) fault("a matrix product with lanes off");
   if (in.broadcast) fault("a matrix product with cbsz, abid or blgp");
   double a[N][K], b[N][K];
-  const auto read = [&](const Operand& op, Element type, double (*out)[K]) {
+  const auto read = [&](const Operand& op, Element type, double(*out)[K]) {
     for (unsigned l = 0; l < 64; l++) {
       for (unsigned k = 0; k < part; k++) {
         const unsigned at = k * bytes_of(type);

@@ -172,23 +172,26 @@ void global_atomic(Wave& w, const Instruction& in) {
   w.issued(Wave::Queue::kVector, in.returns_old ? &in.op[0] : nullptr, in.returns_old ? sizeof(T) / 4 : 0);
 }
 
-#define SHAPES(prefix, direction, function)                                                              \
-  {prefix direction "_dword", function<Shape{4}>}, {prefix direction "_dwordx2", function<Shape{8}>},    \
-      {prefix direction "_dwordx3", function<Shape{12}>}, {prefix direction "_dwordx4", function<Shape{16}>}
-#define LOADS(prefix, function)                                                     \
-  SHAPES(prefix, "load", function), {prefix "load_ubyte", function<Shape{1}>},      \
-      {prefix "load_sbyte", function<Shape{1, true}>},                              \
-      {prefix "load_ushort", function<Shape{2}>},                                   \
-      {prefix "load_sshort", function<Shape{2, true}>},                             \
-      {prefix "load_ubyte_d16", function<Shape{1, false, Part::kLowHalf}>},         \
-      {prefix "load_ubyte_d16_hi", function<Shape{1, false, Part::kHighHalf}>},     \
-      {prefix "load_short_d16", function<Shape{2, false, Part::kLowHalf}>},         \
-      {prefix "load_short_d16_hi", function<Shape{2, false, Part::kHighHalf}>}
-#define STORES(prefix, function)                                                \
-  SHAPES(prefix, "store", function), {prefix "store_byte", function<Shape{1}>}, \
-      {prefix "store_short", function<Shape{2}>},                               \
-      {prefix "store_byte_d16_hi", function<Shape{1, false, Part::kHighHalf}>}, \
-      {prefix "store_short_d16_hi", function<Shape{2, false, Part::kHighHalf}>}
+#define SHAPES(prefix, direction, function)                                                           \
+  {prefix direction "_dword", function<Shape{4}>}, {prefix direction "_dwordx2", function<Shape{8}>}, \
+      {prefix direction "_dwordx3", function<Shape{12}>}, {                                           \
+    prefix direction "_dwordx4", function<Shape{16}>                                                  \
+  }
+#define LOADS(prefix, function)                                                                    \
+  SHAPES(prefix, "load", function), {prefix "load_ubyte", function<Shape{1}>},                     \
+      {prefix "load_sbyte", function<Shape{1, true}>}, {prefix "load_ushort", function<Shape{2}>}, \
+      {prefix "load_sshort", function<Shape{2, true}>},                                            \
+      {prefix "load_ubyte_d16", function<Shape{1, false, Part::kLowHalf}>},                        \
+      {prefix "load_ubyte_d16_hi", function<Shape{1, false, Part::kHighHalf}>},                    \
+      {prefix "load_short_d16", function<Shape{2, false, Part::kLowHalf}>}, {                      \
+    prefix "load_short_d16_hi", function<Shape{2, false, Part::kHighHalf}>                         \
+  }
+#define STORES(prefix, function)                                                  \
+  SHAPES(prefix, "store", function), {prefix "store_byte", function<Shape{1}>},   \
+      {prefix "store_short", function<Shape{2}>},                                 \
+      {prefix "store_byte_d16_hi", function<Shape{1, false, Part::kHighHalf}>}, { \
+    prefix "store_short_d16_hi", function<Shape{2, false, Part::kHighHalf}>       \
+  }
 
 }  // namespace
 

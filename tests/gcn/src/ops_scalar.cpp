@@ -252,8 +252,7 @@ void add_logic(Table& t) {
       {"s_pack_ll_b32_b16", word<[](u32 a, u32 b) { return (a & 0xffff) | b << 16; }>},
       {"s_mov_b32", word<[](u32 a) { return a; }>},
       {"s_mov_b64", pair<[](u64 a) { return a; }>},
-      {"s_cselect_b32",
-       [](Wave& w, const Instruction& in) { w.set_scalar(in.op[0], w.scalar(in.op[w.scc ? 1 : 2])); }},
+      {"s_cselect_b32", [](Wave& w, const Instruction& in) { w.set_scalar(in.op[0], w.scalar(in.op[w.scc ? 1 : 2])); }},
       {"s_cselect_b64",
        [](Wave& w, const Instruction& in) { w.set_scalar_pair(in.op[0], w.scalar_pair(in.op[w.scc ? 1 : 2])); }},
       {"s_and_saveexec_b64", save_exec<[](u64 s, u64 e) { return s & e; }>},
@@ -265,12 +264,13 @@ void add_logic(Table& t) {
   t.insert(t.end(), std::begin(entries), std::end(entries));
 }
 
-#define COMPARES(name, sign)                                                                                          \
-  {"s_cmp_" name "_u32", compare<[](u32 a, u32 b) { return (a sign b); }>},                                             \
-      {"s_cmp_" name "_i32", compare<[](u32 a, u32 b) { return (static_cast<i32>(a) sign static_cast<i32>(b)); }>},     \
-      {"s_cmp_" name "_u64", compare_pair<[](u64 a, u64 b) { return (a sign b); }>},                                    \
-      {"s_cmpk_" name "_i32", compare_signed16<[](i32 a, i32 b) { return (a sign b); }>},                               \
-      {"s_cmpk_" name "_u32", compare_unsigned16<[](u32 a, u32 b) { return (a sign b); }>}
+#define COMPARES(name, sign)                                                                                        \
+  {"s_cmp_" name "_u32", compare<[](u32 a, u32 b) { return (a sign b); }>},                                         \
+      {"s_cmp_" name "_i32", compare<[](u32 a, u32 b) { return (static_cast<i32>(a) sign static_cast<i32>(b)); }>}, \
+      {"s_cmp_" name "_u64", compare_pair<[](u64 a, u64 b) { return (a sign b); }>},                                \
+      {"s_cmpk_" name "_i32", compare_signed16<[](i32 a, i32 b) { return (a sign b); }>}, {                         \
+    "s_cmpk_" name "_u32", compare_unsigned16<[](u32 a, u32 b) { return (a sign b); }>                              \
+  }
 
 void add_control(Table& t) {
   const Entry entries[] = {

@@ -27,9 +27,9 @@ struct Operand {
   bool negated = false, magnitude = false, extended = false;
   bool real = false;  // the literal is written as a real number
   uint16_t index = 0;
-  uint16_t count = 1;    // registers
-  int64_t integer = 0;   // of a literal
-  double number = 0;     // of one written as a real number
+  uint16_t count = 1;             // registers
+  int64_t integer = 0;            // of a literal
+  double number = 0;              // of one written as a real number
   const uint32_t* low = nullptr;  // a literal's bits in every lane: of 32 bits, or the low word of 64
   const uint32_t* high = nullptr;
 };
@@ -75,7 +75,7 @@ struct Instruction {
   Handler run = nullptr;
   uint8_t operands = 0;
   bool clamped = false, returns_old = false;
-  bool in_order = false;  // a load: it may follow another into the same register
+  bool in_order = false;   // a load: it may follow another into the same register
   uint8_t multiplier = 0;  // log2 of mul:, 3 for div:2
   uint8_t op_sel = 0, op_sel_hi = 7, neg_lo = 0, neg_hi = 0;
   uint8_t broadcast = 0;  // MFMA's cbsz, abid or blgp

@@ -13,18 +13,42 @@ using Kind = Operand::Kind;
 
 // Registers that nobody has written: no number that a result could be right with.
 constexpr uint32_t kUnwritten = 0x7fbadbad;
+// Register files of ended waves, for the next ones of the thread: a fresh one costs more than many a wave.
+std::vector<std::unique_ptr<Lanes[]>>& spare_registers() {
+  thread_local std::vector<std::unique_ptr<Lanes[]>> spare;
+  return spare;
+}
+
+Lanes* take_registers() {
+  auto& spare = spare_registers();
+  if (spare.empty()) return new Lanes[kVectorRows];
+  Lanes* rows = spare.back().release();
+  spare.pop_back();
+  return rows;
+}
+
 constexpr uint64_t kImageBase = 0x7e00'0000'0000;  // of code, for s_getpc: never dereferenced
 
 }  // namespace
 
 Wave::Wave(Program& program_, const Kernel& kernel_, Memory& memory_, Block& block_, unsigned number_, unsigned lanes)
-    : program(program_), kernel(kernel_), memory(memory_), block(block_), number(number_), registers_(kVectorRows) {
-  for (Lanes& row : registers_) row.fill(kUnwritten);
+    : program(program_),
+      kernel(kernel_),
+      memory(memory_),
+      block(block_),
+      number(number_),
+      registers_(take_registers()) {
+  for (unsigned i = 0; i < kernel.first_agpr; i++) registers_[i].fill(kUnwritten);
+  for (unsigned i = 0; i + kernel.first_agpr < kernel.vgprs; i++) registers_[kAgprs + i].fill(kUnwritten);
   s.fill(kUnwritten);
   all_ = lanes == kLanes ? ~uint64_t{0} : (uint64_t{1} << lanes) - 1;
   set_exec(all_);
   s[kVcc] = s[kVcc + 1] = 0;
   next_ = program.index_of(kernel.entry);
+}
+
+void Wave::Return::operator()(Lanes* rows) const {
+  spare_registers().emplace_back(rows);
 }
 
 uint32_t Wave::scalar(const Operand& op) const {
@@ -71,8 +95,14 @@ const uint32_t* Wave::source(const Operand& op, unsigned word, Lanes& hold) {
   switch (op.kind) {
     case Kind::kVector: row = registers_[op.index + word].data(); break;
     case Kind::kLiteral: row = word ? op.high : op.low; break;
-    case Kind::kScalar: hold.fill(s[op.index + word]); row = hold.data(); break;
-    case Kind::kScc: hold.fill(word ? 0 : scc); row = hold.data(); break;
+    case Kind::kScalar:
+      hold.fill(s[op.index + word]);
+      row = hold.data();
+      break;
+    case Kind::kScc:
+      hold.fill(word ? 0 : scc);
+      row = hold.data();
+      break;
     case Kind::kNone: fault("an operand is missing");
   }
   return row;
@@ -158,7 +188,8 @@ void Wave::jump(uint64_t address) {
 
 uint8_t* Wave::scratch(unsigned lane, int64_t offset, uint32_t bytes) {
   const uint32_t size = kernel.scratch_bytes;
-  if (offset < 0 || offset + bytes > size) fault("scratch access of %u bytes at %ld, a lane has %u", bytes, offset, size);
+  if (offset < 0 || offset + bytes > size)
+    fault("scratch access of %u bytes at %ld, a lane has %u", bytes, offset, size);
   if (scratch_.empty()) scratch_.assign(size_t{size} * kLanes, 0xba);
   return scratch_.data() + size_t{size} * lane + offset;
 }
@@ -178,16 +209,34 @@ uint64_t Wave::select_lanes(const Rearrangement& around, Operand source, uint32_
     switch (around.permutation) {
       case Permutation::kNone: break;
       case Permutation::kQuad: from = (l & ~3) + around.quad[l & 3]; break;
-      case Permutation::kRowShiftLeft: from = l + n; there = at + n < 16; break;
-      case Permutation::kRowShiftRight: from = l - n; there = at >= n; break;
+      case Permutation::kRowShiftLeft:
+        from = l + n;
+        there = at + n < 16;
+        break;
+      case Permutation::kRowShiftRight:
+        from = l - n;
+        there = at >= n;
+        break;
       case Permutation::kRowRotate: from = row + ((at - n) & 15); break;
       case Permutation::kRowMirror: from = row + 15 - at; break;
       case Permutation::kHalfMirror: from = (l & ~7) + 7 - (l & 7); break;
-      case Permutation::kBroadcast15: from = row - 1; there = row > 0; break;
-      case Permutation::kBroadcast31: from = 31; there = l >= 32; break;
+      case Permutation::kBroadcast15:
+        from = row - 1;
+        there = row > 0;
+        break;
+      case Permutation::kBroadcast31:
+        from = 31;
+        there = l >= 32;
+        break;
       case Permutation::kNewBroadcast: from = row + n; break;
-      case Permutation::kWaveShiftLeft: from = l + 1; there = l < 63; break;
-      case Permutation::kWaveShiftRight: from = l - 1; there = l > 0; break;
+      case Permutation::kWaveShiftLeft:
+        from = l + 1;
+        there = l < 63;
+        break;
+      case Permutation::kWaveShiftRight:
+        from = l - 1;
+        there = l > 0;
+        break;
       case Permutation::kWaveRotate: from = (l - 1) & 63; break;
     }
     there = there && (exec_ >> (from & 63) & 1);
@@ -234,7 +283,8 @@ void Wave::run_rearranged(const Instruction& in) {
 // clamp, mul: and div: of an instruction with a result of one float; integers are clamped where they are added.
 void Wave::place(const Instruction& in) {
   const std::string& name = in.name;
-  const bool single = name.size() > 4 && name.compare(name.size() - 4, 4, "_f32") == 0 && name.find("_pk_") == name.npos;
+  const bool single =
+      name.size() > 4 && name.compare(name.size() - 4, 4, "_f32") == 0 && name.find("_pk_") == name.npos;
   if (!single) {
     if (name == "v_add_u32" || name == "v_sub_u32") return;
     fault("clamp on %s", name.c_str());

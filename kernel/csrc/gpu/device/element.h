@@ -70,9 +70,9 @@ __device__ inline void load_wide(const T* p, T (&out)[N]) {
     for (int j = 0; j < kStep; j++) out[i + j] = pack.at[j];
   }
 }
-// As to_float() of each; of two bf16 in a word the upper one takes one instruction. Not on AMD: from these words LLVM 19
-// makes 16-bit shifts in vectors whose unused half it then does not mask off, so that the sign of an element gets into
-// its neighbour.
+// As to_float() of each; of two bf16 in a word the upper one takes one instruction. Not on AMD: from these words LLVM
+// 19 makes 16-bit shifts in vectors whose unused half it then does not mask off, so that the sign of an element gets
+// into its neighbour.
 template <int N, class T>
 __device__ inline void widen_pack(const Pack<T, N>& pack, float (&out)[N]) {
 #if !defined(__HIP__)
