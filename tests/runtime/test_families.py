@@ -160,6 +160,18 @@ def test_experts_in_one_tensor(checkpoint: Checkpoints) -> None:
     assert torch.equal(stack.data, experts.down_proj.data)
 
 
+@pytest.mark.parametrize(("name", "count"), [("gpt_oss", 1), ("qwen3_moe", 0), ("llama", 0)])
+def test_slow_experts_are_told_once(
+    name: str, count: int, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = checkpoint(name)
+    caplog.clear()
+    Driver(folder)
+    told = [r.getMessage() for r in caplog.records if "no kernel takes" in r.getMessage()]
+    assert len(told) == count
+    assert all("experts with biases" in message for message in told)
+
+
 # What a model would be that left something out, which the comparison above must notice.
 _WRONG: dict[str, tuple[str, Callable[[Layer], Layer]]] = {
     "no window": ("mistral", lambda layer: with_mixer(layer, window=None)),
@@ -336,3 +348,26 @@ def test_16_bits(checkpoint: Checkpoints, name: str, dtype: torch.dtype, toleran
     expected = reference_logits(reference, ids)
     error = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert 1e-5 < float(error.median()) < tolerance
+
+
+# Layers of one shape with norms before their blocks, one RoPE and a dense MLP.
+_ONE_CALL = {
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
+    "qwen2_5_vl", "qwen3_vl",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_which_families_are_one_call_of_the_wheel(checkpoint: Checkpoints, name: str) -> None:
+    """And that it gives the bits of the modules."""
+    if ops.capabilities()["backend"] != "cpu":
+        pytest.skip("no native CPU library")
+    folder, _ = checkpoint(name)
+    driver = Driver(folder)
+    decoder = driver.model.model._cpu_decoder
+    assert decoder.applies_to(driver.pool) == (name in _ONE_CALL)
+    ids = random_ids(driver.config, 30, seed=4)
+    expected = driver.step([(Sequence(0, ids), 30)])
+    decoder._is_possible = False
+    decoder._decoder = None
+    assert torch.equal(driver.step([(Sequence(1, ids), 30)]), expected)

@@ -149,6 +149,8 @@ class SparseMoe(Layer):
                 self.shared_expert_gate = ReplicatedLinear(
                     ctx.with_method(DenseMethod()), in_features=hidden_size, out_features=1
                 )
+        if self.experts.needs_loop:
+            self.slow = "experts with biases or an activation other than silu, one after the other"
         is_cpu = ctx.device.type == "cpu"
         self.special_ops = ("fused_experts_packed" if is_cpu else "fused_experts",)
         self._spec = spec

@@ -46,6 +46,9 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         logger.warning("config.json: keys that %s does not know: %s", config.architecture, keys)
     model = model_class(config.architecture)(ctx, config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
+    slow = sorted({layer.slow for layer in layers if layer.slow is not None})
+    if slow and not quiet:
+        logger.warning("no kernel takes these together: %s", "; ".join(slow))
     special_ops = {op for layer in layers for op in layer.special_ops}
     ops.use_native(special_ops, quiet=quiet)
     params = [
