@@ -12,8 +12,15 @@ FNUZ = torch.float8_e4m3fnuz
 # Two roundings to the dtype on the way, of the activation and of each expert's part.
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
 # Quantised activations: here and there one falls on the other side of a border between two codes, 6
-# % apart.
+# % apart. Over few tokens such a one does not average out: of 600 inputs of 3 tokens the largest
+# norm error was 0.026, its median 0.002.
 FP8_ACTIVATIONS = (2e-2, 0.3)
+FP8_ACTIVATIONS_OF_FEW = (4e-2, 0.4)
+
+
+def fp8_activations(tokens: int) -> tuple[float, float]:
+    """The bounds of the norm and of the worst element."""
+    return FP8_ACTIVATIONS_OF_FEW if tokens < 8 else FP8_ACTIVATIONS
 
 
 @dataclass

@@ -11,7 +11,13 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _dispatch
-from tests.kernel.experts_cases import FNUZ, FP8_ACTIVATIONS, TOLERANCE, Experts, make
+from tests.kernel.experts_cases import (
+    FNUZ,
+    TOLERANCE,
+    Experts,
+    fp8_activations,
+    make,
+)
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -123,7 +129,7 @@ def test_fp8_activations(shape, dtype, rng):
     case = make(*shape, dtype, rng, scales="block")
     case.x[0, :128] = 0
     case.options["use_fp8_w8a8"] = True
-    check(case, FP8_ACTIVATIONS)
+    check(case, fp8_activations(shape[0]))
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -131,7 +137,7 @@ def test_fp8_activations(shape, dtype, rng):
 def test_the_other_fp8_format(tokens, both, rng):
     case = make(tokens, 4, 2, 256, 128, torch.bfloat16, rng, scales="block", code=FNUZ)
     case.options["use_fp8_w8a8"] = both
-    check(case, FP8_ACTIVATIONS if both else None)
+    check(case, fp8_activations(tokens) if both else None)
 
 
 @pytest.mark.parametrize("tokens", [17, 65, 97, 129, 145, 192, 193, 209, 289, 385, 577, 700])
@@ -139,7 +145,7 @@ def test_fp8_activations_of_one_expert(tokens, rng):
     case = make(tokens, 3, 1, 256, 128, torch.bfloat16, rng, scales="block")
     case.ids[:] = 1
     case.options["use_fp8_w8a8"] = True
-    check(case, FP8_ACTIVATIONS)
+    check(case, fp8_activations(tokens))
 
 
 def test_fp8_activations_are_a_choice_of_block_scales(rng):
@@ -204,7 +210,7 @@ def test_fp8_expert_map_and_foreign_ids(tokens, scales, quantized, rng):
     case.options["use_fp8_w8a8"] = quantized
     case.ids[1, :] = -1
     case.ids[2, 0] = 99
-    assert (check(case, FP8_ACTIVATIONS if quantized else None)[1] == 0).all()
+    assert (check(case, fp8_activations(tokens) if quantized else None)[1] == 0).all()
 
 
 @pytest.mark.parametrize(("scales", "quantized"), FP8_KINDS)

@@ -88,7 +88,7 @@ def test_fp8(scales, shape, code, rng):
 def test_fp8_activations(shape, rng):
     case = make(*shape, torch.bfloat16, rng, scales="block")
     case.options["use_fp8_w8a8"] = True
-    check(case, tolerance=(2.5e-2, 0.4))
+    check(case, tolerance=(4e-2, 0.4) if shape[0] < 8 else (2.5e-2, 0.4))
     case.x = case.x.double()
     exact = rk.reference.fused_experts(
         case.x, case.w1, case.w2, case.weights.double(), case.ids, **case.options

@@ -104,12 +104,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         "modeling.py": b"raise SystemExit('code was run')",
     }
     config = json.loads(demo["config.json"])
-    mixtral = {**demo, "config.json": _json({**config, "architectures": ["MixtralForCausalLM"]})}
+    bloom = {**demo, "config.json": _json({**config, "architectures": ["BloomForCausalLM"]})}
     awq = {**demo, "config.json": _json({**config, "quantization_config": {"quant_method": "awq"}})}
     hub = FakeHub(
         {
             "org/demo": {**demo, **copies},
-            "org/mixtral": mixtral,
+            "org/bloom": bloom,
             "org/awq": awq,
             "org/gated": "gated",
             "org/private": "private",
@@ -151,7 +151,7 @@ def test_a_hub_model_is_fetched_once_and_without_a_log_of_requests(
 
 def test_a_model_that_cannot_be_served_costs_no_download(hub: FakeHub) -> None:
     for name, reason in (
-        ("org/mixtral", "architecture ['MixtralForCausalLM'] is not supported"),
+        ("org/bloom", "architecture ['BloomForCausalLM'] is not supported"),
         ("org/awq", "quantized checkpoints (awq) are not supported"),
     ):
         hub.gets.clear()
