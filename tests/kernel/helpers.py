@@ -14,10 +14,12 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 # What the library quantizes to: OCP's e4m3, or AMD's, whose numbers end at 240 and are half as far
 # apart near 0.
-FP8 = torch.float8_e4m3fnuz if _loader.backend == "rocm" else torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
-FP8_SMALLEST = torch.finfo(FP8).smallest_normal / 8  # of the subnormal ones
-FP8_CODES = 0x80 if FP8 == torch.float8_e4m3fnuz else 0x7F  # of 0 and the positive numbers
+_IS_FNUZ = _loader.backend == "rocm"
+# None in a torch that is older than FP8.
+FP8 = getattr(torch, "float8_e4m3fnuz" if _IS_FNUZ else "float8_e4m3fn", None)
+FP8_MAX = 240.0 if _IS_FNUZ else 448.0
+FP8_SMALLEST = 2.0**-10 if _IS_FNUZ else 2.0**-9  # of the subnormal ones
+FP8_CODES = 0x80 if _IS_FNUZ else 0x7F  # of 0 and the positive numbers
 FP8_NAN = FP8_CODES
 
 # (norm, worst) for results that are computed in float32 and rounded once to the dtype. The second

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.child import IMPORT_PATH
+import radix_kernels
+
+PACKAGE = Path(radix_kernels.__file__).parent
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of installed packages with this package in it."""
+    skipped = shutil.ignore_patterns("*.so", "lib", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "site" / "radix_kernels", ignore=skipped)
+    return tmp_path / "site"
 
 
 def imported(*folders: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([IMPORT_PATH, *map(str, folders)])
+    path = os.pathsep.join(map(str, folders))
     return subprocess.run(
         [sys.executable, "-c", "from radix_kernels._loader import _installed; print(_installed())"],
         env={**os.environ, "PYTHONPATH": path},
@@ -23,24 +34,26 @@ def imported(*folders: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def alone():
-    if imported().stdout.strip() != "[]":
-        pytest.skip("a wheel of radix-kernels is installed here")
-
-
-def test_one_distribution_is_found_by_its_folder(alone, tmp_path):
-    (tmp_path / "radix_kernels_cuda-0.1.0.dist-info").mkdir()
-    (tmp_path / "radix_kernels_cuda_extras-0.1.0.dist-info").mkdir()
-    done = imported(tmp_path, tmp_path / "no folder")
+def test_one_distribution_is_found_by_its_folder(site: Path) -> None:
+    (site / "radix_kernels_cuda-0.1.0.dist-info").mkdir()
+    (site / "radix_kernels_cuda_extras-0.1.0.dist-info").mkdir()
+    done = imported(site)
     assert done.stdout.strip() == "['radix-kernels-cuda']", done.stderr
 
 
-def test_two_are_refused(alone, tmp_path):
-    for number, backend in enumerate(("rocm", "cpu")):
-        (tmp_path / str(number) / f"radix_kernels_{backend}-0.1.0.dist-info").mkdir(parents=True)
-    done = imported(tmp_path / "0", tmp_path / "1")
+def test_two_are_refused(site: Path) -> None:
+    for backend in ("rocm", "cpu"):
+        (site / f"radix_kernels_{backend}-0.1.0.dist-info").mkdir()
+    done = imported(site)
     assert done.returncode != 0
     names = "radix-kernels-cpu and radix-kernels-rocm"
     assert f"ImportError: {names} are installed together and overwrite each other" in done.stderr
     assert "pip uninstall -y radix-kernels-cpu radix-kernels-rocm" in done.stderr
+
+
+def test_one_elsewhere_overwrites_nothing(site: Path, tmp_path: Path) -> None:
+    """As when a wheel is unpacked into a folder of its own that comes first on the path."""
+    (site / "radix_kernels_rocm-0.1.0.dist-info").mkdir()
+    (tmp_path / "other" / "radix_kernels_cpu-0.1.0.dist-info").mkdir(parents=True)
+    done = imported(site, tmp_path / "other")
+    assert done.stdout.strip() == "['radix-kernels-rocm']", done.stderr

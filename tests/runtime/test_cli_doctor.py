@@ -55,7 +55,7 @@ def test_doctor_tells_wheels_that_are_installed_over_one_another(
         folder = tmp_path / f"radix_kernels_{backend}-0.1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Name: radix-kernels-{backend}\nVersion: 0.1.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_loader, "_FOLDER", tmp_path / "radix_kernels")
 
     def refused() -> Iterator[doctor.Problem]:
         # ops.py passes on what the kernel package says.
