@@ -19,23 +19,25 @@ from tests.gcn import library
 
 ROCM = 10  # DLPack's kDLROCM
 _CODES = {
-    torch.bfloat16: (4, 16),
-    torch.float16: (2, 16),
-    torch.float32: (2, 32),
-    torch.float64: (2, 64),
-    torch.int8: (0, 8),
-    torch.int16: (0, 16),
-    torch.int32: (0, 32),
-    torch.int64: (0, 64),
-    torch.uint8: (1, 8),
-    torch.uint16: (1, 16),
-    torch.uint32: (1, 32),
-    torch.uint64: (1, 64),
-    torch.bool: (6, 8),
-    torch.float8_e4m3fn: (10, 8),
-    torch.float8_e4m3fnuz: (11, 8),
-    torch.float8_e5m2: (12, 8),
+    "bfloat16": (4, 16),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "int8": (0, 8),
+    "int16": (0, 16),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "uint16": (1, 16),
+    "uint32": (1, 32),
+    "uint64": (1, 64),
+    "bool": (6, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
 }
+# An old torch lacks some of them.
+_CODES = {getattr(torch, key): code for key, code in _CODES.items() if hasattr(torch, key)}
 _MOST_ROWS = 4096  # of a tensor with more of them the whole span is open
 
 
