@@ -18,7 +18,7 @@ import torch
 from tests.gcn import library
 
 ROCM = 10  # DLPack's kDLROCM
-_CODES = {
+_CODES_BY_NAME = {
     "bfloat16": (4, 16),
     "float16": (2, 16),
     "float32": (2, 32),
@@ -37,7 +37,7 @@ _CODES = {
     "float8_e5m2": (12, 8),
 }
 # An old torch lacks some of them.
-_CODES = {getattr(torch, key): code for key, code in _CODES.items() if hasattr(torch, key)}
+_CODES = {getattr(torch, key): code for key, code in _CODES_BY_NAME.items() if hasattr(torch, key)}
 _MOST_ROWS = 4096  # of a tensor with more of them the whole span is open
 
 
