@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from radix_runtime.cli import main
+from tests.runtime.api_stack import Stack
 from tests.runtime.command import Run
 
 
@@ -23,3 +26,26 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return subprocess.CompletedProcess(argv, returncode=code, stdout=out, stderr=error)
 
     return run_command
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """A served fake engine, one a test file."""
+    with Stack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[httpx.Client]:
+    """A client of `stack`, which must be at rest after the test."""
+    with httpx.Client(base_url=stack.url, timeout=20) as client:
+        yield client
+    stack.check_idle()
+
+
+@pytest.fixture
+def slow() -> Iterator[Stack]:
+    """An engine whose steps take 20 ms, for a test that acts while requests run."""
+    with Stack(delay=0.02, pages=256) as stack:
+        yield stack
+        stack.check_idle()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,26 +10,6 @@ from radix_runtime import __version__
 from radix_runtime.messages import Abort, Generate, RequestFailed, unpack_ids
 from tests.runtime.api_stack import CONTEXT, LONG, MODEL, VOCAB, Stack, in_background
 from tests.runtime.bad_requests import CHAT, good_request
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def client(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        yield client
-    stack.check_idle()
-
-
-@pytest.fixture
-def slow() -> Iterator[Stack]:
-    with Stack(delay=0.02, pages=256) as stack:
-        yield stack
-        stack.check_idle()
 
 
 def test_tokenize_is_what_runs(stack: Stack, client: httpx.Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -14,13 +13,6 @@ from radix_runtime.messages import Abort
 from radix_runtime.server import listener
 from radix_runtime.server.metrics import RequestCounts
 from tests.runtime.api_stack import LONG, Stack, events, in_background
-
-
-@pytest.fixture
-def slow() -> Iterator[Stack]:
-    with Stack(delay=0.02, pages=256) as stack:
-        yield stack
-        stack.check_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,13 +9,6 @@ import pytest
 
 from radix_runtime.messages import Generate
 from tests.runtime.api_stack import LONG, Stack, in_background
-
-
-@pytest.fixture
-def slow() -> Iterator[Stack]:
-    with Stack(delay=0.02, pages=256) as stack:
-        yield stack
-        stack.check_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])

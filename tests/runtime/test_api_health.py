@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -14,26 +13,6 @@ from radix_runtime.messages import Abort, Generate
 from radix_runtime.server import admin
 from tests.runtime.api_stack import LONG, MODEL, Stack, in_background
 from tests.runtime.bad_requests import CHAT, good_request
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def client(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        yield client
-    stack.check_idle()
-
-
-@pytest.fixture
-def slow() -> Iterator[Stack]:
-    with Stack(delay=0.02, pages=256) as stack:
-        yield stack
-        stack.check_idle()
 
 
 def test_engine_death(slow: Stack) -> None:

@@ -17,12 +17,6 @@ LEAKS = re.compile(r"Traceback|/[a-z_]+/[a-z_]+\.py|site-packages|0x[0-9a-f]{6,}
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=20) as client:
         yield client

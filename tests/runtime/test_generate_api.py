@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,19 +11,6 @@ import pytest
 from radix_runtime.server import json_pieces
 from radix_runtime.server.json_pieces import to_json
 from tests.runtime.api_stack import Stack, events
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def client(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
-        yield client
-    stack.check_idle()
 
 
 def generate(client: httpx.Client, **body: Any) -> Any:

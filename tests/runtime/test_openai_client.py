@@ -16,12 +16,6 @@ from tests.runtime.api_stack import MODEL, Stack
 HI = [{"role": "user", "content": "Say something."}]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
-
-
 @pytest.fixture
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="-", max_retries=0) as client:
