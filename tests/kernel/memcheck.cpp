@@ -141,11 +141,19 @@ void rope_and_store(rk_dtype dtype) {
     Tensor k_cache = numbers(dtype, {3, 3, kv_heads, dim}), v_cache = numbers(dtype, {3, 3, kv_heads, dim});
     const rk_apply_rope_inplace_args rope = {sizeof rope, static_cast<int32_t>(dim), neox, positions, q, k, table};
     done("apply_rope_inplace", rk_apply_rope_inplace(&rope, 0), {&q, &k});
-    const rk_fused_qk_norm_rope_store_args fused = {sizeof fused, 1e-6f, neox,      q,       k,       v,    weight,
-                                                    weight,       table, positions, k_cache, v_cache, slots};
+    const rk_fused_qk_norm_rope_store_args fused = {sizeof fused, 1e-6f,   neox,   q,         k,       v,
+                                                    weight,       weight,  table,  positions, k_cache, v_cache,
+                                                    slots,        nullptr, nullptr};
     done("fused_qk_norm_rope_store", rk_fused_qk_norm_rope_store(&fused, 0), {&q, &k_cache, &v_cache});
     const rk_store_kv_cache_args store = {sizeof store, k, v, k_cache, v_cache, slots, nullptr, nullptr};
     done("store_kv_cache", rk_store_kv_cache(&store, 0), {&k_cache, &v_cache});
+    Tensor k_codes = bits(kI8, {3, 3, kv_heads, dim}), v_codes = bits(kI8, {3, 3, kv_heads, dim});
+    Tensor k_scale = numbers(kF32, {3, 3, kv_heads}), v_scale = numbers(kF32, {3, 3, kv_heads});
+    rk_fused_qk_norm_rope_store_args quantized = fused;
+    quantized.k_cache = k_codes, quantized.v_cache = v_codes;
+    quantized.k_scale = k_scale, quantized.v_scale = v_scale;
+    done("fused_qk_norm_rope_store", rk_fused_qk_norm_rope_store(&quantized, 0),
+         {&q, &k_codes, &v_codes, &k_scale, &v_scale});
   }
 }
 
@@ -373,11 +381,35 @@ void mla_kv(rk_dtype dtype) {
     Tensor packed = bits(kU8, {2, 3, 656});
     const rk_store_mla_kv_args quantized = {sizeof quantized, wide, turned, packed, slots};
     done("store_mla_kv", rk_store_mla_kv(&quantized, 0), {&packed});
+    Tensor widened(dtype, {1, 576});
+    const Tensor page = ints({1}, {1, 1}), one = ints({0, 1}), third = ints({2});
+    const rk_gather_mla_kv_args widening = {sizeof widening, packed, page, one, third, widened};
+    done("gather_mla_kv", rk_gather_mla_kv(&widening, 0), {&widened});
   }
+  const Tensor pages = ints({1, 0, 0, 1}, {2, 2}), ends = ints({0, 5, 7}), starts = ints({1, 2});
+  Tensor gathered(dtype, {7, 50});
+  const rk_gather_mla_kv_args gather = {sizeof gather, cache, pages, ends, starts, gathered};
+  done("gather_mla_kv", rk_gather_mla_kv(&gather, 0), {&gathered});
   const Tensor nope = numbers(dtype, {3, 5, 24}), shared = numbers(dtype, {3, 1, 10});
   Tensor k(dtype, {3, 5, 34});
   const rk_concat_mla_k_args concat = {sizeof concat, k, nope, shared};
   done("concat_mla_k", rk_concat_mla_k(&concat, 0), {&k});
+}
+
+// A row of one token over two splits and a row of a few.
+void latent_attention(rk_dtype dtype) {
+  const int64_t heads = 9, latent = 48, rotary = 16;
+  const Tensor cache = numbers(dtype, {8, 75, latent + rotary}),
+               pages = ints({0, 1, 2, 3, 4, 5, 6, 7, 7, 9, 9, 9, 9, 9, 9, 9}, {2, 8});
+  const Tensor q = numbers(dtype, {4, heads, latent}), turned = numbers(dtype, {4, heads, rotary});
+  const Tensor lens = ints({530, 70}), starts = ints({0, 1, 4});
+  Tensor out(dtype, {4, heads, latent}), lse(kF32, {4, heads});
+  const rk_mla_decode_args args = {sizeof args, 0.1f,   1,   q,   turned,  cache, pages,
+                                   lens,        starts, out, lse, nullptr, 0,     1};
+  done("mla_decode", rk_mla_decode(&args, 0), {&out, &lse});
+  const rk_mla_decode_sizes sizes = {sizeof sizes, 4, 2, heads, 75, 8, 0, 1, 2};
+  int64_t bytes = -1;
+  done("mla_decode_workspace_size", rk_mla_decode_workspace_size(&sizes, &bytes), {});
 }
 
 // Two sequences of three and two new tokens; `inner` in multiples of 16 is a product with a gate.
@@ -390,14 +422,24 @@ void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
   std::vector<Tensor> caches;
   for (int64_t i = 0; i < 2 * layers; i++) caches.push_back(numbers(dtype, {4, 4, kv_heads, dim}));
   std::vector<rk_decoder_layer> all;
+  const Tensor sinks_of_heads = numbers(kF32, {heads});
+  const rk_tensor *none = nullptr, *sinks = sinks_of_heads, *norm_weight = norm;
   for (size_t i = 0; i < layers; i++)
-    all.push_back({norm, norm, head_norm, head_norm, part(qkv), part(o), part(gate_up), part(down), caches[2 * i],
-                   caches[2 * i + 1], i ? 3 : -1});
+    all.push_back({norm_weight,   i ? norm_weight : none,
+                   norm_weight,   i ? norm_weight : none,
+                   head_norm,     head_norm,
+                   part(qkv),     part(o),
+                   part(gate_up), part(down),
+                   caches[2 * i], caches[2 * i + 1],
+                   nullptr,       nullptr,
+                   table,         i ? sinks : none,
+                   0.25f,         i ? 9.f : 0.f,
+                   i ? 3 : -1,    1});
   const Tensor positions = longs({4, 5, 6, 0, 1}), slots = longs({4, 5, 6, 8, 9});
   const Tensor pages = ints({0, 1, 2, 3}, {2, 2}), kv_lens = ints({7, 2}), starts = ints({0, 3, 5});
   Tensor hidden = numbers(dtype, {tokens, width});
-  rk_decoder_args args = {sizeof args, layers,    all.data(), norm,  table,   1e-6f,  0.25f, activation,
-                          hidden,      positions, slots,      pages, kv_lens, starts, 3,     nullptr};
+  rk_decoder_args args = {sizeof args, layers, all.data(), norm,    1e-6f,  activation, hidden,
+                          positions,   slots,  pages,      kv_lens, starts, 3,          nullptr};
   int64_t bytes = 0;
   done("decoder_workspace_size", rk_decoder_workspace_size(&args, &bytes), {});
   const Tensor workspace(kU8, {bytes});
@@ -453,7 +495,8 @@ void every_op() {
     attention(dtype, true, 48, 16);
     linear(dtype);
     experts(dtype);
-    if (dtype.bits == 16) mla_kv(dtype);
+    mla_kv(dtype);
+    latent_attention(dtype);
     for (const Kind kind : {Kind{}, Kind{RK_WEIGHT_W8A8, 0}, Kind{RK_WEIGHT_INT4, 32}}) {
       packed_experts(dtype, kind);
       decoder(dtype, kind, 48, RK_ACTIVATION_SILU);

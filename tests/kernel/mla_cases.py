@@ -13,6 +13,7 @@ import radix_kernels as rk
 from tests.kernel.helpers import spread
 
 HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (*HALVES, torch.float32)
 LATENT = 512
 ROPE = 64
 SCALE = 192**-0.5
@@ -23,7 +24,7 @@ class Case:
     """Rows of (q_len, kv_len) over a paged cache that is NaN wherever nothing may read."""
 
     args: tuple[torch.Tensor, ...]
-    tokens: list[torch.Tensor]  # of each row, [kv_len, 576], as the cache holds them
+    tokens: list[torch.Tensor]  # of each row, [kv_len, latent + rope], as the cache holds them
 
     @property
     def fp8(self) -> bool:
@@ -43,10 +44,12 @@ def make_case(
     dtype: torch.dtype = torch.bfloat16,
     fp8: bool = False,
     gap: int = 0,
+    latent: int = LATENT,
+    rope: int = ROPE,
 ) -> Case:
     needed = [-(-kv // page_size) for _, kv in rows]
     pages = sum(needed) + 3
-    cache = torch.full((pages, page_size, LATENT + ROPE), math.nan, dtype=dtype)
+    cache = torch.full((pages, page_size, latent + rope), math.nan, dtype=dtype)
     if fp8:
         cache = torch.full((pages, page_size, 656), 255, dtype=torch.uint8)
     table = torch.full((len(rows), max([*needed, 0]) + 2), 2**30, dtype=torch.int32)
@@ -56,7 +59,7 @@ def make_case(
         mine = free[: needed[row]]
         free = free[needed[row] :]
         table[row, : needed[row]] = mine.to(torch.int32)
-        values = spread((kv, LATENT + ROPE), dtype, rng)
+        values = spread((kv, latent + rope), dtype, rng)
         stored = rk.reference.pack_mla_tokens(*split(values.to(torch.bfloat16))) if fp8 else values
         at = torch.arange(kv)
         cache[mine[at // page_size], at % page_size] = stored
@@ -65,8 +68,8 @@ def make_case(
     starts = torch.tensor([0, *(n for n, _ in rows)]).cumsum(0).to(torch.int32)
     lens = torch.tensor([kv for _, kv in rows], dtype=torch.int32)
     q = (
-        spread((count, heads, LATENT), dtype, rng, gap=gap),
-        spread((count, heads, ROPE), dtype, rng, gap=gap),
+        spread((count, heads, latent), dtype, rng, gap=gap),
+        spread((count, heads, rope), dtype, rng, gap=gap),
     )
     return Case((*q, cache, table, lens, starts), tokens)
 
@@ -94,6 +97,6 @@ def oracle(
             at = int(starts[row]) + i
             scores = q[at] @ seen.T * SCALE
             lse[at] = torch.logsumexp(scores, -1)
-            values = seen[:, :LATENT]
+            values = seen[:, : nope.shape[-1]]
             out[at] = torch.softmax(scores, -1) @ (values.abs() if magnitudes else values)
     return out, lse

@@ -19,6 +19,8 @@ _KERNEL = re.compile(
 
 # A block a row that ends a draw: what it calls for flat rows keeps its state on the stack.
 FINISHERS = {"finish_kernel", "candidates_kernel", "merge_kernel"}
+# Their token may have no place, and the compiler does not see that the address is global memory.
+GENERIC_LOADS = {"gather_latent_kernel", "gather_latent_fp8_kernel"}
 # Blocks of at most 512 threads, so that a thread may have 128 registers. Of the collectives: one
 # block an SM, which spins and sends.
 SMALL_BLOCKS = {

@@ -110,6 +110,16 @@ def store_mla_kv() -> None:
     assert_same_bits(cache.view(8, 576), expected)
 
 
+def gather_mla_kv() -> None:
+    cache = randn(3, 4, 576, dtype=torch.bfloat16)
+    table = torch.tensor([[2, 0], [1, 1]], dtype=torch.int32)
+    ends = torch.tensor([0, 5, 7], dtype=torch.int32)
+    starts = torch.tensor([1, 2], dtype=torch.int32)
+    out = torch.zeros(7, 576, dtype=torch.bfloat16)
+    rk.gather_mla_kv(cache, table, ends, out, starts=starts)
+    assert_same_bits(out, torch.cat([cache[2, 1:], cache[0, :2], cache[1, 2:]]))
+
+
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
@@ -122,5 +132,6 @@ CASES: dict[str, Callable[[], None]] = {
         sample,
         merge_state,
         store_mla_kv,
+        gather_mla_kv,
     )
 }

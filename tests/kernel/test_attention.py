@@ -26,6 +26,7 @@ from tests.kernel.helpers import (
     assert_same_bits,
     distant,
     guarded,
+    spread,
 )
 
 
@@ -270,6 +271,46 @@ def test_varlen(options, dtype, rng):
         "flash_attn_varlen", out.view, expected, ATTENTION[dtype], amplitude(case, **options)
     )
     assert_close("flash_attn_varlen lse", lse, expected_lse, (4e-6, 2e-5))
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(192, 128), (48, 112), (16, 256), (256, 16)])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_values_of_another_size(key_dim, value_dim, paged, dtype, rng):
+    """Chunks of many tokens, a row of one token and one of none."""
+    lens = [70, 300, 5, 2]
+    cu_q, cu_k = (
+        torch.tensor([0, *sizes]).cumsum(0).to(torch.int32) for sizes in ([40, 1, 0, 2], lens)
+    )
+    q = spread((43, 6, key_dim), dtype, rng)
+    k = spread((377, 2, key_dim), dtype, rng)
+    v = spread((377, 2, value_dim), dtype, rng)
+    options = {"softmax_scale": key_dim**-0.5, "return_softmax_lse": True}
+    exact = [x.double() for x in (q, k, v)]
+    expected, expected_lse = rk.reference.flash_attn_varlen(*exact, cu_q, cu_k, **options)
+    out = guarded((43, 6, value_dim), dtype, gap=8)
+    op = "flash_attn_varlen"
+    if paged:
+        op = "flash_attn_with_kvcache"
+        table = (cu_k[:-1, None] + torch.arange(300)).to(torch.int32)
+        ints = (table, torch.tensor(lens, dtype=torch.int32), cu_q)
+        _, lse = rk.flash_attn_with_kvcache(
+            q, k[:, None], v[:, None], *ints, **options, out=out.view
+        )
+    else:
+        _, lse = rk.flash_attn_varlen(q, k, v, cu_q, cu_k, **options, out=out.view)
+    out.check()
+    assert_close(op, out.view, expected, ATTENTION[dtype])
+    assert_close(f"{op} lse", lse, expected_lse, (4e-6, 3e-5))
+
+
+def test_a_page_table_without_columns(rng):
+    """It has no memory."""
+    q = spread((1, 4, 64), torch.float32, rng)
+    cache = torch.full((3, 4, 4, 64), math.nan)
+    table = torch.zeros(1, 0, dtype=torch.int32)
+    ints = [torch.tensor(x, dtype=torch.int32) for x in ([0], [0, 1])]
+    assert not rk.flash_attn_with_kvcache(q, cache, cache, table, *ints).any()
 
 
 @pytest.mark.parametrize(

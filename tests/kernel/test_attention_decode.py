@@ -121,11 +121,11 @@ def test_more_rows_than_one_launch(rng):
 def test_bits_do_not_depend_on_run_or_neighbours(rng):
     rows = [(1, 2000), (1, 77), (1, 1024), (1, 300)]
     case = make_case(rows, rng, heads=(8, 2), dim=128, dtype=torch.bfloat16)
-    out, lse = attend(case)
+    out, lse = attend(case, batch_invariant=True)
     if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"] == "reference":
         pytest.skip("the reference is torch's einsum, which promises nothing about bits")
     for _ in range(5):
-        for again, first in zip(attend(case), (out, lse), strict=True):
+        for again, first in zip(attend(case, batch_invariant=True), (out, lse), strict=True):
             assert_same_bits(again, first)
     for row in range(len(rows)):
         alone = Case(
@@ -136,8 +136,18 @@ def test_bits_do_not_depend_on_run_or_neighbours(rng):
             kv_lens=case.kv_lens[row : row + 1],
             cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
         )
-        for got, whole in zip(attend(alone), (out, lse), strict=True):
+        for got, whole in zip(attend(alone, batch_invariant=True), (out, lse), strict=True):
             assert_same_bits(got, whole[row : row + 1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("window", [-1, 200])
+def test_few_rows_of_all_lengths(rows, window, rng):
+    """Lengths at which a GPU cuts the rows of a small batch into chunks of another size."""
+    for length in (1, 127, 129, 640, 1279, 1320, 1321, 2640, 2641, 5300):
+        lengths = [(1, length), (1, 512), (1, 1300)][:rows]
+        case = make_case(lengths, rng, heads=(8, 4), dim=128, dtype=torch.bfloat16)
+        run(case, {"window_size": (window, -1)}, rng)
 
 
 @pytest.mark.parametrize("heads", [(264, 66), (528, 66)], ids=str)
@@ -149,7 +159,7 @@ def test_runs_of_many_chunks(heads, rng):
     run(case, {}, rng)
     if rk.capabilities()["ops"]["flash_attn_with_kvcache"]["bfloat16"]["impl"] == "reference":
         return
-    out, _ = attend(case)
+    out, _ = attend(case, batch_invariant=True)
     for row in (2, 4):  # one query token
         begin = int(case.cu_seqlens_q[row])
         alone = Case(
@@ -161,7 +171,7 @@ def test_runs_of_many_chunks(heads, rng):
             cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
         )
         longest = int((case.cu_seqlens_q[1:] - case.cu_seqlens_q[:-1]).max())
-        got = rk.flash_attn_with_kvcache(*alone.args, max_seqlen_q=longest)
+        got = rk.flash_attn_with_kvcache(*alone.args, max_seqlen_q=longest, batch_invariant=True)
         assert_same_bits(got, out[begin : begin + 1])
 
 

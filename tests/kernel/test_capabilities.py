@@ -51,9 +51,9 @@ def test_keys_and_ops():
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
         "DecoderLayer", "DenseDecoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
-        "PackedWeight", "ShmCommunicator", "capabilities", "get_fallback", "get_num_threads",
-        "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback", "set_num_threads",
-        "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
+        "PackedWeight", "ShmCommunicator", "capabilities", "dequantize_gguf", "get_fallback",
+        "get_num_threads", "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback",
+        "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops
     for op, dtypes in said["ops"].items():
@@ -120,6 +120,26 @@ def gpu_library(monkeypatch):
         return rk.capabilities()["ops"]
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("backend", "isa", "devices"),
+    [
+        ("cpu", "avx2", ["cpu"]),
+        ("cuda", "sm_90", ["cuda"]),
+        ("cuda", "no device", []),
+        ("rocm", "gfx942", ["rocm"]),
+        ("rocm", "no HIP runtime", []),
+    ],
+)
+def test_devices_are_those_that_the_library_serves(gpu_library, backend, isa, devices):
+    """Asked of the library: torch need not have been imported."""
+    gpu_library(backend, isa)
+    assert rk.capabilities()["devices"] == devices
+
+
+def test_without_a_library_no_device_is_served(no_library):
+    assert rk.capabilities()["devices"] == []
 
 
 def test_dtypes_of_hopper(gpu_library, monkeypatch):

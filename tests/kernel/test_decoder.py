@@ -37,7 +37,12 @@ class Model:
         kind: str = "dense",
         bias: bool = False,
         norms: bool = True,
+        int8_cache: bool = False,
+        out_norms: bool = False,
+        in_norms: bool = True,
+        attention: dict[str, Any] | None = None,
     ):
+        self.int8_cache = int8_cache
         self.gen = torch.Generator().manual_seed(7)
         self.dtype = dtype
         qkv = (HEADS + 2 * KV_HEADS) * DIM
@@ -49,8 +54,10 @@ class Model:
         self.layers = []
         for left in (-1, 5, -1):
             layer = rk.DecoderLayer(
-                input_norm=self.random(HIDDEN),
-                post_norm=self.random(HIDDEN),
+                attention_norm=self.random(HIDDEN) if in_norms else None,
+                mlp_norm=self.random(HIDDEN) if in_norms else None,
+                attention_out_norm=self.random(HIDDEN) if out_norms else None,
+                mlp_out_norm=self.random(HIDDEN) if out_norms else None,
                 q_norm=self.random(DIM) if norms else None,
                 k_norm=self.random(DIM) if norms else None,
                 qkv=product(qkv, HIDDEN),
@@ -59,11 +66,13 @@ class Model:
                 down=product(HIDDEN, INNER),
                 k_cache=None,
                 v_cache=None,
+                cos_sin_cache=rk.rope_cos_sin_cache(DIM, 64, 10000.0 + left),
+                softmax_scale=SCALE + left / 100,
                 window_left=left,
+                **attention or {},
             )
             self.layers.append(layer)
         self.norm = self.random(HIDDEN)
-        self.table = rk.rope_cos_sin_cache(DIM, 64, 10000.0)
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.gen).to(self.dtype)
@@ -71,6 +80,20 @@ class Model:
     def with_caches(self) -> list[rk.DecoderLayer]:
         fill = torch.Generator().manual_seed(9)
         made = []
+        if self.int8_cache:
+            for layer in self.layers:
+                caches = {
+                    name: torch.randint(-127, 128, (PAGES, PAGE, KV_HEADS, DIM), generator=fill)
+                    for name in ("k_cache", "v_cache")
+                }
+                scales = {
+                    name: torch.rand(PAGES, PAGE, KV_HEADS, generator=fill) / 50
+                    for name in ("k_scale", "v_scale")
+                }
+                made.append(
+                    replace(layer, **{n: x.to(torch.int8) for n, x in caches.items()}, **scales)
+                )
+            return made
         for layer in self.layers:
             k, v = (
                 torch.randn(PAGES, PAGE, KV_HEADS, DIM, generator=fill).to(self.dtype)
@@ -83,9 +106,7 @@ class Model:
         return rk.DenseDecoder(
             layers,
             norm=self.norm,
-            cos_sin_cache=self.table,
             eps=EPS,
-            softmax_scale=SCALE,
             activation=activation,
         )
 
@@ -110,6 +131,18 @@ def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, d
     return model.random(sum(query), HIDDEN), places
 
 
+def normed(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    return x if weight is None else rk.rmsnorm(x, weight, EPS)
+
+
+def added(
+    residual: torch.Tensor, x: torch.Tensor, product: Any, out_norm: torch.Tensor | None
+) -> torch.Tensor:
+    if out_norm is None:
+        return rk.linear(x, *product, residual=residual)
+    return residual + rk.rmsnorm(rk.linear(x, *product), out_norm, EPS)
+
+
 def by_ops(
     model: Model,
     layers: list[rk.DecoderLayer],
@@ -121,31 +154,36 @@ def by_ops(
     residual = hidden
     attention = {name: places[name] for name in ("page_table", "kv_lens", "cu_seqlens_q")}
     for layer in layers:
-        hidden = rk.rmsnorm(residual, layer.input_norm, EPS)
+        hidden = normed(residual, layer.attention_norm)
         parts = rk.linear(hidden, *layer.qkv).split(
             [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1
         )
         q, k, v = (part.unflatten(-1, (-1, DIM)) for part in parts)
         where = (
-            model.table,
+            layer.cos_sin_cache,
             places["positions"],
             layer.k_cache,
             layer.v_cache,
             places["slot_mapping"],
         )
-        rk.fused_qk_norm_rope_store(q, k, v, layer.q_norm, layer.k_norm, *where, eps=EPS)
+        scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        weights = (layer.q_norm, layer.k_norm)
+        rk.fused_qk_norm_rope_store(
+            q, k, v, *weights, *where, eps=EPS, is_neox=layer.is_neox, **scales
+        )
         window = (layer.window_left, -1)
         caches = layer.k_cache, layer.v_cache
         out = rk.flash_attn_with_kvcache(
-            q, *caches, **attention, softmax_scale=SCALE, window_size=window
-        )
-        residual = rk.linear(out.flatten(1), *layer.o, residual=residual)
-        hidden = rk.rmsnorm(residual, layer.post_norm, EPS)
+            q, *caches, **attention, **scales, softmax_scale=layer.softmax_scale,
+            softcap=layer.softcap, sinks=layer.sinks, window_size=window,
+        )  # fmt: skip
+        residual = added(residual, out.flatten(1), layer.o, layer.attention_out_norm)
+        hidden = normed(residual, layer.mlp_norm)
         if activation == "silu" and layer.gate_up[1] is None:
             inner = rk.linear_silu_and_mul(hidden, layer.gate_up[0])
         else:
             inner = ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up))
-        residual = rk.linear(inner, *layer.down, residual=residual)
+        residual = added(residual, inner, layer.down, layer.mlp_out_norm)
     return rk.rmsnorm(residual, model.norm, EPS)
 
 
@@ -161,6 +199,8 @@ def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: st
         assert result is hidden and torch.equal(hidden, expected)
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a.k_cache, b.k_cache) and torch.equal(a.v_cache, b.v_cache)
+            if model.int8_cache:
+                assert torch.equal(a.k_scale, b.k_scale) and torch.equal(a.v_scale, b.v_scale)
 
 
 # A prompt, decode, a chunk beside decode; then fewer tokens, in memory that is larger than they
@@ -178,9 +218,29 @@ def test_quantized_weights(kind: str) -> None:
     check(Model(kind=kind), STEPS[1:3])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_int8_caches(dtype: torch.dtype) -> None:
+    check(Model(dtype, int8_cache=True), STEPS)
+
+
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_biases_without_head_norms(activation: str) -> None:
     check(Model(bias=True, norms=False), STEPS[1:3], activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("in_norms", [True, False])
+def test_norms_behind_the_blocks(dtype: torch.dtype, in_norms: bool) -> None:
+    check(Model(dtype, out_norms=True, in_norms=in_norms), STEPS, "gelu_tanh")
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [{"softcap": 3.0}, {"sinks": torch.linspace(-1, 2, HEADS)}, {"is_neox": False}],
+    ids=["softcap", "sinks", "pairs side by side"],
+)
+def test_kinds_of_attention(attention: dict[str, Any]) -> None:
+    check(Model(attention=attention), STEPS[:2])
 
 
 def test_threads_do_not_show() -> None:

@@ -159,6 +159,16 @@ def test_store_mla_kv(fp8, rng):
     assert cache[2, 3].any()
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_gather_mla_kv(fp8, rng):
+    cache = spread((3, 4, 576), BF16, rng)
+    if fp8:
+        cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
+    table, ends = (torch.tensor(x, dtype=torch.int32) for x in ([[2, 0]], [0, 7]))
+    expected = rk.gather_mla_kv(cache, table, ends, torch.empty(7, 576, dtype=BF16))
+    same(rk.gather_mla_kv(far(cache), table, ends, distant((7, 576), BF16)), expected)
+
+
 def test_store_kv_cache(rng):
     k, v = (spread((3, 1, 16), BF16, rng) for _ in range(2))
     caches = [torch.zeros(2, 4, 1, 16, dtype=BF16) for _ in range(2)]

@@ -1,9 +1,7 @@
-"""GPTQ, AWQ and GGUF as files hold them: words and bytes worked out by hand, and each format's
-definition element by element."""
+"""GPTQ and AWQ as files hold them: words worked out by hand, and each format's definition element
+by element."""
 
 from __future__ import annotations
-
-import struct
 
 import numpy as np
 import pytest
@@ -11,7 +9,8 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _loader
-from tests.kernel.helpers import assert_close, integers, spread
+from tests.kernel.helpers import integers
+from tests.kernel.packed_values import check_packed, values_of
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -19,12 +18,6 @@ pytestmark = [
         _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
     ),
 ]
-
-TOLERANCE = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (4e-4, 5.5e-4),
-    torch.bfloat16: (3e-3, 4.2e-3),
-}
 
 
 def words(rows: list[list[int]]) -> torch.Tensor:
@@ -34,25 +27,6 @@ def words(rows: list[list[int]]) -> torch.Tensor:
 
 def random_words(shape: tuple[int, int], rng: torch.Generator) -> torch.Tensor:
     return integers(-(2**31), 2**31, shape, rng).to(torch.int32)
-
-
-def values_of(arguments) -> torch.Tensor:
-    """What `embedding` sees of the packed weight: each value, rounded to float32."""
-    packed = rk.pack_weight(**arguments, dtype=torch.float32)
-    return rk.embedding(torch.arange(packed.n), packed)
-
-
-def check_packed(arguments, value: np.ndarray, rng: torch.Generator) -> None:
-    """The packed weight is value [N, K], exactly, as float32 holds a 16-bit scale times a code;
-    `linear` is close."""
-    assert torch.equal(values_of(arguments).double(), torch.from_numpy(value))
-    for dtype, tolerance in TOLERANCE.items():
-        packed = rk.pack_weight(**arguments, dtype=dtype)
-        assert packed.shape == value.shape
-        for tokens in (1, 5, 40):
-            x = spread((tokens, packed.k), dtype, rng)
-            expected = x.double() @ torch.from_numpy(value).T
-            assert_close(f"linear {packed.kind}", rk.linear(x, packed), expected, tolerance)
 
 
 # Outputs 0 and 1 by hand, code 8 elsewhere. The first input of a word stands in its lowest four
@@ -125,30 +99,6 @@ def test_awq_by_hand():
     assert values_of(found).tolist() == [*[[0, 8]] * 7, [0, 4]]
 
 
-def test_q4_0_by_hand():
-    """Scale -0.5; codes 0 .. 15 in the low halves, 15 .. 0 in the high ones."""
-    block = bytes.fromhex("00b8 f0e1d2c3b4a5968778695a4b3c2d1e0f")
-    found = rk.unpack_gguf(torch.tensor([list(block)], dtype=torch.uint8), "Q4_0")
-    assert (found["kind"], found["group"], found["zeros"]) == ("int4", 32, None)
-    assert bytes(found["w"][0].tolist()) == bytes.fromhex("1032547698badcfe efcdab8967452301")
-    assert found["scales"].dtype == torch.float16 and found["scales"].tolist() == [[-0.5]]
-    rising = [-0.5 * (code - 8) for code in range(16)]
-    assert values_of(found)[0].tolist() == rising + rising[::-1]
-
-
-def test_q8_0_by_hand():
-    """Two blocks with scales 1.5 and 2 ** -24."""
-    first = bytes.fromhex("003e 00 01 7f 80 ff") + bytes(27)
-    second = bytes.fromhex("0100 02") + bytes(31)
-    found = rk.unpack_gguf(torch.tensor([list(first + second)], dtype=torch.uint8), "Q8_0")
-    assert (found["kind"], found["group"], found["zeros"]) == ("int8", 32, None)
-    assert found["w"].tolist() == [[0, 1, 127, -128, -1, *[0] * 27, 2, *[0] * 31]]
-    assert found["scales"].tolist() == [[1.5, 2.0**-24]]
-    first_values = [0, 1.5, 190.5, -192, -1.5, *[0] * 27]
-    second_values = [2.0**-23, *[0] * 31]
-    assert values_of(found)[0].tolist() == first_values + second_values
-
-
 def field(
     array: torch.Tensor, row: np.ndarray, column: np.ndarray, bit: np.ndarray, bits: int
 ) -> np.ndarray:
@@ -213,38 +163,6 @@ def test_awq(group_size, rng):
     code = field(qweight, i, o // 8, place, 4)
     zero = field(qzeros, g, o // 8, place, 4)
     check_packed(found, (code - zero) * scales.double().numpy()[g, o], rng)
-
-
-def gguf_value(row: bytes, quant_type: str) -> list[float]:
-    """A row of blocks, read code by code."""
-    size = {"Q8_0": 34, "Q4_0": 18}[quant_type]
-    value = []
-    for begin in range(0, len(row), size):
-        (scale,) = struct.unpack_from("<e", row, begin)
-        if quant_type == "Q8_0":
-            codes = list(struct.unpack_from("32b", row, begin + 2))
-        else:
-            data = row[begin + 2 : begin + size]
-            codes = [(data[j % 16] >> (4 if j >= 16 else 0) & 15) - 8 for j in range(32)]
-        value += [scale * code for code in codes]
-    return value
-
-
-@pytest.mark.parametrize(("quant_type", "size"), [("Q8_0", 34), ("Q4_0", 18)])
-def test_gguf_from_a_file(quant_type, size, rng, tmp_path):
-    """Random codes, scales of both signs, in a file that is mapped read-only at an odd offset."""
-    n = 21
-    blocks = 7
-    data = integers(0, 256, (n, blocks, size), rng).numpy().astype(np.uint8)
-    scales = spread((n, blocks), torch.float16, rng) / 16
-    data[..., :2] = scales.numpy().astype("<f2").reshape(n, blocks, 1).view(np.uint8)
-    (tmp_path / "blocks").write_bytes(b"#" + data.tobytes())
-    mapped = np.memmap(tmp_path / "blocks", np.uint8, "r", offset=1, shape=(n, blocks * size))
-    value = np.array([gguf_value(mapped[row].tobytes(), quant_type) for row in range(n)])
-    check_packed(rk.unpack_gguf(mapped, quant_type), value, rng)
-    # One block alone, of which each slice is contiguous.
-    single = rk.unpack_gguf(torch.from_numpy(np.array(mapped))[:1, :size], quant_type)
-    assert values_of(single).tolist() == value[:1, :32].tolist()
 
 
 def test_whatever_the_strides(rng):
@@ -377,12 +295,3 @@ def test_forms_that_are_not_read():
     odd = torch.zeros(3, 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="3 inputs"):
         rk.unpack_awq(odd, odd[:1], torch.ones(1, 8), group_size=-1)
-    blocks = torch.zeros(4, 36, dtype=torch.uint8)
-    with pytest.raises(NotImplementedError, match="Q4_K"):
-        rk.unpack_gguf(blocks, "Q4_K")
-    with pytest.raises(ValueError, match="rows of 36 bytes, expected a multiple of 34"):
-        rk.unpack_gguf(blocks, "Q8_0")
-    with pytest.raises(ValueError, match="blocks has 1 dim"):
-        rk.unpack_gguf(blocks[0], "Q4_0")
-    with pytest.raises(TypeError, match="blocks has dtype int8"):
-        rk.unpack_gguf(blocks.view(torch.int8), "Q4_0")

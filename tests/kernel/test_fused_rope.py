@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels.reference.kv_cache import quantize, to_fp8
 from tests.kernel.helpers import (
     FLOATS,
     ROUNDED_ONCE,
@@ -129,6 +130,78 @@ def test_cache_as_views_and_guards(rng):
     args |= {"q": buffer.view[:, :6], "k": buffer.view[:, 6:8], "v": buffer.view[:, 8:]}
     check(args, torch.bfloat16, True)
     buffer.check()
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (96, 24), (34, 10)])
+def test_int8_caches(dtype, norm, dim, rotary, rng):
+    """A code is off by one at most, where float32 and float64 fall on two sides of a border."""
+    args = case(rng, 13, dim, rotary, dtype, norm=norm)
+    plain = {name: x.clone() if name in ("q", "k_cache", "v_cache") else x
+             for name, x in args.items()}  # fmt: skip
+    rk.fused_qk_norm_rope_store(**plain)
+    _, k = oracle(args)
+    caches = {n: torch.full((PAGES, PAGE_SIZE, 2, dim), 99, dtype=torch.int8) for n in "kv"}
+    scales = {n: torch.full((PAGES, PAGE_SIZE, 2), -1.0) for n in "kv"}
+    stored = {"k_cache": caches["k"], "v_cache": caches["v"]}
+    scaled = {"k_scale": scales["k"], "v_scale": scales["v"]}
+    rk.fused_qk_norm_rope_store(**args | stored, **scaled)
+    assert_same_bits(args["q"], plain["q"])
+    slots = args["slot_mapping"][args["slot_mapping"] >= 0]
+    kept = args["slot_mapping"] >= 0
+    values, scale = quantize(args["v"][kept])
+    assert torch.equal(caches["v"].flatten(0, 1)[slots], values)
+    assert torch.equal(scales["v"].flatten(0, 1)[slots], scale)
+    codes = caches["k"].flatten(0, 1)[slots].double()
+    found = scales["k"].flatten(0, 1)[slots].double()
+    assert ((found - k[kept].abs().amax(-1) / 127).abs() <= 1e-5 * found).all()
+    assert (codes * found[..., None] - k[kept]).abs().le(0.5001 * found[..., None]).all()
+    for name in "kv":
+        untouched = torch.ones(PAGES * PAGE_SIZE, dtype=torch.bool)
+        untouched[slots] = False
+        assert (caches[name].flatten(0, 1)[untouched] == 99).all()
+        assert (scales[name].flatten(0, 1)[untouched] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (64, 32), (34, 10)])
+def test_fp8_caches(dtype, count, dim, rotary, rng):
+    """The codes of the definition; a key may fall on the other side of a border."""
+    args = case(rng, 13, dim, rotary, dtype)
+    _, k = oracle(args)
+    scales = {n: torch.rand(count, generator=rng) / 20 + 0.01 for n in "kv"}
+    kind = torch.float8_e4m3fn
+    caches = {n: torch.zeros(PAGES, PAGE_SIZE, 2, dim, dtype=torch.uint8) for n in "kv"}
+    stored = {f"{n}_cache": cache.view(kind) for n, cache in caches.items()}
+    given = {f"{n}_scale": scale for n, scale in scales.items()}
+    rk.fused_qk_norm_rope_store(**args | stored, **given)
+    kept = args["slot_mapping"] >= 0
+    slots = args["slot_mapping"][kept]
+    values = to_fp8(args["v"][kept], scales["v"], kind)
+    assert torch.equal(caches["v"].flatten(0, 1)[slots].view(kind).float(), values.float())
+    found = caches["k"].flatten(0, 1)[slots].view(kind).double()
+    wanted = (k[kept] / scales["k"].double()[:, None]).clamp(-448, 448)
+    assert ((found - wanted).abs() <= wanted.abs() / 16 * 1.001 + 2**-10).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"k_scale": torch.ones(PAGES, PAGE_SIZE, 2)}, ValueError),
+        ({"k_cache": torch.zeros(PAGES, PAGE_SIZE, 2, 64, dtype=torch.int8)}, ValueError),
+        ({"k_cache": torch.zeros(PAGES, PAGE_SIZE, 2, 64, dtype=torch.int8),
+          "k_scale": torch.ones(PAGES, PAGE_SIZE, 2)}, TypeError),
+        ({"k_cache": torch.zeros(PAGES, PAGE_SIZE, 2, 64, dtype=torch.int8),
+          "k_scale": torch.ones(PAGES, PAGE_SIZE)}, ValueError),
+    ],
+)  # fmt: skip
+@pytest.mark.cpu_only
+def test_scales_belong_to_quantized_caches(changes, error, rng):
+    with pytest.raises(error):
+        rk.fused_qk_norm_rope_store(**case(rng) | changes)
 
 
 def test_a_token_does_not_depend_on_the_others(rng):

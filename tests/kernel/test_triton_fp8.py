@@ -30,9 +30,11 @@ pytestmark = pytest.mark.cpu_only  # `--device` moves the public ops alone
 def _through_triton(monkeypatch):
     """The public ops choose as on a GPU that the library has no kernel for."""
     monkeypatch.setattr(_loader, "bind", None)
-    monkeypatch.setattr(_dispatch, "_cache", {})
     monkeypatch.setattr(_dispatch, "_GPUS", ("cpu", "cuda", "rocm"))
     rk.set_fallback("error")
+    _dispatch.choose_anew()
+    yield
+    _dispatch.choose_anew()
 
 
 def fp8(shape, dtype, rng, gap: int = 0) -> torch.Tensor:

@@ -103,6 +103,25 @@ def test_heads(heads, fp8, rng):
     run(make_case(rows, rng, heads=heads, fp8=fp8))
 
 
+@pytest.mark.parametrize("heads", [4, 40])
+def test_256_latent_values(heads, rng, short_splits):
+    run(make_case([(1, 130), (3, 33), (1, 0)], rng, heads=heads, latent=256))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"latent": 128}, "128 latent and 64 rotary values"),
+        ({"rope": 32}, "512 latent and 32 rotary values"),
+        ({"dtype": torch.float32}, "does not take float32"),
+    ],
+)
+def test_what_it_refuses(sizes, text, rng):
+    case = make_case([(1, 5)], rng, **sizes)
+    with pytest.raises(NotImplementedError, match=text):
+        launch(case, torch.empty_like(case.args[0]))
+
+
 @pytest.mark.parametrize("page_size", [1, 7, 16, 64])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -301,7 +320,7 @@ def test_gpus_without_a_kernel_have_this_one(batch_invariant, rng, monkeypatch):
     for device in ("cuda", "rocm"):
         assert _dispatch._has_triton("mla_decode", device)
     rk.set_fallback("error")
-    monkeypatch.setitem(_dispatch._cache, ("mla_decode", DEVICE), rt.mla_decode)
+    monkeypatch.setitem(_dispatch._chosen[DEVICE], "mla_decode", rt.mla_decode)
     case = make_case([(2, 90), (1, 5)], rng)
     out, lse = rk.mla_decode(
         *(x.to(DEVICE) for x in case.args),

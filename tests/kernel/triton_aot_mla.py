@@ -25,12 +25,12 @@ POINTERS = {
     "part_out": "fp32",
     "part_lse": "fp32",
 }
-# (heads, FP8 form) by target: those of the most registers, and both forms on the chip with the
-# least room.
+# (latent values, heads, FP8 form) by target: those of the most registers, and both forms on the
+# chip with the least room.
 SHAPES = {
-    "gfx942": [(16, False), (128, False), (128, True)],
-    "gfx950": [(16, False)],
-    "sm_89": [(128, True)],
+    "gfx942": [(512, 16, False), (512, 128, False), (512, 128, True)],
+    "gfx950": [(512, 16, False), (256, 16, False)],
+    "sm_89": [(512, 128, True)],
 }
 
 
@@ -58,9 +58,9 @@ def compile_one(
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        for heads, fp8 in SHAPES[name]:
+        for latent, heads, fp8 in SHAPES[name]:
             tiles = choose_tiles(heads, name.startswith("gfx"))
-            common = {"HEADS": heads, "Q_PIECE": 8, "WITH_LSE": True}
+            common = {"LATENT": latent, "HEADS": heads, "Q_PIECE": 8, "WITH_LSE": True}
             constants = {
                 **common,
                 "PAGE_SIZE": 64,
@@ -73,7 +73,7 @@ if __name__ == "__main__":
             }
             options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
             found = compile_one(attend_latent, constants, target_of(name), **options)
-            label = f"attend_latent {heads} heads{' FP8' if fp8 else ''}"
+            label = f"attend_latent {latent} {heads} heads{' FP8' if fp8 else ''}"
             print(json.dumps({"target": name, "kernel": label, **found}), flush=True)
         found = compile_one(
             join_splits, {**common, "MAX_SPLITS": MAX_SPLITS}, target_of(name), num_warps=4

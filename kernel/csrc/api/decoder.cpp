@@ -1,6 +1,7 @@
 // Decoder: the entries of the other families, one after the other, over memory cut from the caller's workspace.
 #include "radix_kernels/decoder.h"
 
+#include "api/decoder.h"
 #include "common/tensor.h"
 #include "radix_kernels/activation.h"
 #include "radix_kernels/attention.h"
@@ -47,7 +48,7 @@ class Made {
 // Where everything lies: sizes in elements from the first layer's weights, offsets in bytes.
 struct Plan {
   int64_t tokens, hidden, heads, kv_heads, dim, inner, item;
-  int64_t residual, qkv, attended, gate_up, gated, attention, attention_bytes, bytes;
+  int64_t residual, qkv, attended, gate_up, gated, out, attention, attention_bytes, bytes;
 
   explicit Plan(const rk_decoder_args& a) {
     const char* op = "decoder";
@@ -56,7 +57,8 @@ struct Plan {
     const Arg x(op, "hidden", a.hidden), k_cache(op, "k_cache", layer.k_cache), table(op, "page_table", a.page_table);
     x.backend_device().dtype(kFloats).ndim(2).contiguous().writable();
     if (x->device.type != RK_DEVICE_CPU) x.reject(RK_UNSUPPORTED, "is on a GPU, this op runs on the CPU");
-    k_cache.same_dtype(x).ndim(4);
+    if (k_cache.type() != DType::i8) k_cache.same_dtype(x);
+    k_cache.ndim(4);
     table.ndim(2);
     if (!layer.o.desc || !layer.down.desc) fail(RK_INVALID, "%s: a weight of the first layer is missing", op);
     tokens = x.size(0), hidden = x.size(1), item = element_size(*x);
@@ -77,6 +79,7 @@ struct Plan {
     attended = take(heads * dim);
     gate_up = take(2 * inner);
     gated = take(inner);
+    out = take(hidden);
     rk_flash_attn_sizes sizes{sizeof sizes, tokens,          table.size(0), heads,         kv_heads,
                               dim,          k_cache.size(1), table.size(1), a.max_seqlen_q};
     int64_t extra = 0;
@@ -103,6 +106,7 @@ class Decoder {
         flat_(*a_.hidden, memory + p_.attended, {p_.tokens, p_.heads * p_.dim}),
         gate_up_(*a_.hidden, memory + p_.gate_up, {p_.tokens, 2 * p_.inner}),
         gated_(*a_.hidden, memory + p_.gated, {p_.tokens, p_.inner}),
+        out_(*a_.hidden, memory + p_.out, {p_.tokens, p_.hidden}),
         space_(bytes_like(*a_.hidden), memory + p_.attention, {p_.attention_bytes}) {}
 
   // The embeddings are the first residual.
@@ -110,16 +114,14 @@ class Decoder {
     std::memcpy(residual_.data(), data_ptr<char>(*a_.hidden), p_.tokens * p_.hidden * p_.item);
     for (int i = 0; i < a_.num_layers; i++) {
       const rk_decoder_layer& layer = a_.layers[i];
-      norm(layer.input_norm);
-      linear(layer.qkv, a_.hidden, qkv_);
+      linear(layer.qkv, normed(layer.attention_norm), qkv_);
       rope_and_store(layer);
       attend(layer);
-      add(layer.o, flat_);
-      norm(layer.post_norm);
-      gate_and_up(layer.gate_up);
-      add(layer.down, gated_);
+      add(layer.o, flat_, layer.attention_out_norm);
+      gate_and_up(layer.gate_up, normed(layer.mlp_norm));
+      add(layer.down, gated_, layer.mlp_out_norm);
     }
-    norm(a_.norm);
+    norm(residual_, a_.norm, a_.hidden);
   }
 
  private:
@@ -131,13 +133,23 @@ class Decoder {
     return t;
   }
 
-  void norm(const rk_tensor* weight) {
-    check_status(rk_rmsnorm, rk_rmsnorm_args{sizeof(rk_rmsnorm_args), a_.eps, residual_, weight, a_.hidden});
+  void norm(const rk_tensor* x, const rk_tensor* weight, const rk_tensor* out) {
+    check_status(rk_rmsnorm, rk_rmsnorm_args{sizeof(rk_rmsnorm_args), a_.eps, x, weight, out});
   }
 
-  // residual += x W^T + bias
-  void add(const rk_decoder_linear& weight, const rk_tensor* x) {
-    linear(weight, x, residual_, RK_GATE_NONE, residual_);
+  // The input of a block: the residual, normed where there is a weight.
+  const rk_tensor* normed(const rk_tensor* weight) {
+    if (!weight) return residual_;
+    norm(residual_, weight, a_.hidden);
+    return a_.hidden;
+  }
+
+  // residual += x W^T + bias, or += the norm of that.
+  void add(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out_norm) {
+    if (!out_norm) return linear(weight, x, residual_, RK_GATE_NONE, residual_);
+    linear(weight, x, a_.hidden);
+    norm(a_.hidden, out_norm, out_);
+    backend::decoder_add(*static_cast<const rk_tensor*>(residual_), *static_cast<const rk_tensor*>(out_));
   }
 
   void linear(const rk_decoder_linear& weight, const rk_tensor* x, const rk_tensor* out, int32_t gate = RK_GATE_NONE,
@@ -154,39 +166,44 @@ class Decoder {
   }
 
   void rope_and_store(const rk_decoder_layer& layer) {
-    rk_fused_qk_norm_rope_store_args args{sizeof args, a_.eps, /*is_neox=*/1};
+    rk_fused_qk_norm_rope_store_args args{sizeof args, a_.eps, layer.is_neox};
     args.q = q_;
     args.k = k_;
     args.v = v_;
     args.q_weight = layer.q_norm;
     args.k_weight = layer.k_norm;
-    args.cos_sin_cache = a_.cos_sin_cache;
+    args.cos_sin_cache = layer.cos_sin_cache;
     args.positions = a_.positions;
     args.k_cache = layer.k_cache;
     args.v_cache = layer.v_cache;
     args.slot_mapping = a_.slot_mapping;
+    args.k_scale = layer.k_scale;
+    args.v_scale = layer.v_scale;
     check_status(rk_fused_qk_norm_rope_store, args);
   }
 
   void attend(const rk_decoder_layer& layer) {
     rk_flash_attn_with_kvcache_args args{sizeof args};
-    args.options = {a_.softmax_scale, 0.0f, /*causal=*/1, layer.window_left, -1};
+    args.options = {layer.softmax_scale, layer.softcap, /*causal=*/1, layer.window_left, -1};
+    args.sinks = layer.sinks;
     args.q = q_;
     args.k_cache = layer.k_cache;
     args.v_cache = layer.v_cache;
     args.page_table = a_.page_table;
     args.kv_lens = a_.kv_lens;
     args.cu_seqlens_q = a_.cu_seqlens_q;
+    args.k_scale = layer.k_scale;
+    args.v_scale = layer.v_scale;
     args.out = attended_;
     args.workspace = p_.attention_bytes > 0 ? static_cast<const rk_tensor*>(space_) : nullptr;
     args.max_seqlen_q = a_.max_seqlen_q;
     check_status(rk_flash_attn_with_kvcache, args);
   }
 
-  void gate_and_up(const rk_decoder_linear& weight) {
+  void gate_and_up(const rk_decoder_linear& weight, const rk_tensor* x) {
     const bool fused = a_.activation == RK_ACTIVATION_SILU && !weight.bias && p_.inner % 16 == 0;
-    if (fused) return linear(weight, a_.hidden, gated_, RK_GATE_HALVES);
-    linear(weight, a_.hidden, gate_up_);
+    if (fused) return linear(weight, x, gated_, RK_GATE_HALVES);
+    linear(weight, x, gate_up_);
     activate();
   }
 
@@ -208,7 +225,7 @@ class Decoder {
   const rk_decoder_args& a_;
   const Plan& p_;
   const Made residual_, qkv_, q_, k_, v_;
-  const Made attended_, flat_, gate_up_, gated_, space_;
+  const Made attended_, flat_, gate_up_, gated_, out_, space_;
 };
 
 }  // namespace

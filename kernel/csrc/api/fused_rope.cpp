@@ -1,6 +1,7 @@
 // Fused rope family: checks once for every backend, then the backend's kernel.
 #include "api/fused_rope.h"
 
+#include "api/cache_scale.h"
 #include "common/check.h"
 
 using namespace radix;
@@ -13,10 +14,9 @@ void check_weight(const Arg& q, const Arg& weight) {
   weight.same_device(q).dtype({q.type(), DType::f32}).shape({q.size(2)}, "head dimension of q").contiguous();
 }
 
-void check_cache(const Arg& q, const Arg& k, const Arg& cache) {
-  cache.same_device(q).same_dtype(q);
+void check_cache(const char* op, const Arg& k, const Arg& cache, const char* scale_name, const rk_tensor* scale) {
   cache.shape({-1, -1, k.size(1), k.size(2)}, "pages, page_size, then heads and head dimension of k");
-  cache.last_contiguous().writable();
+  check_stored_cache(op, k, cache, scale_name, scale);
 }
 
 }  // namespace
@@ -48,8 +48,9 @@ rk_status rk_fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args* ar
                    shape_text(*table).c_str(), q.size(2));
     positions.same_device(q).dtype({DType::i32, DType::i64}).shape({q.size(0)}, "tokens of q");
     slots.same_device(q).dtype({DType::i64}).shape({q.size(0)}, "tokens of q");
-    check_cache(q, k, k_cache);
-    check_cache(q, k, v_cache);
+    check_cache(op, k, k_cache, "k_scale", a.k_scale);
+    check_cache(op, v, v_cache, "v_scale", a.v_scale);
+    v_cache.same_dtype(k_cache);
     v_cache.shape({k_cache.size(0), k_cache.size(1), -1, -1}, "pages and page_size of k_cache");
     if (q.size(0) > 0) backend::fused_qk_norm_rope_store(a, stream);
   });

@@ -15,20 +15,8 @@ bool is_fp8(DType type) {
 // Rows [T, H, D] against their cache [pages, page_size, H, D], and the scales of an INT8 or FP8 cache.
 void check_pair(const char* op, const Arg& rows, const Arg& cache, const char* scale_name, const rk_tensor* scale) {
   rows.dtype(kFloats).ndim(3).last_contiguous();
-  cache.same_device(rows);
-  const bool int8 = cache.type() == DType::i8, fp8 = is_fp8(cache.type()), cpu = rows->device.type == RK_DEVICE_CPU;
-  if (!int8 && !fp8) cache.same_dtype(rows);
   cache.shape({-1, -1, rows.size(1), rows.size(2)}, "pages, page_size, then heads and head dimension of the rows");
-  cache.last_contiguous().writable();
-  if (int8 && !cpu) cache.reject(RK_UNSUPPORTED, "is int8, which the CPU alone has kernels for");
-  if (fp8 && cpu) cache.reject(RK_UNSUPPORTED, "is FP8, which GPUs alone have kernels for");
-  if ((int8 || fp8) != (scale != nullptr))
-    fail(RK_INVALID, "%s: %s %s", op, scale_name,
-         scale ? "is given, but the cache is neither FP8 nor INT8" : "is missing, FP8 and INT8 caches need it");
-  if (!scale) return;
-  const Arg a(op, scale_name, scale);
-  check_cache_scale(a, cache);
-  if (int8) a.writable();
+  check_stored_cache(op, rows, cache, scale_name, scale);
 }
 
 }  // namespace

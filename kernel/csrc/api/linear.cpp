@@ -24,11 +24,14 @@ void check_quantized(const char* op, const rk_packed_desc& desc) {
   const uint32_t group = desc.group;
   if (desc.kind > RK_WEIGHT_W4A8) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
   const bool whole_rows = group == 0 && !has_small_codes(desc);
-  if (group != 32 && group != 64 && group != 128 && !whole_rows)
-    fail(RK_INVALID, "%s: group is %u, expected 32, 64 or 128%s", op, group,
-         has_small_codes(desc) ? "" : ", or 0 for whole rows");
+  const bool is_small = group == 16 && !has_small_codes(desc);
+  if (group != 32 && group != 64 && group != 128 && !is_small && !whole_rows)
+    fail(RK_INVALID, "%s: group is %u, expected %s", op, group,
+         has_small_codes(desc) ? "32, 64 or 128" : "16, 32, 64 or 128, or 0 for whole rows");
   if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
     fail(RK_INVALID, "%s: zero points are for 4-bit codes, this weight has 8 bits", op);
+  if (desc.mins > 1 || (desc.mins && desc.zeros))
+    fail(RK_INVALID, "%s: a weight has zero points or minima, not both", op);
   const DType type = dtype_of(desc.scale_dtype);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
@@ -68,9 +71,9 @@ void check_x(const Arg& x, const Arg& packed, const rk_packed_desc& desc) {
              shape_text(*x).c_str(), (long long)desc.k);
 }
 
-// weight, scales and zeros as pack and unpack take them.
+// weight, scales, zeros and mins as pack and unpack take them.
 void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packed, const rk_tensor* weight,
-                    const rk_tensor* scales, const rk_tensor* zeros, bool written) {
+                    const rk_tensor* scales, const rk_tensor* zeros, const rk_tensor* mins, bool written) {
   const auto check = [&](const char* name, const rk_tensor* tensor, DType type, int64_t columns) {
     const Arg arg(op, name, tensor);
     arg.same_device(packed).dtype({type}).shape({desc.n, columns}, "outputs of the weight, columns for its inputs");
@@ -80,6 +83,7 @@ void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packe
   if (!codes) {
     if (scales) fail(RK_INVALID, "%s: scales is given, but a dense weight has none", op);
     if (zeros || (desc.zeros && is_quantized(desc))) fail(RK_INVALID, "%s: zero points go with codes and scales", op);
+    if (mins || (desc.mins && is_quantized(desc))) fail(RK_INVALID, "%s: minima go with codes and scales", op);
     return check("weight", weight, dtype_of(desc.dtype), desc.k);
   }
   const int64_t groups = desc.group ? (desc.k + desc.group - 1) / desc.group : 1;
@@ -91,6 +95,8 @@ void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packe
   check("scales", scales, dtype_of(desc.scale_dtype), groups);
   if ((zeros != nullptr) != (desc.zeros != 0)) fail(RK_INVALID, "%s: zeros do not match the description", op);
   if (zeros) check("zeros", zeros, DType::u8, groups);
+  if ((mins != nullptr) != (desc.mins != 0)) fail(RK_INVALID, "%s: mins do not match the description", op);
+  if (mins) check("mins", mins, dtype_of(desc.scale_dtype), groups);
 }
 
 void check_epilogue(const char* op, const rk_linear_args& a, const rk_packed_desc& desc, const Arg& x, const Arg& out) {
@@ -130,7 +136,7 @@ rk_status rk_pack_weight(const rk_pack_weight_args* args, rk_stream stream) {
     const auto desc = check_desc(op, a.desc);
     const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, false);
+    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, a.mins, false);
     a.desc = &desc;
     backend::pack_weight(a, stream);
   });
@@ -143,7 +149,7 @@ rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream stream) 
     const auto desc = check_desc(op, a.desc);
     const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, true);
+    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, a.mins, true);
     a.desc = &desc;
     backend::unpack_weight(a, stream);
   });

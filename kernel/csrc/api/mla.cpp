@@ -7,10 +7,17 @@ using namespace radix;
 
 namespace {
 
-constexpr int64_t kLatent = 512, kRope = 64, kFp8Bytes = 656;
+constexpr int64_t kMaxLatent = 512, kMaxRope = 64, kFp8Bytes = 656;
 
-// Rows are moved in pieces of 16 bytes.
+void check_size(const Arg& x, int64_t most) {
+  if (x.size(2) < 16 || x.size(2) % 16 != 0 || x.size(2) > most)
+    x.reject(RK_UNSUPPORTED, "has last dimension %lld, supported are multiples of 16 up to %lld", (long long)x.size(2),
+             (long long)most);
+}
+
+// On a GPU rows are moved in pieces of 16 bytes.
 void need_alignment(const Arg& x) {
+  if (x->device.type == RK_DEVICE_CPU) return;
   bool even = reinterpret_cast<uintptr_t>(data_ptr<char>(*x)) % 16 == 0;
   for (int i = 0; i + 1 < x->ndim; i++) even &= x.size(i) == 1 || x.stride(i) * element_size(*x) % 16 == 0;
   if (!even) x.reject(RK_UNSUPPORTED, "has rows that are not aligned to 16 bytes");
@@ -38,20 +45,17 @@ rk_status rk_mla_decode(const rk_mla_decode_args* args, rk_stream stream) {
     const Arg q(op, "q_nope", a.q_nope), rope(op, "q_rope", a.q_rope), cache(op, "kv_cache", a.kv_cache);
     const Arg table(op, "page_table", a.page_table), lens(op, "kv_lens", a.kv_lens);
     const Arg cu(op, "cu_seqlens_q", a.cu_seqlens_q), out(op, "out", a.out);
-    q.backend_device()
-        .dtype({DType::bf16, DType::f16})
-        .ndim(3)
-        .shape({-1, -1, kLatent}, "latent size")
-        .last_contiguous();
-    rope.same_device(q)
-        .same_dtype(q)
-        .shape({q.size(0), q.size(1), kRope}, "tokens and heads of q_nope")
-        .last_contiguous();
+    q.backend_device().dtype(kFloats).ndim(3).last_contiguous();
+    rope.same_device(q).same_dtype(q).shape({q.size(0), q.size(1), -1}, "tokens and heads of q_nope").last_contiguous();
+    check_size(q, kMaxLatent);
+    check_size(rope, kMaxRope);
     cache.same_device(q).ndim(3).last_contiguous();
     if (cache.type() == DType::u8) {
       cache.shape({-1, -1, kFp8Bytes}, "bytes of an FP8 token");
+      q.dtype({DType::bf16, DType::f16}).shape({-1, -1, kMaxLatent}, "latent size of an FP8 token");
+      rope.shape({-1, -1, kMaxRope}, "rotary size of an FP8 token");
     } else {
-      cache.same_dtype(q).shape({-1, -1, kLatent + kRope}, "latent and rotary values");
+      cache.same_dtype(q).shape({-1, -1, q.size(2) + rope.size(2)}, "latent and rotary values");
     }
     if (cache.size(1) < 1) cache.reject(RK_INVALID, "has page size 0");
     table.same_device(q).dtype({DType::i32}).ndim(2).last_contiguous();

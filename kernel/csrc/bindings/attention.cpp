@@ -40,7 +40,7 @@ void bind_attention(py::module_& m) {
         [](py::handle q, py::handle k_cache, py::handle v_cache, py::handle page_table, py::handle kv_lens,
            py::handle cu_seqlens_q, float scale, bool causal, int left, int right, float softcap, py::handle sinks,
            py::handle out, py::handle lse, py::handle k_scale, py::handle v_scale, py::handle workspace,
-           int64_t max_seqlen_q, py::handle q_scale) {
+           int64_t max_seqlen_q, py::handle q_scale, bool any_split) {
           Call call("flash_attn_with_kvcache");
           rk_flash_attn_with_kvcache_args args{sizeof args};
           read_shared(call, args, options(scale, causal, left, right, softcap), q, cu_seqlens_q, sinks, out, lse,
@@ -49,6 +49,7 @@ void bind_attention(py::module_& m) {
           args.v_cache = call.in("v_cache", v_cache);
           args.page_table = call.in("page_table", page_table);
           args.kv_lens = call.in("kv_lens", kv_lens);
+          args.any_split = any_split;
           call.run(rk_flash_attn_with_kvcache, args);
         });
   m.def("flash_attn_varlen",

@@ -10,31 +10,39 @@ namespace {
 // The Python object `_bind.Decoder`; radix_kernels.DenseDecoder is its public face.
 class Decoder {
  public:
-  Decoder(py::handle norm, py::handle table, float eps, float scale, int activation) {
+  Decoder(py::handle norm, float eps, int activation) {
     Call call("decoder");
     args_.norm = keep_.tensor(call, "norm", norm);
-    args_.cos_sin_cache = keep_.tensor(call, "cos_sin_cache", table);
     args_.eps = eps;
-    args_.softmax_scale = scale;
     args_.activation = activation;
   }
 
-  // Products are (PackedDesc, data, bias or None).
-  void add_layer(py::handle input_norm, py::handle post_norm, py::handle q_norm, py::handle k_norm, py::tuple qkv,
-                 py::tuple o, py::tuple gate_up, py::tuple down, py::handle k_cache, py::handle v_cache, int left) {
+  // Norms are (before attention, behind it, before the MLP, behind it, of q, of k), products (PackedDesc, data, bias or
+  // None) of qkv, o, gate_up and down, the cache (k, v, scales of k, of v).
+  void add_layer(const py::tuple& norms, const py::tuple& products, const py::tuple& cache, py::handle cos_sin_cache,
+                 py::handle sinks, float softmax_scale, float softcap, int window_left, bool is_neox) {
     Call call("decoder");
     rk_decoder_layer layer{};
-    layer.input_norm = keep_.tensor(call, "input_norm", input_norm);
-    layer.post_norm = keep_.tensor(call, "post_norm", post_norm);
-    layer.q_norm = keep_.tensor(call, "q_norm", q_norm);
-    layer.k_norm = keep_.tensor(call, "k_norm", k_norm);
-    layer.qkv = product(call, "qkv", qkv);
-    layer.o = product(call, "o", o);
-    layer.gate_up = product(call, "gate_up", gate_up);
-    layer.down = product(call, "down", down);
-    layer.k_cache = keep_.tensor(call, "k_cache", k_cache);
-    layer.v_cache = keep_.tensor(call, "v_cache", v_cache);
-    layer.window_left = left;
+    layer.attention_norm = keep_.tensor(call, "attention_norm", norms[0]);
+    layer.attention_out_norm = keep_.tensor(call, "attention_out_norm", norms[1]);
+    layer.mlp_norm = keep_.tensor(call, "mlp_norm", norms[2]);
+    layer.mlp_out_norm = keep_.tensor(call, "mlp_out_norm", norms[3]);
+    layer.q_norm = keep_.tensor(call, "q_norm", norms[4]);
+    layer.k_norm = keep_.tensor(call, "k_norm", norms[5]);
+    layer.qkv = product(call, "qkv", products[0]);
+    layer.o = product(call, "o", products[1]);
+    layer.gate_up = product(call, "gate_up", products[2]);
+    layer.down = product(call, "down", products[3]);
+    layer.k_cache = keep_.tensor(call, "k_cache", cache[0]);
+    layer.v_cache = keep_.tensor(call, "v_cache", cache[1]);
+    layer.k_scale = keep_.tensor(call, "k_scale", cache[2]);
+    layer.v_scale = keep_.tensor(call, "v_scale", cache[3]);
+    layer.cos_sin_cache = keep_.tensor(call, "cos_sin_cache", cos_sin_cache);
+    layer.sinks = keep_.tensor(call, "sinks", sinks);
+    layer.softmax_scale = softmax_scale;
+    layer.softcap = softcap;
+    layer.window_left = window_left;
+    layer.is_neox = is_neox;
     layers_.push_back(layer);
     args_.layers = layers_.data();
     args_.num_layers = static_cast<int32_t>(layers_.size());
@@ -80,7 +88,7 @@ class Decoder {
 
 void bind_decoder(py::module_& m) {
   py::class_<Decoder>(m, "Decoder")
-      .def(py::init<py::handle, py::handle, float, float, int>())
+      .def(py::init<py::handle, float, int>())
       .def("add_layer", &Decoder::add_layer)
       .def("workspace_size", &Decoder::workspace_size)
       .def("run", &Decoder::run);

@@ -8,7 +8,7 @@ void bind_fused_rope(py::module_& m) {
   m.def("fused_qk_norm_rope_store",
         [](py::handle q, py::handle k, py::handle v, py::handle q_weight, py::handle k_weight, py::handle cos_sin_cache,
            py::handle positions, py::handle k_cache, py::handle v_cache, py::handle slot_mapping, float eps,
-           bool is_neox) {
+           bool is_neox, py::handle k_scale, py::handle v_scale) {
           Call call("fused_qk_norm_rope_store");
           rk_fused_qk_norm_rope_store_args args{sizeof args};
           args.eps = eps;
@@ -23,6 +23,8 @@ void bind_fused_rope(py::module_& m) {
           args.k_cache = call.out("k_cache", k_cache);
           args.v_cache = call.out("v_cache", v_cache);
           args.slot_mapping = call.in("slot_mapping", slot_mapping);
+          args.k_scale = call.optional_out("k_scale", k_scale);
+          args.v_scale = call.optional_out("v_scale", v_scale);
           call.run(rk_fused_qk_norm_rope_store, args);
         });
 }

@@ -14,6 +14,17 @@ void bind_mla_kv(py::module_& m) {
     args.slot_mapping = call.in("slot_mapping", slot_mapping);
     call.run(rk_store_mla_kv, args);
   });
+  m.def("gather_mla_kv",
+        [](py::handle kv_cache, py::handle page_table, py::handle cu_seqlens, py::handle starts, py::handle out) {
+          Call call("gather_mla_kv");
+          rk_gather_mla_kv_args args{sizeof args};
+          args.kv_cache = call.in("kv_cache", kv_cache);
+          args.page_table = call.in("page_table", page_table);
+          args.cu_seqlens = call.in("cu_seqlens", cu_seqlens);
+          args.starts = call.optional_in("starts", starts);
+          args.out = call.out("out", out);
+          call.run(rk_gather_mla_kv, args);
+        });
   m.def("concat_mla_k", [](py::handle k, py::handle k_nope, py::handle k_rope) {
     Call call("concat_mla_k");
     rk_concat_mla_k_args args{sizeof args};

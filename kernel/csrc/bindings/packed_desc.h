@@ -20,7 +20,7 @@ struct PackedDesc {
   int64_t bytes = 0;
 
   PackedDesc(int64_t n, int64_t k, const std::string& dtype, uint32_t kind, uint32_t group, const std::string& scales,
-             bool zeros) {
+             bool zeros, bool mins) {
     desc.dtype = dtype_named(dtype);
     desc.n = n;
     desc.k = k;
@@ -29,6 +29,7 @@ struct PackedDesc {
       desc.group = group;
       desc.scale_dtype = dtype_named(scales);
       desc.zeros = zeros;
+      desc.mins = mins;
     }
     if (const rk_status status = rk_packed_weight_info(&desc, &bytes)) raise(status, rk_last_error());
   }

@@ -9,7 +9,7 @@
 //   max(a,b) min(a,b)               b when either is NaN, on every level
 //   abs copysign round_nearest scale2(v, n) = v * 2^n (n integral)
 //   swap_pairs(v)                   lanes 2i and 2i + 1
-//   lt(a,b) -> Mask; select(mask, a, b) = mask ? a : b
+//   lt(a,b), bit_mask(bits) -> Mask, of the low `width` bits; select(mask, a, b) = mask ? a : b
 //   reduce_sum(v) reduce_max(v)     in one fixed order a level
 //   store_sums(p, a, b, c, d)       p[0..3]: their sums, in another fixed order
 //

@@ -129,6 +129,11 @@ inline Vec swap_pairs(Vec a) {
 inline Mask lt(Vec a, Vec b) {
   return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)};
 }
+inline Mask bit_mask(uint32_t bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), lane);
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane))};
+}
 inline Vec select(Mask m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.v, a.v, m.m)};
 }

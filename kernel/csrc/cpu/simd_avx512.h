@@ -119,6 +119,9 @@ inline Vec swap_pairs(Vec a) {
 inline Mask lt(Vec a, Vec b) {
   return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)};
 }
+inline Mask bit_mask(uint32_t bits) {
+  return {static_cast<__mmask16>(bits)};
+}
 inline Vec select(Mask m, Vec a, Vec b) {
   return {_mm512_mask_blend_ps(m.m, b.v, a.v)};
 }

@@ -96,6 +96,11 @@ inline Mask lt(Vec a, Vec b) {
   for (int i = 0; i < Vec::width; i++) r.m[i] = a.v[i] < b.v[i];
   return r;
 }
+inline Mask bit_mask(uint32_t bits) {
+  Mask r;
+  for (int i = 0; i < Vec::width; i++) r.m[i] = bits >> i & 1u;
+  return r;
+}
 inline Vec select(Mask m, Vec a, Vec b) {
   return each([&](int i) { return m.m[i] ? a.v[i] : b.v[i]; });
 }

@@ -8,7 +8,8 @@
  * seen besides the token at the query's own position, -1 all; window_right -1, or 0 (the same as causal). softcap above
  * 0: scores become softcap * tanh(score / softcap). A query that sees nothing gets out 0 and lse -inf (with sinks: the
  * sink). A row's bits depend on neither the other rows of the batch nor the number of threads: on the CPU the KV is cut
- * at multiples of 512 tokens and the parts are combined in order. */
+ * at multiples of 512 tokens and the parts are combined in order. On a GPU they may depend on the number of rows,
+ * unless any_split is 0 (the paged entry). */
 typedef struct rk_attention_options {
   float softmax_scale;
   float softcap;
@@ -26,9 +27,10 @@ typedef struct rk_attention_options {
  * scales float32 [pages, page_size, Hkv], any strides. Hq a multiple of Hkv; D and Dv multiples of 16 up to 256.
  * Entries of page_table past ceil(kv_len / page_size) and slots past kv_len are never used; on the CPU a page id that
  * is read and out of range is RK_INVALID. max_seqlen_q: the most query tokens that a row has, 0 unknown. A hint: it
- * chooses the kernel, never the meaning. workspace: uint8, contiguous, 256-byte aligned, at least
- * rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0. RK_UNSUPPORTED before anything is
- * launched when no kernel serves the call. */
+ * chooses the kernel, never the meaning. any_split: 0: a row's sum is split at positions that follow from its own
+ * length alone; 1: in a small batch a GPU may split short rows finer, which is faster. workspace: uint8, contiguous,
+ * 256-byte aligned, at least rk_flash_attn_workspace_size() of the same sizes; may be NULL where that is 0.
+ * RK_UNSUPPORTED before anything is launched when no kernel serves the call. */
 typedef struct rk_flash_attn_with_kvcache_args {
   uint32_t struct_size;
   rk_attention_options options;
@@ -46,6 +48,7 @@ typedef struct rk_flash_attn_with_kvcache_args {
   const rk_tensor* workspace;
   int64_t max_seqlen_q;
   const rk_tensor* q_scale;
+  int64_t any_split;
 } rk_flash_attn_with_kvcache_args;
 RK_API rk_status rk_flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args* args, rk_stream stream);
 

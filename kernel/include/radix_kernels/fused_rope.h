@@ -11,6 +11,8 @@
  * last dim contiguous, other strides free; D even, at most 256. q_weight, k_weight [D]: that dtype or fp32.
  * cos_sin_cache [max_position, rotary_dim] fp32, last dim contiguous. positions [T]: int32 or int64. slot_mapping [T]:
  * int64, -1: the token's k and v are not stored.
+ * INT8 (CPU) and FP8 (GPU): the caches and k_scale, v_scale are then those of rk_store_kv_cache; both scales are NULL
+ * otherwise.
  * A position or slot out of range is RK_INVALID on the CPU, before anything is written; on a GPU the token is skipped.
  */
 typedef struct rk_fused_qk_norm_rope_store_args {
@@ -27,6 +29,8 @@ typedef struct rk_fused_qk_norm_rope_store_args {
   const rk_tensor* k_cache;
   const rk_tensor* v_cache;
   const rk_tensor* slot_mapping;
+  const rk_tensor* k_scale;
+  const rk_tensor* v_scale;
 } rk_fused_qk_norm_rope_store_args;
 RK_API rk_status rk_fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args* args, rk_stream stream);
 

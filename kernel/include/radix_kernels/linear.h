@@ -8,8 +8,8 @@
 /* How the elements of a packed weight are held, and what x becomes when it meets them. */
 enum {
   RK_WEIGHT_DENSE = 0, /* x's dtype */
-  RK_WEIGHT_INT8 = 1,  /* int8 codes times a scale; x as it is */
-  RK_WEIGHT_INT4 = 2,  /* (4-bit code - zero) times a scale; x as it is */
+  RK_WEIGHT_INT8 = 1,  /* int8 code times a scale, plus a minimum; x as it is */
+  RK_WEIGHT_INT4 = 2,  /* (4-bit code - zero) times a scale, or code times a scale plus a minimum; x as it is */
   RK_WEIGHT_W8A8 = 3,  /* as INT8; x in int8 with a scale for each row and group, made by the op */
   RK_WEIGHT_W4A8 = 4   /* as INT4; x as for W8A8 */
 };
@@ -17,9 +17,10 @@ enum {
 /* A packed weight is bytes in a layout private to this library and machine, never saved or sent.
  * `layout` is what rk_packed_weight_info said for dtype and kind; n outputs, k inputs, of the unpacked [n, k] weight.
  * dtype: of the elements when dense; else of x and of what rk_embedding gives.
- * The rest is 0 for a dense weight. group: inputs that share a scale, 32, 64 or 128, or 0 for all of a row (8-bit codes
- * only). scale_dtype: bf16, fp16 or fp32. zeros: 1 when 4-bit codes have zero points of their own; otherwise each is 8.
- */
+ * The rest is 0 for a dense weight. group: inputs that share a scale, 32, 64 or 128; 8-bit codes also 16, or 0 for all
+ * of a row. scale_dtype: bf16, fp16 or fp32. zeros: 1 when 4-bit codes have zero points of their own; otherwise each is
+ * 8. mins: 1 when a group has a minimum, of scale_dtype, that its elements are counted from: then codes have no zero
+ * points, and that of 4-bit ones is 0. */
 typedef struct rk_packed_desc {
   uint32_t struct_size;
   uint32_t layout;
@@ -30,13 +31,14 @@ typedef struct rk_packed_desc {
   uint32_t group;
   rk_dtype scale_dtype;
   uint32_t zeros;
+  uint32_t mins;
 } rk_packed_desc;
 
 enum {
   RK_LAYOUT_PAIRS16 = 1,  /* bf16: [N/16][K/2][16][2] */
   RK_LAYOUT_LANES16 = 2,  /* fp16, fp32: [N/16][K][16] */
-  RK_LAYOUT_QUADS16 = 3,  /* int8: [N/16] x { codes [K/4][16][4], scales [groups][16] } */
-  RK_LAYOUT_NIBBLES16 = 4 /* int4: [N/16] x { codes [K/8][16][4], scales [groups][16], zeros [groups][16] } */
+  RK_LAYOUT_QUADS16 = 3,  /* int8: [N/16] x { codes [K/4][16][4], scales [groups][16], mins [groups][16] } */
+  RK_LAYOUT_NIBBLES16 = 4 /* int4: [N/16] x { codes [K/8][16][4], scales [groups][16], zeros or mins [groups][16] } */
 };
 
 /* Fills desc->layout from the rest of desc, and *bytes with the size of the packed storage. */
@@ -47,6 +49,7 @@ RK_API rk_status rk_packed_weight_info(rk_packed_desc* desc, int64_t* bytes);
  *   int8, W8A8    int8 [n, k], scales [n, ceil(k / group)] of desc->scale_dtype ([n, 1] for whole rows)
  *   int4, W4A8    uint8 [n, ceil(k / 2)], input 2j in the low and 2j + 1 in the high half of byte j; scales as above;
  *                 zeros uint8 [n, ceil(k / group)], 0 .. 16, when desc->zeros
+ *   all of them   mins as scales, when desc->mins
  * Quantized kinds with scales NULL: weight is [n, k] of desc->dtype and is quantized here, symmetrically, one scale a
  * group: max|w| / 127, or w / -8 of the w that is largest in size; rounded to scale_dtype; code = round(w / scale) to
  * the nearest even. Weights that are not finite are RK_INVALID. */
@@ -57,10 +60,11 @@ typedef struct rk_pack_weight_args {
   const rk_tensor* packed;
   const rk_tensor* scales;
   const rk_tensor* zeros;
+  const rk_tensor* mins;
 } rk_pack_weight_args;
 RK_API rk_status rk_pack_weight(const rk_pack_weight_args* args, rk_stream stream);
 
-/* The exact inverse: weight [n, k], or codes, scales and zeros, = packed. */
+/* The exact inverse: weight [n, k], or codes, scales, zeros and mins, = packed. */
 typedef struct rk_unpack_weight_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;
@@ -68,6 +72,7 @@ typedef struct rk_unpack_weight_args {
   const rk_tensor* weight;
   const rk_tensor* scales;
   const rk_tensor* zeros;
+  const rk_tensor* mins;
 } rk_unpack_weight_args;
 RK_API rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream stream);
 
@@ -102,8 +107,9 @@ typedef struct rk_linear_argmax_args {
 } rk_linear_argmax_args;
 RK_API rk_status rk_linear_argmax(const rk_linear_argmax_args* args, rk_stream stream);
 
-/* out [T, k] = row ids[t] of the packed weight: bits copied when dense, else (code - zero) * scale in float32, rounded
- * once to desc->dtype. ids int32 or int64 [T]; on the CPU an id outside [0, n) is RK_INVALID and nothing is written. */
+/* out [T, k] = row ids[t] of the packed weight: bits copied when dense, else (code - zero) * scale + minimum in
+ * float32, rounded once to desc->dtype. ids int32 or int64 [T]; on the CPU an id outside [0, n) is RK_INVALID and
+ * nothing is written. */
 typedef struct rk_embedding_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;

@@ -17,13 +17,14 @@ from .comm import ShmCommunicator as ShmCommunicator
 from .decoder import DecoderLayer as DecoderLayer
 from .decoder import DenseDecoder as DenseDecoder
 from .formats import unpack_awq as unpack_awq
-from .formats import unpack_gguf as unpack_gguf
 from .formats import unpack_gptq as unpack_gptq
 from .fused_rope import fused_qk_norm_rope_store as fused_qk_norm_rope_store
 from .gemm import bmm_fp8 as bmm_fp8
 from .gemm import fp8_blockwise_scaled_mm as fp8_blockwise_scaled_mm
 from .gemm import fp8_scaled_mm as fp8_scaled_mm
 from .gemm import linear_silu_and_mul as linear_silu_and_mul
+from .gguf_blocks import dequantize_gguf as dequantize_gguf
+from .gguf_blocks import unpack_gguf as unpack_gguf
 from .grouped_gemm import m_grouped_gemm_contiguous as m_grouped_gemm_contiguous
 from .grouped_gemm import m_grouped_gemm_masked as m_grouped_gemm_masked
 from .kv_cache import store_kv_cache as store_kv_cache
@@ -32,6 +33,7 @@ from .linear import linear as linear
 from .linear import linear_argmax as linear_argmax
 from .logit_edits import LogitEdits as LogitEdits
 from .mla import concat_mla_k as concat_mla_k
+from .mla import gather_mla_kv as gather_mla_kv
 from .mla import mla_decode as mla_decode
 from .mla import store_mla_kv as store_mla_kv
 from .moe import fused_experts as fused_experts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -68,4 +69,9 @@ def torch_views(*arrays: Array) -> tuple[Any, ...]:
 
 def dtype_name(x: Array) -> str:
     """The dtype's bare name in any framework: `bfloat16`, `float32`, `int64`."""
-    return str(x.dtype).rpartition(".")[2]
+    return _bare_name(x.dtype)
+
+
+@cache
+def _bare_name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]

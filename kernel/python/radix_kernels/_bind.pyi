@@ -29,6 +29,8 @@ def fused_qk_norm_rope_store(
     slot_mapping: Any,
     eps: float,
     is_neox: bool,
+    k_scale: Any,
+    v_scale: Any,
 ) -> None: ...
 def silu_and_mul(input: Any, out: Any) -> None: ...
 def gelu_and_mul(input: Any, out: Any) -> None: ...
@@ -56,6 +58,7 @@ def flash_attn_with_kvcache(
     workspace: Any,
     max_seqlen_q: int,
     q_scale: Any,
+    any_split: bool,
 ) -> None: ...
 def flash_attn_varlen(
     q: Any,
@@ -91,22 +94,18 @@ def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: A
 
 # Packed weights come as (description, data, bias or None).
 class Decoder:
-    def __init__(
-        self, norm: Any, cos_sin_cache: Any, eps: float, softmax_scale: float, activation: int
-    ) -> None: ...
+    def __init__(self, norm: Any, eps: float, activation: int) -> None: ...
     def add_layer(
         self,
-        input_norm: Any,
-        post_norm: Any,
-        q_norm: Any,
-        k_norm: Any,
-        qkv: tuple[Any, Any, Any],
-        o: tuple[Any, Any, Any],
-        gate_up: tuple[Any, Any, Any],
-        down: tuple[Any, Any, Any],
-        k_cache: Any,
-        v_cache: Any,
+        norms: tuple[Any, ...],
+        products: tuple[tuple[Any, Any, Any], ...],
+        cache: tuple[Any, ...],
+        cos_sin_cache: Any,
+        sinks: Any,
+        softmax_scale: float,
+        softcap: float,
         window_left: int,
+        is_neox: bool,
     ) -> None: ...
     def workspace_size(self, hidden: Any, page_table: Any, max_seqlen_q: int) -> int: ...
     def run(
@@ -141,11 +140,23 @@ class PackedDesc:
     nbytes: int
     layout: str
     def __init__(
-        self, n: int, k: int, dtype: str, kind: int, group: int, scale_dtype: str, zeros: bool
+        self,
+        n: int,
+        k: int,
+        dtype: str,
+        kind: int,
+        group: int,
+        scale_dtype: str,
+        zeros: bool,
+        mins: bool,
     ) -> None: ...
 
-def pack_weight(w: Any, scales: Any, zeros: Any, desc: PackedDesc, data: Any) -> None: ...
-def unpack_weight(data: Any, desc: PackedDesc, w: Any, scales: Any, zeros: Any) -> None: ...
+def pack_weight(
+    w: Any, scales: Any, zeros: Any, mins: Any, desc: PackedDesc, data: Any
+) -> None: ...
+def unpack_weight(
+    data: Any, desc: PackedDesc, w: Any, scales: Any, zeros: Any, mins: Any
+) -> None: ...
 def linear_packed(
     x: Any, data: Any, desc: PackedDesc, bias: Any, residual: Any, gate: int, out: Any
 ) -> None: ...
@@ -291,6 +302,9 @@ def token_logprobs(
     logits: Any, ids: Any, logprob: Any, top_logprobs: Any, top_ids: Any, workspace: Any
 ) -> None: ...
 def store_mla_kv(latent: Any, rope: Any, kv_cache: Any, slot_mapping: Any) -> None: ...
+def gather_mla_kv(
+    kv_cache: Any, page_table: Any, cu_seqlens: Any, starts: Any, out: Any
+) -> None: ...
 def concat_mla_k(k: Any, k_nope: Any, k_rope: Any) -> None: ...
 def mla_decode(
     q_nope: Any,

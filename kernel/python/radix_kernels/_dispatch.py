@@ -1,8 +1,8 @@
 """Which implementation runs an op: native, Triton, or the reference.
 
 The table in `_ops` says what there is; the binding says what this build of the library has: an op
-whose function it lacks runs something else. The choice is made once for each (function of the
-binding, device type) and cached. Where neither a native kernel nor Triton's serves, the reference
+whose function it lacks runs something else. The choice is made once for each function of the
+binding and device type and kept. Where neither a native kernel nor Triton's serves, the reference
 runs, after one warning, or `RuntimeError` is raised (`set_fallback`).
 """
 
@@ -27,7 +27,10 @@ _GPUS = ("cuda", "rocm")
 
 _mode = "warn"
 _warned: set[str] = set()
-_cache: dict[tuple[str, str], Native | None] = {}
+# What was chosen, by device type and function of the binding.
+_chosen: dict[str, dict[str, Native | None]] = {}
+_on_cpu = _chosen["cpu"] = {}
+_on_gpu = _chosen["cuda"] = {}
 
 
 def set_fallback(mode: str) -> None:
@@ -40,7 +43,13 @@ def set_fallback(mode: str) -> None:
     if mode not in _MODES:
         raise ValueError(f"set_fallback: mode is {mode!r}, expected one of {', '.join(_MODES)}")
     _mode = mode
-    _cache.clear()
+    choose_anew()
+
+
+def choose_anew() -> None:
+    """Forgets what was chosen, as after a change of the library."""
+    for by_op in _chosen.values():
+        by_op.clear()
 
 
 def get_fallback() -> str:
@@ -54,14 +63,15 @@ def native(op: str, x: Array) -> Native | None:
 
     RuntimeError when there is none and the mode is `error`; TypeError when x is no tensor.
     """
+    # A torch tensor answers these two in a fifth of the time that `x.device.type` takes.
     try:
-        key = (op, x.device.type)
-    except AttributeError:
-        key = (op, device_type(x))
-    try:
-        return _cache[key]
-    except KeyError:
-        return _choose(*key)
+        if x.is_cuda:
+            return _on_gpu[op]
+        if x.is_cpu:
+            return _on_cpu[op]
+    except (AttributeError, KeyError):
+        pass
+    return _choose(op, _device_of(x))
 
 
 def fallback(op: str, x: Array, refused: Native, why: str) -> Native | None:
@@ -193,13 +203,23 @@ def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
     return f"the {_loader.backend} library has no {op}"
 
 
+def _device_of(x: Array) -> str:
+    try:
+        return str(x.device.type)
+    except AttributeError:
+        return device_type(x)
+
+
 def _choose(op: str, device: str) -> Native | None:
+    by_op = _chosen.setdefault(device, {})
+    if op in by_op:
+        return by_op[op]
     found = _native(op, device)
     if found is None and _has_triton(op, device):
         found = getattr(triton, op)
     if found is None and not _is_torchs(op, device):
         _report(op, device, _why_not_native(op, device))
-    _cache[op, device] = found
+    by_op[op] = found
     return found
 
 

@@ -15,6 +15,7 @@ _OTHERS = {
     "PackedExperts": "packed_experts",
     "PackedWeight": "packed_weight",
     "capabilities": "capabilities",
+    "dequantize_gguf": "gguf_blocks",
     "get_fallback": "_dispatch",
     "get_num_threads": "threads",
     "pack_experts": "packed_experts",
@@ -23,7 +24,7 @@ _OTHERS = {
     "set_fallback": "_dispatch",
     "set_num_threads": "threads",
     "unpack_awq": "formats",
-    "unpack_gguf": "formats",
+    "unpack_gguf": "gguf_blocks",
     "unpack_gptq": "formats",
     "unpack_weight": "packed_weight",
 }

@@ -180,17 +180,27 @@ OPS = (
         doc="attention.md", test="test_attention.py",
     ),
     OpSpec(
-        name="mla_decode", module="mla", dtypes=HALVES,
-        kernels=(Kernel(name="mla_decode", family="mla", libraries=(_HOPPER,), triton=True),),
+        name="mla_decode", module="mla", dtypes=FLOATS,
+        kernels=(
+            Kernel(
+                name="mla_decode", family="mla", libraries=(_CPU, _HOPPER_NO_FLOAT32), triton=True
+            ),
+        ),
+        note="native kernel for 512 latent values, else Triton's",
         doc="mla.md", test="test_mla.py", bench="mla",
     ),
     OpSpec(
-        name="store_mla_kv", module="mla", dtypes=HALVES,
+        name="store_mla_kv", module="mla", dtypes=FLOATS,
         kernels=(Kernel(name="store_mla_kv", family="mla_kv", libraries=_EVERYWHERE),),
         doc="mla.md", test="test_mla.py", bench="mla",
     ),
     OpSpec(
-        name="concat_mla_k", module="mla", dtypes=HALVES,
+        name="gather_mla_kv", module="mla", dtypes=FLOATS,
+        kernels=(Kernel(name="gather_mla_kv", family="mla_kv", libraries=_EVERYWHERE),),
+        doc="mla.md", test="test_mla_store.py", bench="mla",
+    ),
+    OpSpec(
+        name="concat_mla_k", module="mla", dtypes=FLOATS,
         kernels=(Kernel(name="concat_mla_k", family="mla_kv", libraries=_EVERYWHERE),),
         doc="mla.md", test="test_mla.py", bench="mla",
     ),

@@ -76,6 +76,7 @@ def flash_attn_with_kvcache(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     max_seqlen_q: int | None = None,
+    batch_invariant: bool = False,
     out: Array | None = None,
     implementation: str = "auto",
 ) -> Array:
@@ -90,6 +91,10 @@ def flash_attn_with_kvcache(
 
     INT8 (natively on the CPU alone): the caches may be int8, with scales [pages, page_size, Hkv],
     one per token and head, as `store_kv_cache` writes them.
+
+    batch_invariant: a row's bits depend on its own length alone (and on max_seqlen_q). Without it
+    Hopper's decode splits short rows finer where there are few, which is faster, and their last
+    bits can move with the number of rows.
 
     implementation: "auto", or "triton" for Triton's kernel wherever it runs: on a GPU, and on the
     CPU in its interpreter.
@@ -106,18 +111,17 @@ def flash_attn_with_kvcache(
     left, right = read_window(op, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, v_cache, out, return_softmax_lse)
-    result = (out, lse) if return_softmax_lse else out
     hint = read_max_seqlen_q(op, max_seqlen_q)
 
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
         run(
             q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q,
             scale, causal, left, right, softcap, sinks, out, lse,
-            k_scale, v_scale, workspace, hint, q_scale,
+            k_scale, v_scale, workspace, hint, q_scale, not batch_invariant,
         )  # fmt: skip
 
     if _run(op, q, call, k_cache, page_table.shape, hint, implementation):
-        return result
+        return _result(out, lse)
     tensors = torch_views(q, k_cache, v_cache, page_table, kv_lens, cu_seqlens_q)
     scales = torch_views(q_scale, k_scale, v_scale)
     sink_logits, target = torch_views(sinks, out)
@@ -125,9 +129,7 @@ def flash_attn_with_kvcache(
     check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
     _, sums = reference.flash_attn_with_kvcache(*tensors, sinks=sink_logits, out=target, **options)
-    if lse is not None:
-        _arrays.as_torch(lse).copy_(sums)
-    return result
+    return _result(out, lse, sums)
 
 
 def flash_attn_varlen(
@@ -161,7 +163,6 @@ def flash_attn_varlen(
     left, right = read_window(op, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _outputs(q, v, out, return_softmax_lse)
-    result = (out, lse) if return_softmax_lse else out
     hint = read_max_seqlen_q(op, max_seqlen_q)
 
     def call(run: _dispatch.Native, workspace: Array | None) -> None:
@@ -172,7 +173,7 @@ def flash_attn_varlen(
         )  # fmt: skip
 
     if _run(op, q, call, k, (cu_seqlens_q.shape[0] - 1, 0), hint):
-        return result
+        return _result(out, lse)
     tensors = torch_views(q, k, v, cu_seqlens_q, cu_seqlens_k)
     scales = torch_views(q_scale, k_scale, v_scale)
     sink_logits, target = torch_views(sinks, out)
@@ -180,9 +181,16 @@ def flash_attn_varlen(
     check_options(op, tensors[0], tensors[2], sink_logits, target)
     options = _reference_options(scale, causal, (left, right), softcap, scales)
     _, sums = reference.flash_attn_varlen(*tensors, sinks=sink_logits, out=target, **options)
-    if lse is not None:
+    return _result(out, lse, sums)
+
+
+def _result(out: Array, lse: Array | None, sums: Any = None) -> Any:
+    """What a call returns; `sums`, where they are given, become those of lse."""
+    if lse is None:
+        return out
+    if sums is not None:
         _arrays.as_torch(lse).copy_(sums)
-    return result
+    return out, lse
 
 
 def merge_state(

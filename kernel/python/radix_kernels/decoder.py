@@ -16,48 +16,56 @@ _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderLayer:
-    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, and its
-    cache.
+    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, its cache,
+    and how it attends.
 
-    Norms: [H], those of q and k [D] or both None. Products: (weight, bias or None); qkv [(Hq + 2
-    Hkv) D, H] gives query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down
-    [H, I]. k_cache, v_cache: [pages, page_size, Hkv, D]. window_left: earlier tokens that a token
+    attention_norm and mlp_norm: [H], of the inputs of the two blocks; attention_out_norm and
+    mlp_out_norm: of what they add to the residual; q_norm and k_norm: [D], both or neither. Each is
+    left out where it is None. Products: (weight, bias or None); qkv [(Hq + 2 Hkv) D, H] gives
+    query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down [H, I]. k_cache,
+    v_cache: [pages, page_size, Hkv, D]; k_scale, v_scale: those of INT8 caches, float32 [pages,
+    page_size, Hkv]. cos_sin_cache and is_neox as in `fused_qk_norm_rope_store`; softmax_scale,
+    softcap and sinks as in `flash_attn_with_kvcache`; window_left: earlier tokens that a token
     sees, -1 all.
     """
 
-    input_norm: Array
-    post_norm: Array
-    q_norm: Array | None
-    k_norm: Array | None
+    attention_norm: Array | None
+    mlp_norm: Array | None
+    attention_out_norm: Array | None = None
+    mlp_out_norm: Array | None = None
+    q_norm: Array | None = None
+    k_norm: Array | None = None
     qkv: tuple[PackedWeight, Array | None]
     o: tuple[PackedWeight, Array | None]
     gate_up: tuple[PackedWeight, Array | None]
     down: tuple[PackedWeight, Array | None]
     k_cache: Array
     v_cache: Array
+    k_scale: Array | None = None
+    v_scale: Array | None = None
+    cos_sin_cache: Array
+    is_neox: bool = True
+    softmax_scale: float
+    softcap: float = 0.0
+    sinks: Array | None = None
     window_left: int = -1
 
 
 class DenseDecoder:
-    """The layers and the last norm of a Llama, Mistral, Qwen2 or Qwen3 model on the CPU.
+    """The layers and the last norm of a dense model on the CPU.
 
-    A call is `rmsnorm`, `linear`, `fused_qk_norm_rope_store`, `flash_attn_with_kvcache`, `linear`
-    with the residual, `rmsnorm`, `linear` with the gated activation (`silu`, `gelu`, `gelu_tanh`;
-    `linear_silu_and_mul` where there is no bias) and `linear` with the residual for every layer,
-    then the norm: the same kernels with the same bits, without Python between them. Keeps all
-    arrays; one call at a time. Errors: NotImplementedError without the CPU library, with a weight
-    that it has not packed or another type of cache.
+    A call is, for every layer, `rmsnorm`, `linear`, `fused_qk_norm_rope_store`,
+    `flash_attn_with_kvcache`, `linear` with the residual, `rmsnorm`, `linear` with the gated
+    activation (`silu`, `gelu`, `gelu_tanh`; `linear_silu_and_mul` where there is no bias) and
+    `linear` with the residual, then the norm: the same kernels with the same bits, without Python
+    between them. Where a norm follows a block, its product stands alone, is normed, and is added to
+    the residual in a rounding of its own. Keeps all arrays; one call at a time. Errors:
+    NotImplementedError without the CPU library, with a weight that it has not packed or another
+    type of cache.
     """
 
     def __init__(
-        self,
-        layers: Iterable[DecoderLayer],
-        norm: Array,
-        cos_sin_cache: Array,
-        *,
-        eps: float,
-        softmax_scale: float,
-        activation: str = "silu",
+        self, layers: Iterable[DecoderLayer], norm: Array, *, eps: float, activation: str = "silu"
     ) -> None:
         if activation not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
@@ -65,27 +73,29 @@ class DenseDecoder:
         native = getattr(_loader.bind, "Decoder", None)
         if native is None:
             raise NotImplementedError("DenseDecoder needs the native CPU library")
-        self._native = native(norm, cos_sin_cache, eps, softmax_scale, _ACTIVATIONS[activation])
+        self._native = native(norm, eps, _ACTIVATIONS[activation])
         for layer in layers:
             self._add(layer)
         self._workspace: Any = None
 
     def _add(self, layer: DecoderLayer) -> None:
-        qkv = _product(layer.qkv)
-        if _arrays.dtype_name(layer.k_cache) != layer.qkv[0].dtype:
-            raise NotImplementedError("DenseDecoder needs a cache of the weights' type")
+        products = [_product(x) for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        if _arrays.dtype_name(layer.k_cache) not in (layer.qkv[0].dtype, "int8"):
+            raise NotImplementedError("DenseDecoder needs a cache of the weights' type or INT8")
+        norms = (
+            layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm,
+            layer.q_norm, layer.k_norm,
+        )  # fmt: skip
         self._native.add_layer(
-            layer.input_norm,
-            layer.post_norm,
-            layer.q_norm,
-            layer.k_norm,
-            qkv,
-            _product(layer.o),
-            _product(layer.gate_up),
-            _product(layer.down),
-            layer.k_cache,
-            layer.v_cache,
+            norms,
+            tuple(products),
+            (layer.k_cache, layer.v_cache, layer.k_scale, layer.v_scale),
+            layer.cos_sin_cache,
+            layer.sinks,
+            layer.softmax_scale,
+            layer.softcap,
             layer.window_left,
+            layer.is_neox,
         )
 
     def __call__(

@@ -1,5 +1,5 @@
-"""Quantized linear layers as checkpoints store them (GPTQ, AWQ, GGUF), as arguments of
-`pack_weight`.
+"""Quantized linear layers as checkpoints store them (GPTQ, AWQ; GGUF: gguf_blocks.py), as arguments
+of `pack_weight`.
 
     weight = pack_weight(**unpack_awq(qweight, qzeros, scales, group_size=128), dtype="float16")
 
@@ -17,8 +17,6 @@ from ._arrays import Array, torch_views
 from ._lazy import torch
 
 _GROUPS = (128, 64, 32)  # of `pack_weight`, the cheapest first
-_GGUF_BLOCK = 32
-_GGUF_BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18}
 
 
 class PackArguments(TypedDict):
@@ -125,41 +123,6 @@ def unpack_awq(qweight: Array, qzeros: Array, scales: Array, *, group_size: int)
     codes = _pairs(_awq_order(_nibbles(words)).T)
     zeros = _awq_order(_nibbles(zero_words)).T
     return _small_codes(op, codes, scales, zeros, k, group_size)
-
-
-def unpack_gguf(blocks: Array, quant_type: str) -> PackArguments:
-    """A matrix [N, K] of a GGUF file in `Q8_0` or `Q4_0`, the names of ggml's types (quant_type).
-
-    blocks: uint8 [N, K / 32 * 34] (Q8_0) or [N, K / 32 * 18] (Q4_0), a row's blocks of 32 inputs
-    one after the other, as gguf-py's reader gives a tensor's data. A block is a float16 scale,
-    little-endian, and its codes. Q8_0: 32 int8, weight = code * scale. Q4_0: 16 bytes, inputs 0 ..
-    15 in their low and 16 .. 31 in their high halves, weight = (code - 8) * scale.
-
-    Rows stay in the file's order (llama.cpp's converter turns those of Llama's q and k).
-    Errors: TypeError (dtype), ValueError (shape), NotImplementedError (another type).
-    """
-    op = "unpack_gguf"
-    if quant_type not in _GGUF_BLOCK_BYTES:
-        raise NotImplementedError(
-            f"{op}: quant_type is {quant_type!r}, supported are Q8_0 and Q4_0"
-        )
-    _checks.dtype(op, "blocks", blocks, ("uint8",))
-    rows = _arrays.as_torch(blocks)
-    _checks.rank(op, "blocks", rows, 2)
-    size = _GGUF_BLOCK_BYTES[quant_type]
-    text = f"blocks has rows of {rows.shape[1]} bytes, expected a multiple of {size} ({quant_type})"
-    _checks.require(op, rows.shape[1] % size == 0, text)
-    split = rows.reshape(rows.shape[0], rows.shape[1] // size, size)
-    scale_bytes = split[..., :2].clone(memory_format=torch.contiguous_format)
-    scales = scale_bytes.view(torch.float16).squeeze(-1)
-    codes = split[..., 2:]
-    if quant_type == "Q8_0":
-        signed = codes.flatten(1).view(torch.int8)
-        return PackArguments(w=signed, scales=scales, kind="int8", zeros=None, group=_GGUF_BLOCK)
-    in_order = torch.cat((codes & 15, codes >> 4), dim=-1).flatten(1)
-    return PackArguments(
-        w=_pairs(in_order), scales=scales, kind="int4", zeros=None, group=_GGUF_BLOCK
-    )
 
 
 def _bytes(words: Any) -> Any:

@@ -23,6 +23,8 @@ def fused_qk_norm_rope_store(
     *,
     eps: float = 1e-6,
     is_neox: bool = True,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
 ) -> None:
     """Normalise and rotate every head of q and k; q in place, k and v to their slots of the cache.
 
@@ -35,22 +37,28 @@ def fused_qk_norm_rope_store(
     D. positions: int32 or int64 [T]. slot_mapping: int64 [T]; -1: the token's k and v are not
     stored. Tolerances: docs/numerics.md.
 
+    INT8 (natively on the CPU alone) and FP8 (on GPUs alone): the caches and k_scale, v_scale are
+    then those of `store_kv_cache`; keys are quantized from float32, without a rounding before.
+
     Errors: TypeError (dtype), ValueError (shape, stride, one weight without the other; on the CPU
     also a position or slot out of range, before anything is written; on a GPU such a token is
     skipped).
     """
     op = "fused_qk_norm_rope_store"
-    run = _dispatch.native(op, q)
-    if run is not None:
-        run(
-            q, k, v, q_weight, k_weight, cos_sin_cache, positions, k_cache, v_cache, slot_mapping,
-            eps, is_neox,
-        )  # fmt: skip
+    arrays = (
+        q, k, v, q_weight, k_weight, cos_sin_cache, positions, k_cache, v_cache, slot_mapping,
+    )  # fmt: skip
+    scales = (k_scale, v_scale)
+    if _dispatch.attempt(op, q, lambda run, bound: run(*arrays, eps, is_neox, *scales)):
         return
-    tensors = torch_views(
-        q, k, v, q_weight, k_weight, cos_sin_cache, positions, k_cache, v_cache, slot_mapping
-    )
-    check_fused(op, *tensors)
+    tensors = torch_views(*arrays)
+    k_scales, v_scales = torch_views(*scales)
+    check_fused(op, *tensors, k_scale=k_scales, v_scale=v_scales)
     reference.fused_qk_norm_rope_store(
-        *tensors, eps=eps, is_neox=is_neox, compute_dtype=reference.float32()
+        *tensors,
+        eps=eps,
+        is_neox=is_neox,
+        k_scale=k_scales,
+        v_scale=v_scales,
+        compute_dtype=reference.float32(),
     )

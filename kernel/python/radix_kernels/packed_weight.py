@@ -7,7 +7,8 @@ exists the layout is `reference`: the bytes of the row-major weight.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any, TypedDict, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
@@ -27,7 +28,7 @@ class PackedWeight:
     data: uint8 [bytes] on the weight's device; layout: the order's name; dtype: name of the
     elements' dtype (`bfloat16`), for a quantized weight that of x; kind: `dense`, `int8`, `int4`,
     `w8a8` or `w4a8`; group: inputs that share a scale, 0 for whole rows; scale_dtype: its name;
-    zeros: whether 4-bit codes have zero points of their own.
+    zeros: whether 4-bit codes have zero points of their own; mins: whether groups have minima.
     """
 
     data: Array
@@ -39,6 +40,7 @@ class PackedWeight:
     group: int = 0
     scale_dtype: str = ""
     zeros: bool = False
+    mins: bool = False
     descriptor: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -51,6 +53,12 @@ class PackedWeight:
         """Bytes held, padding included."""
         return int(self.data.shape[0])
 
+    @cached_property
+    def _rows(self) -> Any:
+        # Of the layout `reference`: the same memory as [n, k]. Kept, for it takes longer to make
+        # than a launch.
+        return _arrays.as_torch(self.data).view(getattr(torch, self.dtype)).view(self.shape)
+
 
 def pack_weight(
     w: Array,
@@ -58,6 +66,7 @@ def pack_weight(
     kind: str | None = None,
     *,
     zeros: Array | None = None,
+    mins: Array | None = None,
     group: int | None = None,
     dtype: Any = None,
 ) -> PackedWeight:
@@ -66,19 +75,20 @@ def pack_weight(
 
     kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
 
-    - `int8`, `w8a8`: element = code * scale. w: int8 [N, K].
+    - `int8`, `w8a8`: element = code * scale (+ min). w: int8 [N, K].
     - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)],
       input 2j in the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None:
-      all are 8.
+      all are 8. With mins element = code * scale + min, and there are no zeros.
 
     `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127
     and code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
     scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows.
-    group: 32, 64, 128, or 0 for whole rows (8-bit codes only); None: as scales have it, else 0 for
-    8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default
-    bfloat16). `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's
-    layer (GPTQ, AWQ, GGUF's Q8_0 and Q4_0). A quantized kind without scales: w is [N, K] bfloat16,
-    float16 or float32 and is quantized here, to the nearest; scale of a group: max|w| / 127, or w /
+    mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128, for 8-bit codes
+    also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64 for 4. dtype: of
+    x and of what `embedding` gives, a dtype or its name (default bfloat16). `unpack_gptq`,
+    `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF). A
+    quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here,
+    to the nearest; scale of a group: max|w| / 127, or w /
     -8 of its largest w (4 bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
@@ -92,8 +102,11 @@ def pack_weight(
     if kind not in _KINDS:
         raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
     if kind != "dense":
-        return _pack_quantized(op, w, scales, kind, zeros, group, dtype)
-    for name, given in (("scales", scales), ("zeros", zeros), ("group", group), ("dtype", dtype)):
+        return _pack_quantized(
+            op, w, scales, kind, zeros=zeros, mins=mins, group=group, dtype=dtype
+        )
+    others = {"scales": scales, "zeros": zeros, "mins": mins, "group": group, "dtype": dtype}
+    for name, given in others.items():
         if given is not None:
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
     n, k = _check_matrix(op, w)
@@ -101,9 +114,9 @@ def pack_weight(
     run = _dispatch.native(op, w)
     if run is None:
         return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
-    desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name, zeros=False)
+    desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
     data = _aligned_bytes(w, desc.nbytes)
-    run(w, None, None, desc, data)
+    run(w, None, None, None, desc, data)
     return PackedWeight(data=data, layout=desc.layout, n=n, k=k, dtype=name, descriptor=desc)
 
 
@@ -116,60 +129,100 @@ def _copied_bytes(w: Array) -> Any:
 
 
 def _pack_quantized(
-    op: str, w: Any, scales: Any, kind: str, zeros: Any, group: int | None, dtype: Any
+    op: str,
+    w: Any,
+    scales: Any,
+    kind: str,
+    *,
+    zeros: Any,
+    mins: Any,
+    group: int | None,
+    dtype: Any,
 ) -> PackedWeight:
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         raise NotImplementedError(
             f"{op}: {kind} weights need the CPU library and a weight in its memory"
         )
-    small = kind in _SMALL_CODES
     if scales is None:
-        n, k = _check_matrix(op, w)
-        _checks.require(
-            op, zeros is None and dtype is None, "zeros and dtype go with codes and scales"
-        )
-        name = _arrays.dtype_name(w)
-        if group is None:
-            group = 64 if small else 0
-        scale_name = "bfloat16" if group else "float32"
+        is_alone = zeros is None and mins is None and dtype is None
+        _checks.require(op, is_alone, "zeros, mins and dtype go with codes and scales")
+        found = _of_floats(op, w, kind, group)
     else:
-        _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
-        _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
-        name = "bfloat16" if dtype is None else str(dtype).rpartition(".")[2]
-        n = int(w.shape[0])
-        columns = int(w.shape[1])
-        k = 2 * columns if small else columns
-        if len(scales.shape) == 1:
-            scales = scales[:, None]
-        scale_name = _arrays.dtype_name(scales)
-        if group is None:
-            group = _group_of(op, k, int(scales.shape[1]), small)
-    has_zeros = zeros is not None
-    desc = _descriptor(n, k, name, kind=kind, group=group, scale_dtype=scale_name, zeros=has_zeros)
+        scales = _as_columns(scales)
+        mins = None if mins is None else _as_columns(mins)
+        found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
+    desc = _descriptor(**found, kind=kind, zeros=zeros is not None, mins=mins is not None)
     data = _aligned_bytes(w, desc.nbytes)
-    run(w, scales, zeros, desc, data)
+    run(w, scales, zeros, mins, desc, data)
     return PackedWeight(
         data=data,
         layout=desc.layout,
-        n=n,
-        k=k,
-        dtype=name,
         kind=kind,
-        group=group,
-        scale_dtype=scale_name,
-        zeros=has_zeros,
+        zeros=zeros is not None,
+        mins=mins is not None,
         descriptor=desc,
+        **found,
     )
 
 
+class _Description(TypedDict):
+    """Fields of a PackedWeight."""
+
+    n: int
+    k: int
+    dtype: str
+    group: int
+    scale_dtype: str
+
+
+def _of_floats(op: str, w: Any, kind: str, group: int | None) -> _Description:
+    """Of a weight that is quantized here."""
+    n, k = _check_matrix(op, w)
+    if group is None:
+        group = 64 if kind in _SMALL_CODES else 0
+    scale_dtype = "bfloat16" if group else "float32"
+    return _Description(n=n, k=k, dtype=_arrays.dtype_name(w), group=group, scale_dtype=scale_dtype)
+
+
+def _of_codes(
+    op: str, w: Any, scales: Any, kind: str, *, group: int | None, dtype: Any
+) -> _Description:
+    """Of codes with scales [N, G]."""
+    small = kind in _SMALL_CODES
+    _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
+    _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
+    columns = int(w.shape[1])
+    k = 2 * columns if small else columns
+    return _Description(
+        n=int(w.shape[0]),
+        k=k,
+        dtype="bfloat16" if dtype is None else str(dtype).rpartition(".")[2],
+        group=_group_of(op, k, int(scales.shape[1]), small) if group is None else group,
+        scale_dtype=_arrays.dtype_name(scales),
+    )
+
+
+def _as_columns(values: Any) -> Any:
+    """[N] as [N, 1]."""
+    return values[:, None] if len(values.shape) == 1 else values
+
+
 def _descriptor(
-    n: int, k: int, dtype: str, *, kind: str, group: int, scale_dtype: str, zeros: bool
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    kind: str,
+    group: int,
+    scale_dtype: str,
+    zeros: bool = False,
+    mins: bool = False,
 ) -> Any:
     """The library's description of a packed weight; the binding takes its fields by position."""
     bind: Any = _loader.bind
     make = bind.PackedDesc
-    return make(n, k, dtype, _KINDS[kind], group, scale_dtype, zeros)
+    return make(n, k, dtype, _KINDS[kind], group, scale_dtype, zeros, mins)
 
 
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
@@ -198,10 +251,10 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
 
 def unpack_weight(weight: PackedWeight) -> Any:
     """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or
-    None).
+    mins or None).
 
-    Codes, scales [n, G] and zeros are as `pack_weight` takes them; a last 4-bit code of an odd K
-    has 0 beside it.
+    Codes, scales [n, G] and zeros or mins are as `pack_weight` takes them; a last 4-bit code of an
+    odd K has 0 beside it.
     """
     if weight.layout == REFERENCE_LAYOUT:
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
@@ -211,7 +264,7 @@ def unpack_weight(weight: PackedWeight) -> Any:
         raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
     if weight.kind == "dense":
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        run(weight.data, weight.descriptor, out, None, None)
+        run(weight.data, weight.descriptor, out, None, None, None)
         return out
     n, k = weight.shape
     if weight.kind in _SMALL_CODES:
@@ -221,8 +274,9 @@ def unpack_weight(weight: PackedWeight) -> Any:
     groups = -(-k // weight.group) if weight.group else 1
     scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
     zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
-    run(weight.data, weight.descriptor, codes, scales, zeros)
-    return codes, scales, zeros
+    mins = _arrays.empty(weight.data, (n, groups), weight.scale_dtype) if weight.mins else None
+    run(weight.data, weight.descriptor, codes, scales, zeros, mins)
+    return codes, scales, mins if weight.mins else zeros
 
 
 def is_packed(weight: PackedWeight | Array) -> TypeGuard[PackedWeight]:
@@ -235,7 +289,7 @@ def row_major(weight: PackedWeight | Array) -> Any:
     is."""
     if not isinstance(weight, PackedWeight):
         return weight
-    return _arrays.as_torch(weight.data).view(getattr(torch, weight.dtype)).view(weight.shape)
+    return weight._rows
 
 
 def _aligned_bytes(w: Array, size: int) -> Array:

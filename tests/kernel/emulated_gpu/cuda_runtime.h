@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -74,7 +75,9 @@ enum cudaLaunchAttributeID {
   cudaLaunchAttributeClusterDimension,
   cudaLaunchAttributeCooperative
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributePreferredSharedMemoryCarveout };
+// How often the driver was asked for an attribute, and told one.
+inline std::atomic<int> attributes_asked{0}, attributes_told{0};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
@@ -99,7 +102,9 @@ inline cudaError_t cudaGetDevice(int*) {
 inline cudaError_t cudaSetDevice(int) {
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) {
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  attributes_asked++;
+  *value = 9;
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
@@ -107,6 +112,7 @@ inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cud
 }
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  attributes_told++;
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "api/attention.h"
 #include "api/merge_state.h"
+#include "api/mla.h"
 #include "cpu/thread_pool.h"
 
 namespace radix {
@@ -31,11 +33,16 @@ ScaleView scale_view(const rk_tensor* t) {
   return {data_ptr<float>(*t), t->strides[0], t->strides[1], t->strides[2]};
 }
 
+// A table without columns has no memory, but NULL is for keys and values that are not paged.
+const int32_t* table_data(const rk_tensor& t) {
+  static constexpr int32_t kNothing = 0;
+  const int32_t* data = data_ptr<int32_t>(t);
+  return data ? data : &kNothing;
+}
+
 template <class Args>
 AttentionTask common_task(const char* op, const Args& a, const rk_tensor& k, const rk_tensor& v) {
   if (dtype_of(k) == DType::f8e4m3) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for FP8 KV", op);
-  if (v.shape[v.ndim - 1] != a.q->shape[2])
-    fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for values of another size than keys", op);
   AttentionTask t{};
   t.q = heads_view(*a.q);
   t.out = heads_view(*a.out);
@@ -50,10 +57,26 @@ AttentionTask common_task(const char* op, const Args& a, const rk_tensor& k, con
   }
   t.heads = a.q->shape[1];
   t.kv_heads = k.shape[k.ndim - 2];
-  t.head_dim = a.q->shape[2];
+  t.key_dim = a.q->shape[2];
+  t.value_dim = v.shape[v.ndim - 1];
   t.dtype = dtype_of(*a.q);
   t.options = a.options;
   return t;
+}
+
+// The queries of latent attention as one tensor, [T, H, latent + rotary], of which each thread keeps the memory.
+HeadsView joined_queries(const rk_tensor& nope, const rk_tensor& rope) {
+  static thread_local std::vector<char> joined;
+  const HeadsView parts[] = {heads_view(nope), heads_view(rope)};
+  const int64_t item = element_size(nope), tokens = nope.shape[0], heads = nope.shape[1];
+  const int64_t sizes[] = {nope.shape[2] * item, rope.shape[2] * item}, row = sizes[0] + sizes[1];
+  if (joined.size() < static_cast<size_t>(tokens * heads * row)) joined.resize(tokens * heads * row);
+  char* to = joined.data();
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t h = 0; h < heads; h++)
+      for (int i = 0; i < 2; to += sizes[i], i++)
+        std::memcpy(to, parts[i].data + t * parts[i].token_stride + h * parts[i].head_stride, sizes[i]);
+  return {joined.data(), heads * row, row};
 }
 
 void check_offsets(const char* op, const char* name, const int32_t* cu, int64_t batch, int64_t total) {
@@ -65,7 +88,8 @@ void check_offsets(const char* op, const char* name, const int32_t* cu, int64_t 
   if (cu[batch] != total) fail(RK_INVALID, "%s: %s ends at %d, expected %lld", op, name, cu[batch], (long long)total);
 }
 
-void check_pages(const char* op, const AttentionTask& t, int64_t batch, int64_t max_pages, int64_t num_pages) {
+void check_pages(const char* op, const AttentionTask& t, int64_t batch, int64_t max_pages, const char* cache,
+                 int64_t num_pages) {
   for (int64_t b = 0; b < batch; b++) {
     const int64_t used = (int64_t{t.kv_lens[b]} + t.page_size - 1) / t.page_size;
     if (t.kv_lens[b] < 0 || used > max_pages)
@@ -74,8 +98,8 @@ void check_pages(const char* op, const AttentionTask& t, int64_t batch, int64_t 
     for (int64_t i = 0; i < used; i++) {
       const int32_t page = t.page_table[b * t.page_table_stride + i];
       if (page < 0 || page >= num_pages)
-        fail(RK_INVALID, "%s: page_table[%lld, %lld] is %d, expected 0 to %lld (pages of k_cache)", op, (long long)b,
-             (long long)i, page, (long long)num_pages - 1);
+        fail(RK_INVALID, "%s: page_table[%lld, %lld] is %d, expected 0 to %lld (pages of %s)", op, (long long)b,
+             (long long)i, page, (long long)num_pages - 1, cache);
     }
   }
 }
@@ -134,17 +158,20 @@ Seen seen_by_last(const AttentionTask& t, int64_t b) {
 }
 
 // A part of the KV is one item with all heads, which reads memory in the longest runs; with few parts for the threads,
-// or too many query heads for an item, it is several items of a few KV heads each.
+// or too many query heads for an item, it is several items of a few KV heads each, and at last of a part of the query
+// heads of one.
 void plan_decode(const AttentionTask& t, int64_t batch, Plan& plan) {
   const auto one_token = [&](int64_t b) { return t.cu_seqlens_q[b + 1] - t.cu_seqlens_q[b] == 1; };
   int64_t parts = 0;
   for (int64_t b = 0; b < batch; b++)
     if (one_token(b)) parts += seen_by_last(t, b).parts();
-  const int64_t group = t.heads / t.kv_heads, group_cut = std::min<int64_t>(group, kMaxTaskRows);
   const int64_t wanted = num_threads() > 1 && parts > 0 ? (2 * num_threads() + parts - 1) / parts : 1;
+  const int64_t group = t.heads / t.kv_heads, cuts = (wanted + t.kv_heads - 1) / t.kv_heads;
+  const int64_t group_cut = std::min<int64_t>(std::max<int64_t>(kMinTaskRows, (group + cuts - 1) / cuts),
+                                              std::min<int64_t>(group, kMaxTaskRows));
   const int64_t heads = std::max<int64_t>(1, std::min(t.kv_heads / wanted, kMaxTaskRows / group_cut));
 
-  const int64_t stride = partial_stride(t.head_dim);
+  const int64_t stride = partial_stride(t.value_dim);
   if (plan.partials.size() < static_cast<size_t>(parts * t.heads * stride))
     plan.partials.resize(parts * t.heads * stride);
   float* partial = plan.partials.data();
@@ -219,14 +246,14 @@ void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& args, rk_str
   const char* op = "flash_attn_with_kvcache";
   AttentionTask task = common_task(op, args, *args.k_cache, *args.v_cache);
   const int64_t batch = args.page_table->shape[0];
-  task.page_table = data_ptr<int32_t>(*args.page_table);
+  task.page_table = table_data(*args.page_table);
   task.page_table_stride = args.page_table->strides[0];
   task.page_size = args.k_cache->shape[1];
   task.kv_lens = data_ptr<int32_t>(*args.kv_lens);
   task.k_scale = scale_view(args.k_scale);
   task.v_scale = scale_view(args.v_scale);
   check_offsets(op, "cu_seqlens_q", task.cu_seqlens_q, batch, args.q->shape[0]);
-  check_pages(op, task, batch, args.page_table->shape[1], args.k_cache->shape[0]);
+  check_pages(op, task, batch, args.page_table->shape[1], "k_cache", args.k_cache->shape[0]);
   run(task, batch);
 }
 
@@ -242,6 +269,41 @@ void flash_attn_varlen(const rk_flash_attn_varlen_args& args, rk_stream) {
 
 int64_t flash_attn_workspace_size(const rk_flash_attn_sizes&) {
   return 0;  // scratch is on the threads' stacks
+}
+
+// Attention with one KV head, whose values are the first values of its keys.
+void mla_decode(const rk_mla_decode_args& args, rk_stream) {
+  const char* op = "mla_decode";
+  const rk_tensor& cache = *args.kv_cache;
+  if (dtype_of(cache) == DType::u8) fail(RK_UNSUPPORTED, "%s: the CPU has no kernel for the FP8 form", op);
+  const int64_t item = element_size(cache), batch = args.page_table->shape[0];
+  AttentionTask task{};
+  task.k = task.v = {data_ptr<char>(cache), cache.strides[0] * item, cache.strides[1] * item, 0};
+  task.out = heads_view(*args.out);
+  task.page_table = table_data(*args.page_table);
+  task.page_table_stride = args.page_table->strides[0];
+  task.page_size = cache.shape[1];
+  task.kv_lens = data_ptr<int32_t>(*args.kv_lens);
+  task.cu_seqlens_q = data_ptr<int32_t>(*args.cu_seqlens_q);
+  if (args.lse) {
+    task.lse = data_ptr<float>(*args.lse);
+    task.lse_token_stride = args.lse->strides[0];
+    task.lse_head_stride = args.lse->strides[1];
+  }
+  task.heads = args.q_nope->shape[1];
+  task.kv_heads = 1;
+  task.key_dim = cache.shape[2];
+  task.value_dim = args.q_nope->shape[2];
+  task.dtype = dtype_of(cache);
+  task.options = {args.softmax_scale, 0, args.causal, -1, -1};
+  check_offsets(op, "cu_seqlens_q", task.cu_seqlens_q, batch, args.q_nope->shape[0]);
+  check_pages(op, task, batch, args.page_table->shape[1], "kv_cache", cache.shape[0]);
+  task.q = joined_queries(*args.q_nope, *args.q_rope);
+  run(task, batch);
+}
+
+int64_t mla_decode_workspace_size(const rk_mla_decode_sizes&) {
+  return 0;
 }
 
 void merge_state(const rk_merge_state_args& args, rk_stream) {

@@ -9,14 +9,16 @@ namespace radix::cpu {
 
 // KV is cut at multiples of this many tokens, whatever the batch, so that a row's sums have one order.
 constexpr int kSplitTokens = 512;
-constexpr int kMaxHeadDim = 256;
-// Query heads of one KV head that a task works on at once.
-constexpr int kMaxTaskRows = 32;
+// The latent values of MLA, with its rotary ones for keys; attention over keys and values ends at 256.
+constexpr int kMaxKeyDim = 576, kMaxValueDim = 512;
+// Query heads of one KV head that a task works on at once; with fewer than the least, reading its KV would be most of
+// the work.
+constexpr int kMaxTaskRows = 32, kMinTaskRows = 8;
 // Query rows (tokens x heads of one KV head) of a prefill tile: by FMA, by AMX.
 constexpr int kMaxLaneRows = 192;
 constexpr int kMaxTileRows = 1024;
 
-// A [.., heads, head_dim] tensor by byte strides.
+// A [.., heads, dim] tensor by byte strides.
 struct HeadsView {
   char* data;
   int64_t token_stride, head_stride;
@@ -48,7 +50,8 @@ struct AttentionTask {
   const float* sinks;           // [Hq] or NULL
   float* lse;                   // or NULL
   int64_t lse_token_stride, lse_head_stride;
-  int64_t heads, kv_heads, head_dim;
+  int64_t heads, kv_heads;
+  int64_t key_dim, value_dim;  // multiples of 16
   DType dtype;
   rk_attention_options options;
 };
@@ -69,8 +72,8 @@ struct DecodeItem {
 
 // A partial result: maximum, sum, padding to a cache line, then the values, not divided by the sum.
 constexpr int64_t kPartialHead = 16;
-constexpr int64_t partial_stride(int64_t head_dim) {
-  return kPartialHead + head_dim;
+constexpr int64_t partial_stride(int64_t value_dim) {
+  return kPartialHead + value_dim;
 }
 
 // The row that the items are parts of. partial: [parts][heads] results, parts in the order of positions.

@@ -35,7 +35,8 @@ class LaneTile {
  protected:
   static_assert(kSplitTokens % Block == 0 && Block % Step == 0);
 
-  LaneTile(const AttentionTask& task, const AttentionTile& tile) : task_(task), tile_(tile), dim_(task.head_dim) {
+  LaneTile(const AttentionTask& task, const AttentionTile& tile)
+      : task_(task), tile_(tile), key_dim_(task.key_dim), value_dim_(task.value_dim) {
     const int64_t b = tile.batch;
     kv_len_ = task.page_table ? task.kv_lens[b] : task.cu_seqlens_k[b + 1] - task.cu_seqlens_k[b];
     const int64_t q_len = task.cu_seqlens_q[b + 1] - task.cu_seqlens_q[b];
@@ -92,12 +93,11 @@ class LaneTile {
 
   // Fetches the share of group g in the rows that were found.
   void prefetch_share(int64_t g) const {
-    const int64_t bytes = dim_ * (task_.k_scale.data ? 1 : task_.dtype == DType::f32 ? 4 : 2);
-    for (int64_t t = g * found_ / groups_; t < (g + 1) * found_ / groups_; t++)
-      for (int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch(k_rows_[t] + byte, 0, 2);
-        __builtin_prefetch(v_rows_[t] + byte, 0, 2);
-      }
+    const int64_t item = task_.k_scale.data ? 1 : task_.dtype == DType::f32 ? 4 : 2;
+    for (int64_t t = g * found_ / groups_; t < (g + 1) * found_ / groups_; t++) {
+      for (int64_t byte = 0; byte < key_dim_ * item; byte += 64) __builtin_prefetch(k_rows_[t] + byte, 0, 2);
+      for (int64_t byte = 0; byte < value_dim_ * item; byte += 64) __builtin_prefetch(v_rows_[t] + byte, 0, 2);
+    }
   }
 
   void load_scales(int64_t base, int64_t tokens) {
@@ -142,7 +142,7 @@ class LaneTile {
 
   const AttentionTask& task_;
   const AttentionTile& tile_;
-  const int64_t dim_;
+  const int64_t key_dim_, value_dim_;
   int64_t kv_len_, position_, rows_, groups_, found_ = 0;
   const char* k_rows_[Block];
   const char* v_rows_[Block];

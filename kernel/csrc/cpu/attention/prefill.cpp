@@ -44,11 +44,11 @@ inline Vec exp2(Vec x) {
 
 // The working set, kept by each thread: at 128 dims about 0.35 MiB of it are used and stay in L2.
 struct State {
-  alignas(64) float q[kMaxLaneRows * kMaxHeadDim];  // [group][dim][query], times the scale
-  alignas(64) float o[kMaxLaneRows * kMaxHeadDim];  // [group][dim][query]
-  alignas(64) float k[kBlock * kMaxHeadDim];        // [token][dim]
-  alignas(64) float v[kBlock * kMaxHeadDim];        // [panel][token][kPanel dims]
-  alignas(64) float s[kBlock * kLanes];             // [token][query]
+  alignas(64) float q[kMaxLaneRows * kMaxKeyDim];    // [group][dim][query], times the scale
+  alignas(64) float o[kMaxLaneRows * kMaxValueDim];  // [group][dim][query]
+  alignas(64) float k[kBlock * kMaxKeyDim];          // [token][dim]
+  alignas(64) float v[kBlock * kMaxValueDim];        // [panel][token][kPanel dims]
+  alignas(64) float s[kBlock * kLanes];              // [token][query]
   alignas(64) float m[kMaxLaneRows], l[kMaxLaneRows];
 };
 
@@ -78,8 +78,8 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
   void load_queries() {
     const Vec scale = set1(unit());
     for (int64_t r = 0; r < groups_ * kLanes; r += W) {
-      float* to = st_.q + r / kLanes * kLanes * dim_ + r % kLanes;
-      for (int64_t d = 0; d < dim_; d += W) {
+      float* to = st_.q + r / kLanes * kLanes * key_dim_ + r % kLanes;
+      for (int64_t d = 0; d < key_dim_; d += W) {
         Vec x[W];
         for (int i = 0; i < W; i++)
           x[i] = r + i < rows_ ? load(reinterpret_cast<const T*>(query(r + i)) + d) * scale : zero();
@@ -89,7 +89,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
       store(st_.m + r, set1(kNegInf));
       store(st_.l + r, zero());
     }
-    for (int64_t i = 0; i < groups_ * kLanes * dim_; i += W) store(st_.o + i, zero());
+    for (int64_t i = 0; i < groups_ * kLanes * value_dim_; i += W) store(st_.o + i, zero());
   }
 
   // The block's rows were found; those of the next are found here and fetched while this one is worked on.
@@ -98,8 +98,9 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
     load_scales(base, tokens);
     for (int64_t t = 0; t < (tokens + kStep - 1) / kStep * kStep; t++) {
       const bool real = t < tokens;
-      widen_row(real ? k_rows_[t] : nullptr, k_scale_[t], [&](int64_t d, Vec x) { store(st_.k + t * dim_ + d, x); });
-      widen_row(real ? v_rows_[t] : nullptr, v_scale_[t], [&](int64_t d, Vec x) {
+      widen_row(real ? k_rows_[t] : nullptr, k_scale_[t], key_dim_,
+                [&](int64_t d, Vec x) { store(st_.k + t * key_dim_ + d, x); });
+      widen_row(real ? v_rows_[t] : nullptr, v_scale_[t], value_dim_, [&](int64_t d, Vec x) {
         float lanes[W];
         store(lanes, x);
         for (int i = 0; i < W; i += kPanel)
@@ -116,9 +117,9 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
 
   // A row of K or V in registers, zeros for NULL.
   template <class Fn>
-  void widen_row(const char* row, float scale, const Fn& put) const {
+  void widen_row(const char* row, float scale, int64_t dim, const Fn& put) const {
     const K* from = reinterpret_cast<const K*>(row);
-    for (int64_t d = 0; d < dim_; d += W) {
+    for (int64_t d = 0; d < dim; d += W) {
       Vec x = row ? load(from + d) : zero();
       if (sizeof(K) == 1) x = x * set1(scale);
       put(d, x);
@@ -140,13 +141,13 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
   template <int Vecs>
   void run_group(const Part& part, int64_t base) {
     const int64_t first = part.group * kLanes;
-    float* o = st_.o + first * dim_;
+    float* o = st_.o + first * value_dim_;
     // Few lanes: more tokens, or dims, at once, as FMA's latency wants.
     constexpr int kTokens = Vecs == 1 ? static_cast<int>(kStep) : kPanel, kPanels = Vecs == 1 ? 8 / kPanel : 1;
     for (int64_t t = part.begin; t < part.end; t += kTokens)
-      score_block<kTokens, Vecs>(st_.q + first * dim_, st_.k + t * dim_, st_.s + t * kLanes);
+      score_block<kTokens, Vecs>(st_.q + first * key_dim_, st_.k + t * key_dim_, st_.s + t * kLanes);
     softmax<Vecs>(part, base, o);
-    for (int64_t d = 0; d < dim_; d += kPanels * kPanel) value_block<kPanels, Vecs>(part, d, o + d * kLanes);
+    for (int64_t d = 0; d < value_dim_; d += kPanels * kPanel) value_block<kPanels, Vecs>(part, d, o + d * kLanes);
   }
 
   template <int Tokens, int Vecs>
@@ -154,11 +155,11 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
     Vec acc[Tokens][Vecs];
     for (auto& row : acc)
       for (Vec& a : row) a = zero();
-    for (int64_t d = 0; d < dim_; d++, q += kLanes) {
+    for (int64_t d = 0; d < key_dim_; d++, q += kLanes) {
       Vec query[Vecs];
       for (int i = 0; i < Vecs; i++) query[i] = load(q + i * W);
       for (int t = 0; t < Tokens; t++) {
-        const Vec key = set1(k[t * dim_ + d]);
+        const Vec key = set1(k[t * key_dim_ + d]);
         for (int i = 0; i < Vecs; i++) acc[t][i] = fma(key, query[i], acc[t][i]);
       }
     }
@@ -195,7 +196,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
       for (int i = 0; i < Vecs; i++) top[i] = max(top[i], load(st_.s + t * kLanes + i * W));
     float *m = st_.m + part.group * kLanes, *l = st_.l + part.group * kLanes;
     if (raise_maximum<Vecs>(m, top, shift, factor, [](Vec x) { return exp2(x); }))
-      for (int64_t d = 0; d < dim_; d++)
+      for (int64_t d = 0; d < value_dim_; d++)
         for (int i = 0; i < Vecs; i++) store(o + d * kLanes + i * W, load(o + d * kLanes + i * W) * factor[i]);
     for (int i = 0; i < Vecs; i++) sum[i] = load(l + i * W) * factor[i];
     for (int64_t t = part.begin; t < part.end; t++)
@@ -224,17 +225,17 @@ class PrefillTile : LaneTile<kLanes, kBlock, kStep> {
   }
 
   void finish() {
-    alignas(64) float rows[W * kMaxHeadDim];
+    alignas(64) float rows[W * kMaxValueDim];
     for (int64_t first = 0; first < rows_; first += W) {
-      const float* o = st_.o + first / kLanes * kLanes * dim_ + first % kLanes;
-      for (int64_t d = 0; d < dim_; d += W) {
+      const float* o = st_.o + first / kLanes * kLanes * value_dim_ + first % kLanes;
+      for (int64_t d = 0; d < value_dim_; d += W) {
         Vec x[W];
         for (int i = 0; i < W; i++) x[i] = load(o + (d + i) * kLanes);
         transpose(x);
-        for (int i = 0; i < W; i++) store(rows + i * dim_ + d, x[i]);
+        for (int i = 0; i < W; i++) store(rows + i * value_dim_ + d, x[i]);
       }
       for (int64_t r = first; r < lesser(first + W, rows_); r++)
-        write<T>(r, st_.m[r], st_.l[r], rows + (r - first) * dim_);
+        write<T>(r, st_.m[r], st_.l[r], rows + (r - first) * value_dim_);
     }
   }
 

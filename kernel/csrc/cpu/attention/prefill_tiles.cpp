@@ -26,7 +26,7 @@ constexpr int64_t kChunk = 64;   // tokens whose scores are in flight: they stay
 
 static_assert(kLanes == 2 * kTile && kLanes % W == 0, "2 x 2 tiles of accumulators, whole registers of queries");
 static_assert(kBlock % kChunk == 0 && kChunk % (2 * kTile) == 0, "chunks are pairs of tiles");
-static_assert(kMaxHeadDim % 32 == 0 && kMaxTileRows % kLanes == 0, "room for whole tiles");
+static_assert(kMaxKeyDim % 32 == 0 && kMaxValueDim % 32 == 0 && kMaxTileRows % kLanes == 0, "room for whole tiles");
 
 // 2^x with a relative error of 2e-7, 0 below -150: 2^(x - floor(x)) by a polynomial that is 1 at 0 and 2 at 1.
 inline Vec exp2(Vec x) {
@@ -57,16 +57,16 @@ struct TileStep {
   Begin begin;
   bool end, both;  // end: the sums are stored
 };
-constexpr int kMaxSteps = (kChunk + kBlock) / 32 * kMaxHeadDim / 32;
+constexpr int kMaxSteps = (kChunk + kBlock) / 32 * kMaxKeyDim / 32;
 
 // The working set, kept by each thread. At 128 dims about 0.95 MiB of it are used: it stays in L2.
 struct State {
-  alignas(64) bf16 q[kMaxTileRows * kMaxHeadDim];   // [16 rows][32 dims] tiles of words: [dim pair][row]
-  alignas(64) bf16 k[kBlock * kMaxHeadDim];         // [16 tokens][32 dims]
-  alignas(64) bf16 v[kBlock * kMaxHeadDim];         // [16 dims][32 tokens]
-  alignas(64) float s[2][kChunk * kLanes];          // [token][query], of the present and the next chunk
-  alignas(64) uint32_t p[2][kBlock / 2 * kLanes];   // tiles of words: [token pair][query]; of the present and the last
-  alignas(64) float o[kMaxTileRows * kMaxHeadDim];  // [32 queries] of [dim][query]
+  alignas(64) bf16 q[kMaxTileRows * kMaxKeyDim];     // [16 rows][32 dims] tiles of words: [dim pair][row]
+  alignas(64) bf16 k[kBlock * kMaxKeyDim];           // [16 tokens][32 dims]
+  alignas(64) bf16 v[kBlock * kMaxValueDim];         // [16 dims][32 tokens]
+  alignas(64) float s[2][kChunk * kLanes];           // [token][query], of the present and the next chunk
+  alignas(64) uint32_t p[2][kBlock / 2 * kLanes];    // tiles of words: [token pair][query]; of the present and the last
+  alignas(64) float o[kMaxTileRows * kMaxValueDim];  // [32 queries] of [dim][query]
   alignas(64) float m[kMaxTileRows], l[kMaxTileRows];
   alignas(64) TileStep steps[kMaxSteps];
 };
@@ -79,7 +79,7 @@ struct Count {
 class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
  public:
   PrefillTile(const AttentionTask& task, const AttentionTile& tile, State& state)
-      : LaneTile(task, tile), st_(state), k_tiles_((task.head_dim + 31) / 32) {}
+      : LaneTile(task, tile), st_(state), k_tiles_((task.key_dim + 31) / 32) {}
 
   void run() {
     load_queries();
@@ -88,18 +88,18 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   }
 
  private:
-  float* group_o(int64_t g) const { return st_.o + g * kLanes * dim_; }
+  float* group_o(int64_t g) const { return st_.o + g * kLanes * value_dim_; }
 
   void load_queries() {
     for (int64_t first = 0; first < groups_ * kLanes; first += kTile) {
       const char* rows[kTile];
       for (int64_t i = 0; i < kTile; i++) {
         rows[i] = first + i < rows_ ? query(first + i) : nullptr;
-        if (first + i + 2 * kTile < rows_) fetch_row(query(first + i + 2 * kTile));
+        if (first + i + 2 * kTile < rows_) fetch_row(query(first + i + 2 * kTile), key_dim_);
       }
       for (int64_t c = 0; c < k_tiles_; c++) {
         uint32_t* to = reinterpret_cast<uint32_t*>(st_.q) + (first / kTile * k_tiles_ + c) * kTileWords;
-        if (first + kTile <= rows_ && 32 * c + 32 <= dim_) {
+        if (first + kTile <= rows_ && 32 * c + 32 <= key_dim_) {
           transpose_words(to, [&](int64_t i) { return rows[i] + 64 * c; });
           continue;
         }
@@ -115,19 +115,19 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   }
 
   // A row of queries or outputs.
-  void fetch_row(const char* row) const {
-    for (int64_t byte = 0; byte < 2 * dim_; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  static void fetch_row(const char* row, int64_t dim) {
+    for (int64_t byte = 0; byte < 2 * dim; byte += 64) __builtin_prefetch(row + byte, 0, 2);
   }
 
-  // Dims [32 c, 32 c + 32) of a row, zeros past its end and for NULL.
+  // Dims [32 c, 32 c + 32) of a query or key, zeros past its end and for NULL.
   template <class K>
   void copy_dims(bf16* to, const char* row, int64_t c) const {
-    if (sizeof(K) == 2 && row && 32 * c + 32 <= dim_) {
+    if (sizeof(K) == 2 && row && 32 * c + 32 <= key_dim_) {
       std::memcpy(to, row + 64 * c, 64);
       return;
     }
     const K* from = reinterpret_cast<const K*>(row) + 32 * c;
-    const int64_t dims = row ? lesser(32, dim_ - 32 * c) : 0;
+    const int64_t dims = row ? lesser(32, key_dim_ - 32 * c) : 0;
     if constexpr (sizeof(K) == 1) {
       for (int64_t d = 0; d < dims; d += W) store(to + d, load(from + d));  // exact
     } else {
@@ -154,7 +154,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
       if (base + kBlock < end) {
         prefetch_share(g);
       } else {
-        for (int64_t r = g * kLanes; r < lesser((g + 1) * kLanes, rows_); r++) fetch_row(output(r));
+        for (int64_t r = g * kLanes; r < lesser((g + 1) * kLanes, rows_); r++) fetch_row(output(r), value_dim_);
       }
       const Part next = visible_part(g + 1, base, tokens);
       run_group(part, base, next, last);
@@ -162,7 +162,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
       last = part;
       part = next;
     }
-    Products(*this, part, s_, last, 0, dim_).finish();
+    Products(*this, part, s_, last, 0, value_dim_).finish();
     note_sums(last);
   }
   // o of the group holds sums from now on.
@@ -172,13 +172,13 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
 
   // Under each chunk of a group run the scores of the chunk after it and a share of the values of the group before it.
   void run_group(const Part& part, int64_t base, const Part& next, const Part& last) {
-    const int64_t count = chunks(part), columns = (dim_ + 2 * kTile - 1) / (2 * kTile);
+    const int64_t count = chunks(part), columns = (value_dim_ + 2 * kTile - 1) / (2 * kTile);
     Part chunk = first_chunk(part);
     for (int64_t c = 0; c < greater(count, 1); c++) {
       const Part ahead = c + 1 < count ? chunk_from(part, chunk.end) : first_chunk(next);
       const int64_t d = columns * c / greater(count, 1) * 2 * kTile,
                     end = columns * (c + 1) / greater(count, 1) * 2 * kTile;
-      Products products(*this, ahead, other_s(), last, d, lesser(end, dim_));
+      Products products(*this, ahead, other_s(), last, d, lesser(end, value_dim_));
       if (count > 0) {
         softmax(chunk, part.begin, base, products);
       } else {
@@ -210,7 +210,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   template <class K>
   void load_values(int64_t tokens, int64_t padded) {
     for (int64_t t = 0; t < padded; t += 2 * kTile)
-      for (int64_t d = 0; d < dim_; d += kTile) {
+      for (int64_t d = 0; d < value_dim_; d += kTile) {
         if (sizeof(K) == 2 && t + 2 * kTile <= tokens) {
           transpose_pairs(value_tile(d, t),
                           [&](int64_t i) { return reinterpret_cast<const bf16*>(v_rows_[t + i]) + d; });
@@ -323,7 +323,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
     // O' [32 dims][32 queries] += V' P', 32 tokens a step.
     void add_values(const PrefillTile& tile, const Part& part, int64_t d, int64_t d_end) {
       for (; d < d_end; d += 2 * kTile) {
-        const bool both = d + kTile < tile.dim_;
+        const bool both = d + kTile < tile.value_dim_;
         for (int64_t t = part.begin; t < part.end; t += 2 * kTile)
           *end_++ = {tile.value_tile(d, t),
                      tile.value_tile(both ? d + kTile : d, t),
@@ -444,7 +444,7 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
   void rescale(int64_t g, const Vec* factor) {
     if (!summed_[g]) return;
     float* o = group_o(g);
-    for (int64_t d = 0; d < dim_; d++)
+    for (int64_t d = 0; d < value_dim_; d++)
       for (int i = 0; i < kLaneVecs; i++) store(o + d * kLanes + i * W, load(o + d * kLanes + i * W) * factor[i]);
   }
 
@@ -464,15 +464,15 @@ class PrefillTile : LaneTile<kLanes, kBlock, 2 * kTile> {
       float* o = group_o(first / kLanes) + first % kLanes;
       const int64_t rows = lesser(kTile, rows_ - first);
       if (!summed_[first / kLanes])
-        for (int64_t d = 0; d < dim_; d++) std::memset(o + d * kLanes, 0, sizeof(float[kTile]));
+        for (int64_t d = 0; d < value_dim_; d++) std::memset(o + d * kLanes, 0, sizeof(float[kTile]));
       char* out[kTile];
       alignas(64) float factor[kTile] = {};
       for (int64_t r = 0; r < rows; r++) {
         out[r] = output(first + r);
         factor[r] = close(first + r, st_.m[first + r], st_.l[first + r]);
       }
-      for (int64_t d = 0; d < dim_; d += 2 * kTile)
-        store_lanes(o + d * kLanes, kLanes, factor, lesser(2 * kTile, dim_ - d), rows,
+      for (int64_t d = 0; d < value_dim_; d += 2 * kTile)
+        store_lanes(o + d * kLanes, kLanes, factor, lesser(2 * kTile, value_dim_ - d), rows,
                     [&](int64_t r) { return out[r] + 2 * d; });
     }
   }

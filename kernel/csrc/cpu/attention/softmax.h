@@ -113,7 +113,7 @@ struct RunningSoftmax {
   void finish(const AttentionTask& task, int64_t t, int64_t h, const float* o) {
     T* out = reinterpret_cast<T*>(task.out.data + t * task.out.token_stride + h * task.out.head_stride);
     const Vec factor = set1(close(task, t, h));
-    for (int64_t d = 0; d < task.head_dim; d += Vec::width) store(out + d, load(o + d) * factor);
+    for (int64_t d = 0; d < task.value_dim; d += Vec::width) store(out + d, load(o + d) * factor);
   }
 };
 

@@ -1,1 +1,1 @@
-radix_cpu_family(decoder)  # the entry in api/decoder.cpp calls the entries of other families
+radix_cpu_family(decoder BACKEND decoder.cpp KERNELS add.cpp)

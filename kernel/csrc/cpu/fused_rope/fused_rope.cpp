@@ -19,6 +19,10 @@ cpu::CacheHeads slots_of(const rk_tensor& t) {
   return {data_ptr<char>(t), t.strides[0] * item, t.strides[1] * item, t.strides[2] * item};
 }
 
+cpu::CacheHeads scales_of(const rk_tensor* t) {
+  return t ? slots_of(*t) : cpu::CacheHeads{};
+}
+
 void check_range(const char* name, const Indices& indices, int64_t low, int64_t limit) {
   for (int64_t t = 0; t < indices.count(); t++)
     if (indices[t] < low || indices[t] >= limit)
@@ -37,6 +41,8 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
                                 heads_of(*args.v),
                                 slots_of(*args.k_cache),
                                 slots_of(*args.v_cache),
+                                scales_of(args.k_scale),
+                                scales_of(args.v_scale),
                                 args.q_weight ? data_ptr<void>(*args.q_weight) : nullptr,
                                 args.k_weight ? data_ptr<void>(*args.k_weight) : nullptr,
                                 data_ptr<float>(table),

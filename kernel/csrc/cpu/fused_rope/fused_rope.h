@@ -20,6 +20,7 @@ struct FusedRopeTask {
   Indices positions, slots;
   TokenHeads q, k, v;
   CacheHeads k_cache, v_cache;
+  CacheHeads k_scale, v_scale;      // float32, of an INT8 cache; data NULL: the caches are of q's dtype
   const void *q_weight, *k_weight;  // NULL: no norm
   const float* cos_sin;
   int64_t cos_sin_stride;  // in elements

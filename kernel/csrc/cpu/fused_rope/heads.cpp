@@ -1,7 +1,7 @@
 // Q/K norm, RoPE and KV store of a token, a head at a time in a buffer of floats. Bound by bytes: every element is read
 // once and written once; the buffer stays in L1.
 #include "cpu/fused_rope/fused_rope.h"
-#include "cpu/simd.h"
+#include "cpu/kv_cache/quantize_head.h"
 
 namespace radix::cpu::RK_ISA {
 namespace {
@@ -49,11 +49,10 @@ void rotate(float* x, const FusedRopeTask& task, const float* cos) {
   });
 }
 
+// A head of q or k, normalised and rotated, to x.
 template <class T>
-void head(const FusedRopeTask& task, const char* from, char* to, const void* weight, const float* cos) {
-  float x[kMaxDim];
+void turn_head(const FusedRopeTask& task, const char* from, float* x, const void* weight, const float* cos) {
   const T* in = reinterpret_cast<const T*>(from);
-  T* out = reinterpret_cast<T*>(to);
   each(task.dim, [&](int64_t i, auto... count) { store(x + i, load(in + i, count...), count...); });
   if (weight && task.weight_dtype == DType::f32) {
     normalise(x, task.dim, static_cast<const float*>(weight), task.eps);
@@ -61,7 +60,28 @@ void head(const FusedRopeTask& task, const char* from, char* to, const void* wei
     normalise(x, task.dim, static_cast<const T*>(weight), task.eps);
   }
   rotate(x, task, cos);
+}
+
+template <class T>
+void head(const FusedRopeTask& task, const char* from, char* to, const void* weight, const float* cos) {
+  float x[kMaxDim];
+  turn_head<T>(task, from, x, weight, cos);
+  T* out = reinterpret_cast<T*>(to);
   each(task.dim, [&](int64_t i, auto... count) { store(out + i, load(x + i, count...), count...); });
+}
+
+// The keys and values of token t to a slot of INT8 caches.
+template <class T>
+void quantize_token(const FusedRopeTask& task, int64_t t, int64_t page, int64_t slot, const float* cos) {
+  const auto at = [&](const CacheHeads& x, int64_t h) { return x.data + page * x.page + slot * x.slot + h * x.head; };
+  for (int64_t h = 0; h < task.kv_heads; h++) {
+    float x[kMaxDim];
+    turn_head<T>(task, task.k.data + t * task.k.token + h * task.k.head, x, task.k_weight, cos);
+    quantize_head(x, task.dim, reinterpret_cast<int8_t*>(at(task.k_cache, h)),
+                  reinterpret_cast<float*>(at(task.k_scale, h)));
+    quantize_head(reinterpret_cast<const T*>(task.v.data + t * task.v.token + h * task.v.head), task.dim,
+                  reinterpret_cast<int8_t*>(at(task.v_cache, h)), reinterpret_cast<float*>(at(task.v_scale, h)));
+  }
 }
 
 template <class T>
@@ -74,6 +94,10 @@ void run_tokens(const FusedRopeTask& task, int64_t begin, int64_t end) {
     }
     if (task.slots[t] < 0) continue;
     const int64_t page = task.slots[t] / task.page_size, slot = task.slots[t] % task.page_size;
+    if (task.k_scale.data) {
+      quantize_token<T>(task, t, page, slot, cos);
+      continue;
+    }
     char* k_cache = task.k_cache.data + page * task.k_cache.page + slot * task.k_cache.slot;
     char* v_cache = task.v_cache.data + page * task.v_cache.page + slot * task.v_cache.slot;
     for (int64_t h = 0; h < task.kv_heads; h++) {

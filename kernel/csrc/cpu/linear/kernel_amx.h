@@ -142,7 +142,7 @@ struct CodesAmx : AmxProduct {
     }
   };
 
-  int step() const { return Int8X && q.group == 32 ? 32 : 64; }
+  int step() const { return static_cast<int>(lesser(q.group * kElement, kLine)); }
   AmxScope scope(int64_t m) const { return {static_cast<int>(lesser(m, kTileRows)), step()}; }
 
   // The panel of k .. k + size: in place, or expanded to `room` [2][size * 16 * kElement].
@@ -204,24 +204,28 @@ struct CodesAmx : AmxProduct {
         const int64_t at = (m + r) * q.groups + g, word = (r * kBlocks + b) * kBlockN;
         Lanes16 values;
         Lanes16 row_scale = scale;
+        float x_sum = 0;
         if constexpr (Int8X) {
           const Ints16 codes{_mm512_load_si512(words + word)};
           // Exact, as the sums of codes are: the same bits as on vectors.
-          values = q.has_zeros ? corrected(codes, small_zeros(q, block, g), static_cast<const int32_t*>(x.sums)[at])
-                               : to_lanes(codes);
+          const int32_t x_codes = static_cast<const int32_t*>(x.sums)[at];
+          values = has_offsets(q) ? corrected(codes, small_zeros(q, block, g), x_codes) : to_lanes(codes);
           row_scale = times(scale, x.scales[at]);
+          x_sum = static_cast<float>(x_codes) * x.scales[at];
         } else {
           values.load_line(reinterpret_cast<const float*>(words + word));
-          if (q.has_zeros) take_zeros(values, group_offsets(q, block, g), static_cast<const float*>(x.sums)[at]);
+          x_sum = static_cast<const float*>(x.sums)[at];
+          if (has_offsets(q)) take_zeros(values, group_offsets(q, block, g), x_sum);
         }
         add_scaled(sums + word, values, row_scale, g == 0);
+        if (q.has_mins) add_stored_minima(sums + word, q, block, g, x_sum);
       }
     }
   }
 
   // Zero points less what expand_nibbles() took off.
   static Ints16 small_zeros(const Quantized& q, const uint8_t* block, int64_t g) {
-    const Ints16 zeros = load_zeros(block + q.zeros + g * kBlockN);
+    const Ints16 zeros = q.has_zeros ? load_zeros(block + q.zeros + g * kBlockN) : no_ints();
     return {_mm512_sub_epi32(zeros.v, _mm512_set1_epi32(kNibbleZero))};
   }
 };

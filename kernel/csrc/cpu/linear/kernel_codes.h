@@ -1,8 +1,8 @@
 // The product with quantized weights on vector registers, any ISA level, for up to 4 rows x kCodeBlocks packed blocks.
 //
 // Within a group of K the codes are summed alone: exactly, in int32, when x is quantized too; in float32 in ascending k
-// otherwise. Then sum += (codes - zero * (sum of x)) * scale, groups ascending: what a row's sum is depends on neither
-// the other rows nor the blocks beside it.
+// otherwise. Then sum += (codes - zero * (sum of x)) * scale and sum += minimum * (sum of x), groups ascending: what a
+// row's sum is depends on neither the other rows nor the blocks beside it.
 #pragma once
 
 #include "cpu/linear/ints16.h"
@@ -54,9 +54,13 @@ inline Lanes16 times(const Lanes16& a, float b) {
   return r;
 }
 
-// What is still to be taken from sums of codes that nibble_lanes() made, where there are zero points.
+// Whether 4-bit codes stand for 0 with another number than the one that is taken from all of them.
+inline bool has_offsets(const Quantized& q) {
+  return q.has_zeros || (q.has_mins && q.bits == 4);
+}
+// What is still to be taken from sums of codes that nibble_lanes() made, where there are offsets.
 inline Lanes16 group_offsets(const Quantized& q, const uint8_t* block, int64_t g) {
-  Lanes16 r = to_lanes(load_zeros(block + q.zeros + g * kBlockN));
+  Lanes16 r = to_lanes(q.has_zeros ? load_zeros(block + q.zeros + g * kBlockN) : no_ints());
   for (Vec& part : r.part) part = part - set1(kNibbleZero);
   return r;
 }
@@ -65,17 +69,30 @@ inline void take_zeros(Lanes16& values, const Lanes16& offset, float sum) {
   for (int i = 0; i < Lanes16::kParts; i++) values.part[i] = fnma(offset.part[i], set1(sum), values.part[i]);
 }
 
+// sum += minimum of group g * (sum of x)
+inline void add_minima(Lanes16& sum, const Quantized& q, const uint8_t* block, int64_t g, float x_sum) {
+  const Lanes16 mins = load_scales(block + q.mins, g * kBlockN, q.scale_type);
+  for (int i = 0; i < Lanes16::kParts; i++) sum.part[i] = fma(mins.part[i], set1(x_sum), sum.part[i]);
+}
+
+inline void add_stored_minima(float* sum, const Quantized& q, const uint8_t* block, int64_t g, float x_sum) {
+  Lanes16 line;
+  line.load_line(sum);
+  add_minima(line, q, block, g, x_sum);
+  line.store_line(sum);
+}
+
 template <int R, int B>
 inline void clear(Lanes16 (&acc)[R][B]) {
   for (auto& row : acc)
     for (Lanes16& a : row) a.clear();
 }
 
-// Sums of int8 x codes, k0 <= k < k0 + size, a multiple of 32.
-template <int Bits, int R, int B>
+// Sums of int8 x codes, k0 <= k < k0 + size, a multiple of kRun.
+template <int Bits, int kRun, int R, int B>
 inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
                       Ints16 (&acc)[R][B]) {
-  constexpr int kPerLine = 32 / Bits, kRun = 32;
+  constexpr int kPerLine = 32 / Bits;
   // With few rows instructions are dear: high halves stay where they are, and their sums are shifted once.
   constexpr bool kInPlace = Bits == 4 && kDotsAnyByte && R <= 2;
   Ints16 high[R][B];
@@ -120,10 +137,14 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
   clear(total);
   for (int64_t g = 0; g < q.groups; g++) {
     Ints16 acc[R][B];
-    int_group<Bits>(w, q.block, rows, g * q.group, q.group, acc);
+    if (Bits == 8 && q.group < 32) {
+      int_group<Bits, 16>(w, q.block, rows, g * q.group, q.group, acc);
+    } else {
+      int_group<Bits, 32>(w, q.block, rows, g * q.group, q.group, acc);
+    }
     for (int r = 0; r < R; r++) {
       const int64_t at = (m + r) * q.groups + g;
-      const int32_t zero_sum = row_sums[at] * (Bits == 8 ? kSignedBias : kNibbleZero);
+      const int32_t zero_sum = row_sums[at] * (Bits == 8 ? kSignedBias : q.has_mins ? 0 : kNibbleZero);
       for (int b = 0; b < B; b++) {
         const uint8_t* block = w + b * q.block;
         const Lanes16 scale = times(load_scales(block + q.scales, g * kBlockN, q.scale_type), x.scales[at]);
@@ -132,6 +153,7 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
                                   : lowered(acc[r][b], zero_sum);
         for (int i = 0; i < Lanes16::kParts; i++)
           total[r][b].part[i] = fma(codes.part[i], scale.part[i], total[r][b].part[i]);
+        if (q.has_mins) add_minima(total[r][b], q, block, g, static_cast<float>(row_sums[at]) * x.scales[at]);
       }
     }
   }
@@ -206,7 +228,7 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
       clear(acc[0]);
       for (int64_t k = begin; k < end; k += kTileK) {
         Lanes16 part[2][R][B];
-        float_run<Bits>(w, q.block, rows, k, k + kTileK, part);
+        float_run<Bits>(w, q.block, rows, k, lesser(k + kTileK, end), part);
         for (int r = 0; r < R; r++)
           for (int b = 0; b < B; b++)
             for (int i = 0; i < Lanes16::kParts; i++)
@@ -219,8 +241,11 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
       for (int r = 0; r < R; r++) {
-        if (q.has_zeros) take_zeros(acc[0][r][b], group_offsets(q, block, g), row_sums[(m + r) * q.groups + g]);
-        add_scaled(sums + (r * kCodeBlocks + b) * kBlockN, acc[0][r][b], scale, g == 0);
+        const float x_sum = row_sums[(m + r) * q.groups + g];
+        if (has_offsets(q)) take_zeros(acc[0][r][b], group_offsets(q, block, g), x_sum);
+        float* sum = sums + (r * kCodeBlocks + b) * kBlockN;
+        add_scaled(sum, acc[0][r][b], scale, g == 0);
+        if (q.has_mins) add_stored_minima(sum, q, block, g, x_sum);
       }
     }
   }

@@ -2,9 +2,10 @@
 //
 //   pairs16 (bfloat16)          [N/16][K/2][16][2]   one 64-byte line = 16 outputs x 2 consecutive k
 //   lanes16 (float32, float16)  [N/16][K][16]        one line = 16 outputs of one k
-//   quads16 (8-bit codes)       [N/16] x { [K/4][16][4], scales [groups][16] }
+//   quads16 (8-bit codes)       [N/16] x { [K/4][16][4], scales [groups][16], minima [groups][16] }
 //                                                    one line = 16 outputs x 4 consecutive k
-//   nibbles16 (4-bit codes)     [N/16] x { [K/8][16][4], scales [groups][16], zeros uint8 [groups][16] }
+//   nibbles16 (4-bit codes)     [N/16] x { [K/8][16][4], scales [groups][16], zeros uint8 [groups][16],
+//                                          or minima [groups][16] }
 //                                                    one line = 16 outputs x 8 k: the quads16 line of k .. k + 3 in the
 //                                                    low halves of its bytes, that of k + 4 .. k + 7 in the high ones
 //
@@ -56,18 +57,19 @@ constexpr int64_t lanes16_offset(int64_t n, int64_t k, int64_t kp) {
 struct Quantized {
   int bits;     // of a code
   bool int8_x;  // x is quantized too
-  bool has_zeros;
-  DType scale_type;
+  bool has_zeros, has_mins;
+  DType scale_type;  // of minima too
   int64_t k, kp;
-  int64_t group;                 // inputs that share a scale; kp when a row has one
-  int64_t groups;                // of the padded row; the scales of padding are 0
-  int64_t groups_k;              // that hold inputs
-  int64_t scales, zeros, block;  // offsets of scales and zeros, size of a block
+  int64_t group;                       // inputs that share a scale; kp when a row has one
+  int64_t groups;                      // of the padded row; the scales of padding are 0
+  int64_t groups_k;                    // that hold inputs
+  int64_t scales, zeros, mins, block;  // offsets of scales, zeros and minima, size of a block
 
   explicit Quantized(const rk_packed_desc& d)
       : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 ? 8 : 4),
         int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8),
         has_zeros(d.zeros != 0),
+        has_mins(d.mins != 0),
         scale_type(dtype_of(d.scale_dtype)),
         k(d.k) {
     kp = round_up(k, d.group > kLine ? d.group : kLine);
@@ -75,8 +77,10 @@ struct Quantized {
     groups = kp / group;
     groups_k = (k + group - 1) / group;
     scales = kBlockN * kp * bits / 8;
-    zeros = scales + round_up(groups * kBlockN * (d.scale_dtype.bits / 8), kLine);
-    block = zeros + (has_zeros ? round_up(groups * kBlockN, kLine) : 0);
+    const int64_t scale_bytes = round_up(groups * kBlockN * (d.scale_dtype.bits / 8), kLine);
+    zeros = scales + scale_bytes;
+    mins = zeros + (has_zeros ? round_up(groups * kBlockN, kLine) : 0);
+    block = mins + (has_mins ? scale_bytes : 0);
   }
 
   // Byte of code (n, k) within its block, n < 16; 4-bit codes: in the high half when high(k).

@@ -46,23 +46,24 @@ void put_code(const Quantized& q, uint8_t* block, int64_t n, int64_t k, uint8_t 
 }
 
 template <class Fn>
-void dispatch_scale(const Quantized& q, uint8_t* block, const Fn& fn) {
+void dispatch_scale(const Quantized& q, uint8_t* scales, const Fn& fn) {
   dispatch_float(q.scale_type, [&](auto type) {
     using T = typename decltype(type)::type;
-    fn(type, reinterpret_cast<T*>(block + q.scales));
+    fn(type, reinterpret_cast<T*>(scales));
   });
 }
 
-float scale_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
+// scales: those of a block, or its minima.
+float scale_of(const Quantized& q, const uint8_t* scales, int64_t n, int64_t g) {
   float scale = 0;
-  dispatch_scale(q, const_cast<uint8_t*>(block),
-                 [&](auto, const auto* scales) { scale = to_float(scales[g * kBlockN + n]); });
+  dispatch_scale(q, const_cast<uint8_t*>(scales),
+                 [&](auto, const auto* all) { scale = to_float(all[g * kBlockN + n]); });
   return scale;
 }
 
 int zero_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
   if (q.has_zeros) return block[q.zeros + g * kBlockN + n];
-  return q.bits == 8 ? 0 : kNibbleZero;
+  return q.bits == 8 || q.has_mins ? 0 : kNibbleZero;
 }
 
 int value_of(const Quantized& q, uint8_t code) {
@@ -77,7 +78,7 @@ void quantize_group(const Quantized& q, uint8_t* block, int64_t n, int64_t g, co
   for (int64_t k = k0; k < k1; k++)
     if (std::fabs(values(k)) > std::fabs(extreme)) extreme = values(k);
   float scale = q.bits == 8 ? std::fabs(extreme) / 127 : extreme / -8;
-  dispatch_scale(q, block, [&](auto, auto* scales) {
+  dispatch_scale(q, block + q.scales, [&](auto, auto* scales) {
     from_float(scale, scales[g * kBlockN + n]);
     scale = to_float(scales[g * kBlockN + n]);
   });
@@ -108,9 +109,13 @@ void copy_codes(const rk_pack_weight_args& a, const Quantized& q, uint8_t* block
       put_code(q, block, n, k, q.bits == 8 ? byte : k % 2 ? byte >> 4 : byte & 15);
     }
     for (int64_t g = 0; g < q.groups_k; g++) {
-      dispatch_scale(q, block, [&](auto type, auto* scales) {
-        scales[g * kBlockN + n] = Matrix<typename decltype(type)::type>(*a.scales)(n0 + n, g);
-      });
+      const auto copy = [&](uint8_t* to, const rk_tensor& from) {
+        dispatch_scale(q, to, [&](auto type, auto* scales) {
+          scales[g * kBlockN + n] = Matrix<typename decltype(type)::type>(from)(n0 + n, g);
+        });
+      };
+      copy(block + q.scales, *a.scales);
+      if (q.has_mins) copy(block + q.mins, *a.mins);
       if (q.has_zeros) block[q.zeros + g * kBlockN + n] = Matrix<uint8_t>(*a.zeros)(n0 + n, g);
     }
   }
@@ -161,9 +166,13 @@ void unpack_quantized(const rk_unpack_weight_args& a) {
         }
       }
       for (int64_t g = 0; g < q.groups_k; g++) {
-        dispatch_scale(q, const_cast<uint8_t*>(block), [&](auto type, const auto* scales) {
-          Matrix<typename decltype(type)::type> (*a.scales)(n, g) = scales[g * kBlockN + lane];
-        });
+        const auto copy = [&](const uint8_t* from, const rk_tensor& to) {
+          dispatch_scale(q, const_cast<uint8_t*>(from), [&](auto type, const auto* scales) {
+            Matrix<typename decltype(type)::type>{to}(n, g) = scales[g * kBlockN + lane];
+          });
+        };
+        copy(block + q.scales, *a.scales);
+        if (q.has_mins) copy(block + q.mins, *a.mins);
         if (q.has_zeros) Matrix<uint8_t> (*a.zeros)(n, g) = block[q.zeros + g * kBlockN + lane];
       }
     }
@@ -183,10 +192,14 @@ void gather_quantized(const rk_embedding_args& a) {
         const uint8_t* block = packed + ids[t] / kBlockN * q.block;
         T* row = out.at<T>(t);
         for (int64_t g = 0; g < q.groups_k; g++) {
-          const float scale = scale_of(q, block, n, g);
+          const float scale = scale_of(q, block + q.scales, n, g);
+          const float least = q.has_mins ? scale_of(q, block + q.mins, n, g) : 0;
           const int zero = zero_of(q, block, n, g);
-          for (int64_t k = g * q.group; k < q.k && k < (g + 1) * q.group; k++)
-            from_float(static_cast<float>(value_of(q, get_code(q, block, n, k)) - zero) * scale, row[k]);
+          // In double products are exact, so that it makes no difference whether they are added in one instruction.
+          for (int64_t k = g * q.group; k < q.k && k < (g + 1) * q.group; k++) {
+            const double code = value_of(q, get_code(q, block, n, k)) - zero;
+            from_float(static_cast<float>(code * scale + least), row[k]);
+          }
         }
       }
     });

@@ -69,13 +69,10 @@ void copy_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t 
   const bf16* row = p.x.at<bf16>(m);
   constexpr int64_t kPerLine = kLine / 2;
   Vec sum = zero();
-  for (int64_t k = g * q.group; k < (g + 1) * q.group; k += kPerLine) {
-    bf16* to = reinterpret_cast<bf16*>(x.at(m, k / kPerLine));
-    for (int64_t i = 0; i < kPerLine; i += W) {
-      const Vec v = load_at(row, k + i, p.k);
-      store(to + i, v);  // exact
-      sum = sum + v;
-    }
+  for (int64_t k = g * q.group; k < (g + 1) * q.group; k += W) {
+    const Vec v = load_at(row, k, p.k);
+    store(reinterpret_cast<bf16*>(x.at(m, k / kPerLine)) + k % kPerLine, v);  // exact
+    sum = sum + v;
   }
   static_cast<float*>(x.sums)[m * q.groups + g] = reduce_sum(sum);
 }

@@ -11,7 +11,7 @@ namespace radix {
 void cpu::row_logprobs(const float* x, int64_t n, int32_t id, int64_t top_n, float* logprob, float* top_logprobs,
                        int32_t* top_ids) {
   static thread_local std::vector<int32_t> best;
-  const float top = row_max(x, n);
+  const float top = row_max(x, nullptr, n);
   const double log_sum = std::log(row_sum_exp(x, top, n));
   const auto value = [&](int32_t at) {
     return static_cast<float>(static_cast<double>(x[at]) - static_cast<double>(top) - log_sum);

@@ -10,17 +10,36 @@ namespace {
 constexpr int W = Vec::width;
 constexpr int64_t kBlock = 4096;  // elements summed in float32 before they join the float64 sum
 
-float row_max(const float* x, int64_t n) {
-  Vec top = set1(-__builtin_inff());
+// The lanes of ids [i, i + W).
+template <bool Masked>
+Mask allowed_lanes(const uint32_t* allowed, int64_t i) {
+  return bit_mask(Masked ? allowed[i / 32] >> (i % 32) : 0xFFFFFFFFu);
+}
+
+template <bool Masked>
+bool is_allowed(const uint32_t* allowed, int64_t i) {
+  return !Masked || (allowed[i / 32] >> (i % 32) & 1u);
+}
+
+template <bool Masked>
+float row_max(const float* x, const uint32_t* allowed, int64_t n) {
+  const Vec none = set1(-__builtin_inff());
+  Vec top = none;
   float result = -__builtin_inff(), odd = 0;
   Vec nan = zero();  // x - x is 0 or, for NaN and infinities, NaN
   int64_t i = 0;
   for (; i + W <= n; i += W) {
-    const Vec v = load(x + i);
+    Vec v = load(x + i), finite = v;
+    if constexpr (Masked) {
+      const Mask lanes = allowed_lanes<Masked>(allowed, i);
+      v = select(lanes, v, none);
+      finite = select(lanes, finite, zero());
+    }
     top = max(v, top);  // keeps top when v is NaN
-    nan = nan + v * zero();
+    nan = nan + finite * zero();
   }
   for (; i < n; i++) {
+    if (!is_allowed<Masked>(allowed, i)) continue;
     if (x[i] > result) result = x[i];
     odd += x[i] * 0.f;
   }
@@ -30,15 +49,27 @@ float row_max(const float* x, int64_t n) {
   if (odd == odd) return result;
   // Infinities also end here: only a real NaN counts.
   for (i = 0; i < n; i++)
-    if (x[i] != x[i]) return x[i];
+    if (is_allowed<Masked>(allowed, i) && x[i] != x[i]) return x[i];
   return result;
 }
 
-void divide(const float* x, float divisor, float* out, int64_t n) {
-  const Vec d = set1(divisor);
+float allowed_max(const float* x, const uint32_t* allowed, int64_t n) {
+  return allowed ? row_max<true>(x, allowed, n) : row_max<false>(x, allowed, n);
+}
+
+template <bool Masked>
+void divide(const float* x, const uint32_t* allowed, float divisor, float* out, int64_t n) {
+  const Vec d = set1(divisor), none = set1(-__builtin_inff());
   int64_t i = 0;
-  for (; i + W <= n; i += W) store(out + i, load(x + i) / d);
-  for (; i < n; i++) out[i] = x[i] / divisor;
+  for (; i + W <= n; i += W) {
+    const Vec v = load(x + i) / d;
+    store(out + i, Masked ? select(allowed_lanes<Masked>(allowed, i), v, none) : v);
+  }
+  for (; i < n; i++) out[i] = is_allowed<Masked>(allowed, i) ? x[i] / divisor : -__builtin_inff();
+}
+
+void divide_allowed(const float* x, const uint32_t* allowed, float divisor, float* out, int64_t n) {
+  return allowed ? divide<true>(x, allowed, divisor, out, n) : divide<false>(x, allowed, divisor, out, n);
 }
 
 double sum_exp(const float* x, float shift, int64_t n) {
@@ -107,6 +138,6 @@ bool next_batch(const float*, int64_t begin, int64_t end, const DrawKey& key, fl
 
 }  // namespace
 
-const SamplingKernels sampling_table = {row_max, divide, sum_exp, exponentials, next_batch};
+const SamplingKernels sampling_table = {allowed_max, divide_allowed, sum_exp, exponentials, next_batch};
 
 }  // namespace radix::cpu::RK_ISA

@@ -15,10 +15,15 @@ namespace {
 
 constexpr float kInf = __builtin_inff();
 constexpr float kLn2 = 0.693147181f;
-constexpr int64_t kSegment = 16384;
+constexpr int64_t kSegment = 16384;  // a multiple of the 32 ids of a word of a mask
 
 int64_t segments(int64_t n) {
   return (n + kSegment - 1) / kSegment;
+}
+
+// The part of a mask for the ids from `begin` on.
+const uint32_t* words_from(const uint32_t* allowed, int64_t begin) {
+  return allowed ? allowed + begin / 32 : nullptr;
 }
 
 // Calls fn(segment, begin, end) for the segments of [0, n).
@@ -98,9 +103,15 @@ int32_t draw_among(const Draw& d, const std::vector<int32_t>& ids, size_t count)
   return best.id;
 }
 
-int32_t first_equal(const float* x, int64_t n, float value) {
-  for (int64_t i = 0; i < n; i++)
-    if (x[i] == value) return static_cast<int32_t>(i);
+// The first allowed id of this value, the row's largest, right after row_max: whose segments' maxima say where it is.
+int32_t first_largest(const float* x, const uint32_t* allowed, int64_t n, float largest) {
+  const float* parts = scratch<float, 3>(segments(n));
+  for (int64_t s = 0; s < segments(n); s++) {
+    if (parts[s] != largest) continue;
+    const int64_t end = std::min(n, (s + 1) * kSegment);
+    for (int64_t i = s * kSegment; i < end; i++)
+      if (x[i] == largest && (!allowed || (allowed[i / 32] >> (i % 32) & 1u))) return static_cast<int32_t>(i);
+  }
   return -1;
 }
 
@@ -193,11 +204,12 @@ int32_t draw_filtered(const Draw& d, float top, int64_t top_k) {
 
 }  // namespace
 
-float row_max(const float* x, int64_t n) {
+float row_max(const float* x, const uint32_t* allowed, int64_t n) {
   if (n == 0) return -kInf;
   float* parts = scratch<float, 3>(segments(n));
-  each_segment(
-      n, [&](int64_t s, int64_t begin, int64_t end) { parts[s] = sampling_kernels().max(x + begin, end - begin); });
+  each_segment(n, [&](int64_t s, int64_t begin, int64_t end) {
+    parts[s] = sampling_kernels().max(x + begin, words_from(allowed, begin), end - begin);
+  });
   float top = parts[0];
   for (int64_t s = 1; s < segments(n); s++)
     if (!(parts[s] <= top)) top = top != top ? top : parts[s];
@@ -230,15 +242,16 @@ void row_first_ids(const float* x, int64_t n, int64_t count, std::vector<int32_t
   ids.resize(count);
 }
 
-int32_t draw_row(const float* logits, int64_t n, const RowSettings& s) {
-  const float largest = row_max(logits, n);
+int32_t draw_row(const float* logits, const uint32_t* allowed, int64_t n, const RowSettings& s) {
+  const float largest = row_max(logits, allowed, n);
   if (!std::isfinite(largest)) return -1;
   // Infinity would make NaN of the ids that may not be drawn.
   const float temperature = std::min(s.temperature, FLT_MAX);
-  if (!(temperature >= FLT_MIN) || !std::isfinite(largest / temperature)) return first_equal(logits, n, largest);
+  if (!(temperature >= FLT_MIN) || !std::isfinite(largest / temperature))
+    return first_largest(logits, allowed, n, largest);
   float* x = scratch<float, 6>(n);
   each_segment(n, [&](int64_t, int64_t begin, int64_t end) {
-    sampling_kernels().divide(logits + begin, temperature, x + begin, end - begin);
+    sampling_kernels().divide(logits + begin, words_from(allowed, begin), temperature, x + begin, end - begin);
   });
   const Draw draw{x, n, s};
   const bool top_k = s.top_k > 0 && s.top_k < n;

@@ -67,7 +67,7 @@ void check_slots(const char* op, const rk_tensor& slots, const rk_tensor& counts
 }
 
 bool edits_logits(const rk_top_k_top_p_sampling_args& a) {
-  return a.bias_ids || a.counts || a.stop_ids || a.bitmask;
+  return a.bias_ids || a.counts || a.stop_ids;
 }
 
 // A row's list of ids [M], ended by a negative one; ids past the vocabulary are skipped.
@@ -79,7 +79,7 @@ void for_each_listed(const rk_tensor& lists, int64_t b, int64_t n, const Fn& fn)
     if (ids[i] < n) fn(ids[i], b * count + i);
 }
 
-// A copy of row b with bias, penalties, minimum of tokens and grammar applied, in this thread's memory.
+// A copy of row b with bias, penalties and minimum of tokens applied, in this thread's memory.
 const float* edited_row(const rk_top_k_top_p_sampling_args& a, int64_t b) {
   static thread_local std::vector<float> edited;
   const float* logits = row_of<const float>(*a.logits, b);
@@ -96,11 +96,6 @@ const float* edited_row(const rk_top_k_top_p_sampling_args& a, int64_t b) {
   }
   if (a.stop_ids && data_ptr<int64_t>(*a.position)[b] < data_ptr<int64_t>(*a.min_position)[b])
     for_each_listed(*a.stop_ids, b, n, [&](int32_t id, int64_t) { x[id] = -kInf; });
-  if (a.bitmask) {
-    const uint32_t* words = row_of<const uint32_t>(*a.bitmask, b);
-    for (int64_t i = 0; i < n; i++)
-      if (!(words[i / 32] >> (i % 32) & 1u)) x[i] = -kInf;
-  }
   return x;
 }
 
@@ -151,7 +146,8 @@ void top_k_top_p_sampling(const rk_top_k_top_p_sampling_args& args, rk_stream) {
   int32_t* out = data_ptr<int32_t>(*args.out);
   each_row(args.logits->shape[0], [&](int64_t b) {
     const float* logits = row_of<const float>(*args.logits, b);
-    out[b] = draw_row(edits ? edited_row(args, b) : logits, n, s.of(b, args.draw_stream));
+    const uint32_t* allowed = args.bitmask ? row_of<const uint32_t>(*args.bitmask, b) : nullptr;
+    out[b] = draw_row(edits ? edited_row(args, b) : logits, allowed, n, s.of(b, args.draw_stream));
     if (args.logprob)
       row_logprobs(logits, n, out[b], top_n, data_ptr<float>(*args.logprob) + b,
                    data_ptr<float>(*args.top_logprobs) + b * top_n, data_ptr<int32_t>(*args.top_ids) + b * top_n);

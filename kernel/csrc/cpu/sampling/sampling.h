@@ -22,11 +22,13 @@ struct DrawBatch {
   uint32_t words[kMost];
 };
 
+// Which ids may be drawn: bit i % 32 of allowed[i / 32]; null: all. A pass over a part of a row begins at a multiple of
+// 32 ids.
 struct SamplingKernels {
-  // The largest of x[0, n), -inf for n 0; NaN when x holds one.
-  float (*max)(const float* x, int64_t n);
-  // out = x / divisor; out may be x.
-  void (*divide)(const float* x, float divisor, float* out, int64_t n);
+  // The largest allowed of x[0, n), -inf where there is none; NaN when one of them is.
+  float (*max)(const float* x, const uint32_t* allowed, int64_t n);
+  // out = x / divisor, -inf where x is not allowed; out may be x.
+  void (*divide)(const float* x, const uint32_t* allowed, float divisor, float* out, int64_t n);
   // Sum of exp(x - shift) in float64 over blocks summed in float32.
   double (*sum_exp)(const float* x, float shift, int64_t n);
   // out = exp(x - shift).
@@ -44,11 +46,11 @@ struct RowSettings {
   DrawKey key;
 };
 
-// The id drawn from x[0, n), -1 when there is none: see radix_kernels/sampling.h.
-int32_t draw_row(const float* x, int64_t n, const RowSettings& settings);
+// The id drawn from the allowed of x[0, n), -1 when there is none: see radix_kernels/sampling.h.
+int32_t draw_row(const float* x, const uint32_t* allowed, int64_t n, const RowSettings& settings);
 
 // As the kernels and first_ids (order.h), by all threads when called outside of the pool; the result is the same.
-float row_max(const float* x, int64_t n);
+float row_max(const float* x, const uint32_t* allowed, int64_t n);
 double row_sum_exp(const float* x, float shift, int64_t n);
 void row_first_ids(const float* x, int64_t n, int64_t count, std::vector<int32_t>& ids);
 

@@ -73,6 +73,15 @@ __device__ inline Pack<uint8_t, N> to_fp8(const float (&v)[N]) {
   return out;
 }
 
+// The number that a byte of OCP's e4m3 stands for, exactly, on any GPU.
+__device__ inline float from_e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7fu;
+  float x = __uint_as_float((magnitude << 20) + (120u << 23));
+  if (magnitude < 8) x = static_cast<float>(magnitude) * 0x1p-9f;
+  if (magnitude == e4m3::kNan) x = __uint_as_float(0x7fc00000u);
+  return code & 0x80 ? -x : x;
+}
+
 // v / scale, rounded as the division does, which costs several times as much: a product with the reciprocal, corrected
 // once. A quotient that is about to overflow, and so beyond every format, stays as it is: its correction would be NaN.
 template <int N>

@@ -1,6 +1,10 @@
 // Launching: on the tensors' device, with the error of this very launch.
 #pragma once
 
+#include <atomic>
+#include <map>
+#include <tuple>
+
 #include "common/error.h"
 #include "gpu/device/compat.h"
 #include "radix_kernels/types.h"
@@ -11,13 +15,24 @@ inline void check_gpu(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail(RK_RUNTIME, "%s: %s", what, cudaGetErrorString(error));
 }
 
-// Asked for once a device.
+// An attribute that is never 0, asked for once a device: the driver takes about as long to answer as to launch.
+template <auto kAttribute>
+int device_attribute(rk_device device, const char* what) {
+  constexpr int kRemembered = 64;
+  static std::atomic<int> answers[kRemembered];  // 0: not asked yet
+  const bool remembered = device.id < kRemembered;
+  if (remembered) {
+    const int answer = answers[device.id].load(std::memory_order_relaxed);
+    if (answer != 0) return answer;
+  }
+  int answer = 0;
+  check_gpu(cudaDeviceGetAttribute(&answer, kAttribute, device.id), what);
+  if (remembered) answers[device.id].store(answer, std::memory_order_relaxed);
+  return answer;
+}
+
 inline int multiprocessors(rk_device device) {
-  static int counts[64] = {};
-  int& count = counts[device.id % 64];
-  if (count == 0)
-    check_gpu(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.id), "multiprocessors");
-  return count;
+  return device_attribute<cudaDevAttrMultiProcessorCount>(device, "multiprocessors");
 }
 
 // Makes the tensors' device current for the time of a launch.
@@ -55,6 +70,18 @@ void launch(const char* op, rk_device device, rk_stream stream, void (*kernel)(P
 }
 
 #if !defined(__HIP__)
+// Raises an attribute of a kernel to `value` on the current device, which is `device`. Each thread asks the driver once
+// for what it has not raised so far.
+template <class Kernel>
+void raise_kernel_attribute(const char* op, rk_device device, Kernel* kernel, cudaFuncAttribute attribute, int value) {
+  thread_local std::map<std::tuple<const void*, int, cudaFuncAttribute>, int> raised;
+  const void* address = reinterpret_cast<const void*>(kernel);
+  int& known = raised[{address, device.id, attribute}];
+  if (value <= known) return;
+  check_gpu(cudaFuncSetAttribute(address, attribute, value), op);
+  known = value;
+}
+
 struct LaunchShape {
   dim3 grid, threads;
   int shared_bytes = 0;      // dynamic; above 48 KiB the kernel's limit is raised
@@ -70,9 +97,8 @@ void launch_dependent(const char* op, rk_device device, rk_stream stream, void (
   static_assert(sizeof...(Params) == sizeof...(Args));
   const DeviceScope scope(device);
   if (shape.shared_bytes > 48 << 10)
-    check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), op);
-  int major = 0;
-  check_gpu(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.id), op);
+    raise_kernel_attribute(op, device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  const int major = device_attribute<cudaDevAttrComputeCapabilityMajor>(device, op);
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (major >= 9) {

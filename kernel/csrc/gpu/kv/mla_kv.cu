@@ -1,4 +1,4 @@
-// Storing latent tokens and joining full keys for MLA on the GPU. Bound by bytes.
+// Storing and gathering latent tokens and joining full keys for MLA on the GPU. Bound by bytes.
 #include "api/mla_kv.h"
 #include "common/tensor.h"
 #include "gpu/device/fp8.h"
@@ -91,6 +91,63 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Cached tokens and where they go; strides in bytes.
+struct Gather {
+  const char* cache;
+  char* out;
+  const int32_t *table, *cu, *starts;
+  int64_t page_bytes, slot_bytes, out_row, table_row, page_size, pages, max_pages, batch, tokens;
+
+  // The token of the cache that becomes token `t` of out; NULL where there is none.
+  __device__ const char* token(int64_t t) const {
+    int64_t low = 0, high = batch - 1;  // the last row that begins at or before t
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      cu[middle] <= t ? low = middle : high = middle - 1;
+    }
+    const int64_t position = (starts ? starts[low] : 0) + t - cu[low];
+    if (t >= cu[batch] || position < 0 || position >= max_pages * page_size) return nullptr;
+    const int64_t page = table[low * table_row + position / page_size];
+    if (page < 0 || page >= pages) return nullptr;
+    return cache + page * page_bytes + position % page_size * slot_bytes;
+  }
+};
+
+// A thread a word.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) gather_latent_kernel(Gather g, int64_t words) {
+  wait_for_previous();
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * words; i += step) {
+    const int64_t t = i / words, word = i % words;
+    const auto* from = reinterpret_cast<const Word*>(g.token(t));
+    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = from ? from[word] : Word{};
+  }
+}
+
+// FP8 tokens: a thread for 8 values.
+__global__ void __launch_bounds__(kThreads) gather_latent_fp8_kernel(Gather g) {
+  constexpr int kPerToken = (kLatent + kRope) / 8;
+  wait_for_previous();
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * kPerToken; i += step) {
+    const int64_t t = i / kPerToken;
+    const int piece = static_cast<int>(i % kPerToken);
+    const char* token = g.token(t);
+    auto* to = reinterpret_cast<bf16*>(g.out + t * g.out_row) + piece * 8;
+    Pack<bf16, 8> values = {};
+    if (token && piece >= kLatent / 8) {
+      values = load_pack<8>(reinterpret_cast<const bf16*>(token + kRopeAt) + piece * 8 - kLatent);
+    } else if (token) {
+      const auto codes = load_pack<8>(reinterpret_cast<const uint8_t*>(token) + piece * 8);
+      const float scale = reinterpret_cast<const float*>(token + kScaleAt)[piece / (kGroup / 8)];
+#pragma unroll
+      for (int n = 0; n < 8; n++) from_float(from_e4m3(codes.at[n]) * scale, values.at[n]);
+    }
+    store_pack<8>(to, values);
+  }
+}
+
 // Full keys: a thread a word.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) concat_key_kernel(Join j, int64_t tokens, int64_t heads) {
@@ -111,14 +168,14 @@ void store_mla_kv(const rk_store_mla_kv_args& a, rk_stream stream) {
   const int64_t tokens = a.latent->shape[0], page_size = a.kv_cache->shape[1];
   if (tokens == 0) return;
   const int64_t num_slots = a.kv_cache->shape[0] * page_size;
-  const int64_t latent_bytes = a.latent->shape[1] * 2, bytes = latent_bytes + a.rope->shape[1] * 2;
-  const int64_t item = element_size(*a.kv_cache);
+  const int64_t from = element_size(*a.latent), item = element_size(*a.kv_cache);
+  const int64_t latent_bytes = a.latent->shape[1] * from, bytes = latent_bytes + a.rope->shape[1] * from;
   Join j = {data_ptr<char>(*a.latent),
             data_ptr<char>(*a.rope),
             data_ptr<char>(*a.kv_cache),
-            a.latent->strides[0] * 2,
+            a.latent->strides[0] * from,
             0,
-            a.rope->strides[0] * 2,
+            a.rope->strides[0] * from,
             a.kv_cache->strides[0] * item,
             a.kv_cache->strides[1] * item,
             0,
@@ -134,18 +191,46 @@ void store_mla_kv(const rk_store_mla_kv_args& a, rk_stream stream) {
   run(word == 16 ? store_latent_kernel<Wide> : store_latent_kernel<uint16_t>, j.words);
 }
 
+void gather_mla_kv(const rk_gather_mla_kv_args& a, rk_stream stream) {
+  const int64_t item = element_size(*a.kv_cache), out_item = element_size(*a.out), bytes = a.kv_cache->shape[2] * item;
+  const Gather g = {data_ptr<char>(*a.kv_cache),
+                    data_ptr<char>(*a.out),
+                    data_ptr<const int32_t>(*a.page_table),
+                    data_ptr<const int32_t>(*a.cu_seqlens),
+                    a.starts ? data_ptr<const int32_t>(*a.starts) : nullptr,
+                    a.kv_cache->strides[0] * item,
+                    a.kv_cache->strides[1] * item,
+                    a.out->strides[0] * out_item,
+                    a.page_table->strides[0],
+                    a.kv_cache->shape[1],
+                    a.kv_cache->shape[0],
+                    a.page_table->shape[1],
+                    a.page_table->shape[0],
+                    a.out->shape[0]};
+  if (g.tokens * bytes == 0) return;
+  const auto run = [&](auto* kernel, int64_t threads, auto... more) {
+    launch_dependent("gather_mla_kv", a.kv_cache->device, stream, kernel, blocks_for(threads, kThreads), kThreads, g,
+                     more...);
+  };
+  if (item == 1) return run(gather_latent_fp8_kernel, g.tokens * (kLatent + kRope) / 8);
+  const auto addresses = reinterpret_cast<uintptr_t>(g.cache) | reinterpret_cast<uintptr_t>(g.out);
+  const auto steps = static_cast<uintptr_t>(g.page_bytes | g.slot_bytes | g.out_row | bytes);
+  const int64_t word = (addresses | steps) % 16 == 0 ? 16 : 2;
+  run(word == 16 ? gather_latent_kernel<Wide> : gather_latent_kernel<uint16_t>, g.tokens * bytes / word, bytes / word);
+}
+
 void concat_mla_k(const rk_concat_mla_k_args& a, rk_stream stream) {
   const int64_t tokens = a.k->shape[0], heads = a.k->shape[1];
-  const int64_t nope_bytes = a.k_nope->shape[2] * 2, bytes = a.k->shape[2] * 2;
+  const int64_t item = element_size(*a.k), nope_bytes = a.k_nope->shape[2] * item, bytes = a.k->shape[2] * item;
   if (tokens * heads * bytes == 0) return;
   Join j = {data_ptr<char>(*a.k_nope),
             data_ptr<char>(*a.k_rope),
             data_ptr<char>(*a.k),
-            a.k_nope->strides[0] * 2,
-            a.k_nope->strides[1] * 2,
-            a.k_rope->strides[0] * 2,
-            a.k->strides[0] * 2,
-            a.k->strides[1] * 2,
+            a.k_nope->strides[0] * item,
+            a.k_nope->strides[1] * item,
+            a.k_rope->strides[0] * item,
+            a.k->strides[0] * item,
+            a.k->strides[1] * item,
             0,
             0};
   const int word = j.aligned(16, nope_bytes, bytes) ? 16 : 2;

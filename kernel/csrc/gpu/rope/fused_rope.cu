@@ -3,8 +3,12 @@
 // kLanes lanes of a warp share a head of one token: of q (in place), of k or of v (to the cache). A lane holds kUnits
 // units in registers; a unit is two packs of N elements: the partners of a rotation, or what lies beyond it.
 #include "api/fused_rope.h"
+
+#include <type_traits>
+
 #include "common/tensor.h"
 #include "gpu/device/element.h"
+#include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 
 namespace radix {
@@ -40,6 +44,8 @@ struct Task {
   Heads q, k, v;
   Slots k_cache, v_cache;
   const void *q_weight, *k_weight;  // NULL: no norm
+  const float *k_scale, *v_scale;   // of an FP8 cache: of all heads (step 0) or of each
+  int64_t k_scale_step, v_scale_step;
   bool wide_weight, wide_positions;
   const float* cos_sin;
   const void* positions;
@@ -112,7 +118,7 @@ __device__ inline Heads choose(bool first, const Heads a, const Heads b) {
 
 // All lanes of a warp run it together: the sum is over the kLanes lanes of a head. Position, slot and elements are
 // asked for at once: what lies beyond the end is read from a place that exists, and not stored.
-template <bool kNeox, int kLanes, int kUnits, int N, class T>
+template <bool kNeox, int kLanes, int kUnits, int N, class T, bool kFp8>
 __device__ void process(const Task& task, bool inside, int64_t token, int h) {
   const int lane = threadIdx.x % kLanes, units = task.dim / (2 * N);
   const int64_t at = token * task.positions_stride;
@@ -168,6 +174,9 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
   for (int mask = kLanes / 2; mask > 0; mask >>= 1) sum += shuffle_xor(sum, mask);
   const float scale = rsqrtf(sum * task.inverse_dim + task.eps);
   if (!stored) return;
+  float cache_scale = 1;
+  if (kFp8 && !is_q)
+    cache_scale = is_k ? task.k_scale[head * task.k_scale_step] : task.v_scale[head * task.v_scale_step];
 #pragma unroll
   for (int i = 0; i < kUnits; i++) {
     if (lane + i * kLanes >= units) continue;
@@ -185,6 +194,14 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
       multiply(b, static_cast<const T*>(weight) + unit[i].second, scale);
     }
     if (unit[i].rotated) turn[i].apply(a, b);
+    if (kFp8 && !is_q) {
+      auto* codes = reinterpret_cast<uint8_t*>(to);
+      divide(a, cache_scale);
+      divide(b, cache_scale);
+      store_pack<N>(codes + unit[i].first, to_fp8<NativeE4m3>(a));
+      store_pack<N>(codes + unit[i].second, to_fp8<NativeE4m3>(b));
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < N; j++) {
       from_float(a[j], low[i].at[j]);
@@ -195,7 +212,7 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
   }
 }
 
-template <bool kNeox, int kLanes, int kUnits, int N, class T>
+template <bool kNeox, int kLanes, int kUnits, int N, class T, bool kFp8>
 __global__ void __launch_bounds__(kThreads, kBound<kUnits>) fused_kernel(Task task) {
   wait_for_previous();
   constexpr int kGroups = kThreads / kLanes;
@@ -204,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kBound<kUnits>) fused_kernel(Task ta
   for (int64_t first = int64_t{blockIdx.x} * kGroups; first < total; first += int64_t{gridDim.x} * kGroups) {
     const int64_t asked = first + threadIdx.x / kLanes, item = asked < total ? asked : total - 1;
     const int64_t token = quotient(item, heads);
-    process<kNeox, kLanes, kUnits, N, T>(task, asked < total, token, static_cast<int>(item - token * heads));
+    process<kNeox, kLanes, kUnits, N, T, kFp8>(task, asked < total, token, static_cast<int>(item - token * heads));
   }
 }
 
@@ -231,14 +248,14 @@ struct Choice {
   int lanes, blocks;
 };
 
-template <bool kNeox, class T>
+template <bool kNeox, class T, bool kFp8>
 Choice choose_kernel(const Task& task) {
   constexpr int N = kPackSize<T>;
   const int units = task.dim / (2 * N);
   if (!aligned(task) || task.dim % (2 * N) != 0 || task.half % N != 0)
-    return {fused_kernel<kNeox, 16, 8, 1, T>, 16, kBlocks<8>};
-  if (units <= 8) return {fused_kernel<kNeox, 8, 1, N, T>, 8, kBlocks<1>};
-  return {fused_kernel<kNeox, 16, 2, N, T>, 16, kBlocks<2>};
+    return {fused_kernel<kNeox, 16, 8, 1, T, kFp8>, 16, kBlocks<8>};
+  if (units <= 8) return {fused_kernel<kNeox, 8, 1, N, T, kFp8>, 8, kBlocks<1>};
+  return {fused_kernel<kNeox, 16, 2, N, T, kFp8>, 16, kBlocks<2>};
 }
 
 }  // namespace
@@ -257,6 +274,13 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
     task.q_weight = data_ptr<void>(*args.q_weight);
     task.k_weight = data_ptr<void>(*args.k_weight);
     task.wide_weight = dtype_of(*args.q_weight) == DType::f32;
+  }
+  if (args.k_scale) {
+    require_native_fp8("fused_qk_norm_rope_store", "k_cache", *args.k_cache);
+    task.k_scale = data_ptr<float>(*args.k_scale);
+    task.v_scale = data_ptr<float>(*args.v_scale);
+    task.k_scale_step = args.k_scale->shape[0] > 1 ? args.k_scale->strides[0] : 0;
+    task.v_scale_step = args.v_scale->shape[0] > 1 ? args.v_scale->strides[0] : 0;
   }
   task.wide_positions = dtype_of(*args.positions) == DType::i64;
   task.cos_sin = data_ptr<float>(table);
@@ -278,7 +302,11 @@ void fused_qk_norm_rope_store(const rk_fused_qk_norm_rope_store_args& args, rk_s
   if (task.max_position == 0) return;  // no position exists; of one that does not the kernel reads row 0
   dispatch_float(dtype_of(q), [&](auto t) {
     using T = typename decltype(t)::type;
-    const Choice choice = args.is_neox ? choose_kernel<true, T>(task) : choose_kernel<false, T>(task);
+    const auto choose = [&](auto fp8) {
+      constexpr bool kFp8 = decltype(fp8)::value;
+      return args.is_neox ? choose_kernel<true, T, kFp8>(task) : choose_kernel<false, T, kFp8>(task);
+    };
+    const Choice choice = task.k_scale ? choose(std::true_type{}) : choose(std::false_type{});
     const int64_t items = task.tokens * (task.q_heads + 2 * task.kv_heads);
     launch_dependent("fused_qk_norm_rope_store", q.device, stream, choice.kernel,
                      blocks_for(items, kThreads / choice.lanes, choice.blocks * multiprocessors(q.device)), kThreads,

@@ -87,6 +87,7 @@ namespace backend {
 
 void flash_attn_with_kvcache(const rk_flash_attn_with_kvcache_args& a, rk_stream stream) {
   Params p = common_params("flash_attn_with_kvcache", a, *a.k_cache, *a.v_cache, a.page_table->shape[0]);
+  p.any_split = a.any_split != 0;
   p.kv_pages = a.k_cache->shape[0];
   p.page_size = static_cast<int>(a.k_cache->shape[1]);
   p.k_page = a.k_cache->strides[0];

@@ -19,6 +19,13 @@ int tile_rows(const Shape& s) {
   return s.max_seqlen_q * s.group() > 16 && s.head_dim <= 128 ? 32 : 16;
 }
 
+// Most tokens of a short row: so many that its chunks of 128 tokens do not outnumber the blocks by far. FP8 has none:
+// its warps take more tokens at once.
+int short_row_of(const Shape& s) {
+  constexpr int64_t kTokensOfChip = 80 * kMaxBlocks;
+  return !s.any_split || s.kv_dtype == DType::f8e4m3 ? 0 : static_cast<int>(kTokensOfChip / (s.batch * s.kv_heads));
+}
+
 // As decode_kernel.cuh rounds it: FP8 values take at least 128 dimensions.
 int vec_dim(const Shape& s) {
   return s.head_dim <= 128 ? 128 : 256;
@@ -44,7 +51,7 @@ bool decode_serves(const Shape& s) {
 int64_t decode_workspace_size(const Shape& s) {
   if (!decode_serves(s)) return 0;
   const int64_t node = int64_t{tile_rows(s)} * vec_dim(s) * 6;  // float4 and float2 for each 4 dimensions
-  return int64_t{groups_of(s)} * s.kv_heads * nodes_of_block(levels_of(s, kChunkLog2)) * node;
+  return int64_t{groups_of(s)} * s.kv_heads * nodes_of_block(levels_of(s, kChunkLog2, short_row_of(s))) * node;
 }
 
 void run_decode(const Params& params, rk_stream stream) {
@@ -53,7 +60,8 @@ void run_decode(const Params& params, rk_stream stream) {
   a.group = params.group();
   a.groups = groups_of(params);
   a.chunk_log2 = kChunkLog2;
-  a.levels = levels_of(params, kChunkLog2);
+  a.short_row = short_row_of(params);
+  a.levels = levels_of(params, kChunkLog2, a.short_row);
   if ((params.page_size & (params.page_size - 1)) == 0) a.page_shift = __builtin_ctz(params.page_size);
   need_reach(params, params.k_page, params.k_token);
   need_reach(params, params.v_page, params.v_token);

@@ -80,6 +80,7 @@ struct Config {
   static_assert(kTokens % (32 / kRowPieces) == 0 && kTokens <= 32, "a lane knows the page of each token of a step");
   static_assert(kTokens % 16 == 0, "a product of P and V takes 16 tokens");
   static_assert(kChunkTokens % (kTokens * kWarps) == 0, "each warp has the same steps of a whole chunk");
+  static_assert(kFp8 || (1 << kShortChunkLog2) % (kTokens * kWarps) == 0, "of a short row's too");
   static_assert(kUnits >= 2, "K of a step and V of it");
   static_assert(kUnitBytes % 128 == 0 && kRingBytes % 128 == 0);
   static_assert(kJoinRow % 4 == 0, "partial results are read as float4");

@@ -19,6 +19,7 @@ struct Shape {
   int v_dim = 0;                 // of v and out
   int page_size = 0;             // 0: k and v are contiguous, cu_k cuts them into rows
   int64_t max_pages = 0;         // width of the page table
+  bool any_split = true;         // short rows of a small batch may be split finer
   int64_t max_seqlen_q = 0;      // a hint about speed, at least 1 where tokens > 0; a row may have more query tokens
   DType dtype = DType::bf16;     // of out: bf16 or f16
   DType q_dtype = DType::bf16;   // dtype, or f8e4m3 if k and v are that

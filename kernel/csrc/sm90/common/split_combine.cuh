@@ -169,9 +169,8 @@ void launch_combine(const char* op, const Args& a, rk_stream stream) {
   if (a.levels == 1 || a.groups == 1) return;
   const gpu::DeviceScope scope(a.p.device);
   // The division of the SM's memory that the other kernel has: to change it, an SM must first run empty.
-  gpu::check_gpu(cudaFuncSetAttribute(combine_kernel<T, L>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
-                 op);
+  gpu::raise_kernel_attribute(op, a.p.device, combine_kernel<T, L>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
   const int shared = kPlanBytes + NodeStack<L>::bytes(a.levels);
   sm90::launch_dependent(op, a.p.device, stream, combine_kernel<T, L>,
                          {dim3(a.p.kv_heads, L::kPieces, a.groups - 1), L::kThreads, shared}, a);

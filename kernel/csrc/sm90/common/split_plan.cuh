@@ -1,17 +1,19 @@
 // Paged decode: what its kernels and its host side share.
 //
-// The batch is cut into chunks of a fixed number of tokens that begin at its multiples, so what a chunk sums depends on
-// positions alone. The chunks of all rows stand in one line, row after row; the line is cut evenly into `groups` runs,
+// The rows are cut into chunks of a power of two of tokens that begin at its multiples. How many tokens follows from
+// the row's own length and, where a batch is small for the chip, from the number of its rows: what a chunk sums depends
+// on nothing else. The chunks of all rows stand in one line, row after row; the line is cut evenly into `groups` runs,
 // and a block works through one run for one KV head:
 //
 //   rows      |----- row 0 -----|-- row 1 --|- row 2 -|------- row 3 -------|
 //   runs      |   group 0   |   group 1   |   group 2   |   group 3   | ...
 //
 // Chunks are joined by a binary tree over their index within the row, the same tree wherever the runs are cut: a block
-// joins what lies within its run and leaves the rest as nodes in the workspace for combine_kernel. Bits therefore
-// depend on a row's own length only, and a run leaves few nodes however long it is.
+// joins what lies within its run and leaves the rest as nodes in the workspace for combine_kernel. A run leaves few
+// nodes however long it is.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "sm90/common/attention_params.cuh"
@@ -26,7 +28,8 @@ using attention::Shape;
 constexpr int kMaxRows = 1024;   // rows of the batch in one launch: their plan lies in shared memory
 constexpr int kMaxBlocks = 132;  // groups x KV heads: one block an SM
 constexpr int kMaxTileRows = 32;
-constexpr int kChunkTokens = 512;  // fewer joins than with 256; a single short row splits less
+constexpr int kChunkTokens = 512;   // fewer joins than with 256; a single short row splits less
+constexpr int kShortChunkLog2 = 7;  // of short rows; twice that of longer ones
 constexpr int kMaxVecDim = 256;
 static_assert(sm90::is_power_of_two(kChunkTokens), "chunks begin at multiples of a shift");
 
@@ -35,16 +38,28 @@ struct Args {
   int first_row = 0, rows = 0;  // of the batch, in this launch
   int group = 0;                // query heads of a KV head
   int groups = 0;
-  int chunk_log2 = 8;                                         // tokens of a chunk
+  int chunk_log2 = 8;                                         // tokens of a chunk of a long row
+  int short_row = 0;                                          // most tokens of a short row; 0: all are long
   int levels = 0;                                             // of the tree of the longest possible row
   int page_shift = -1;                                        // log2 of the page size, or -1
   uint32_t k_page = 0, k_token = 0, v_page = 0, v_token = 0;  // strides in pieces of 16 bytes
   char* nodes = nullptr;
 };
 
-// Levels of the tree over the chunks of the longest row that the page table can hold.
-inline int levels_of(const Shape& s, int chunk_log2) {
-  const int64_t chunks = (s.max_pages * s.page_size + (int64_t{1} << chunk_log2) - 1) >> chunk_log2;
+// log2 of the tokens of a chunk of a row.
+__host__ __device__ constexpr int row_chunk_log2(int64_t kv_len, int chunk_log2, int64_t short_row) {
+  if (kv_len <= short_row) return kShortChunkLog2;
+  return kv_len <= 2 * short_row ? kShortChunkLog2 + 1 : chunk_log2;
+}
+
+// Levels of the tree over the most chunks of a row that the page table can hold.
+inline int levels_of(const Shape& s, int chunk_log2, int short_row = 0) {
+  const int64_t longest = s.max_pages * s.page_size;
+  int64_t chunks = 0;
+  for (int64_t tokens : {longest, std::min<int64_t>(longest, short_row), std::min<int64_t>(longest, 2 * short_row)}) {
+    const int log2 = row_chunk_log2(tokens, chunk_log2, short_row);
+    chunks = std::max(chunks, (tokens + (int64_t{1} << log2) - 1) >> log2);
+  }
   int levels = 1;
   while ((int64_t{1} << (levels - 1)) < chunks) levels++;
   return levels;
@@ -61,7 +76,7 @@ struct Plan {
   const int* lo;      // [rows] tokens that any query of the row sees: [lo, hi)
   const int* hi;
   const int* q_begin;  // [rows + 1]
-  int rows, chunk_log2;
+  int rows, chunk_log2, short_row;
   int each, over;  // chunks of every run, and how many are left then
 
   __device__ int chunks() const { return prefix[rows]; }
@@ -96,7 +111,7 @@ __device__ inline int chunks_of(int lo, int hi, int chunk_log2) {
 // row: a row at or before that of x; becomes that of x.
 __device__ inline Chunk locate(const Plan& plan, int x, int& row) {
   while (x >= plan.prefix[row + 1]) row++;
-  const int lo = plan.lo[row], hi = plan.hi[row], log2 = plan.chunk_log2;
+  const int lo = plan.lo[row], hi = plan.hi[row], log2 = row_chunk_log2(hi, plan.chunk_log2, plan.short_row);
   const int count = chunks_of(lo, hi, log2), within = x - plan.prefix[row];
   const int block = within < count ? 0 : within / count, index = within - block * count;
   const int at = (lo >> log2) + index;
@@ -121,7 +136,7 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
     const int begin = a.p.cu_q[a.first_row + row], queries = a.p.cu_q[a.first_row + row + 1] - begin;
     const int kv = max(a.p.kv_lens[a.first_row + row], 0);
     const int low = a.p.window_left < 0 ? 0 : max(0, kv - queries - a.p.window_left);
-    const int chunks = chunks_of(low, kv, a.chunk_log2);
+    const int chunks = chunks_of(low, kv, row_chunk_log2(kv, a.chunk_log2, a.short_row));
     const int count = queries > 0 ? chunks * ((queries * group + tile_rows - 1) / tile_rows) : 0;
     lo[row] = low, hi[row] = kv, q_begin[row] = begin, prefix[row + 1] = count;
     if (row + 1 == a.rows) q_begin[a.rows] = begin + queries;
@@ -145,7 +160,7 @@ __device__ Plan make_plan(const Args& a, int tile_rows, int* shared) {
   if (thread == 0) prefix[0] = 0;
   __syncthreads();
   const int line = prefix[a.rows];
-  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, line / a.groups, line % a.groups};
+  return {prefix, lo, hi, q_begin, a.rows, a.chunk_log2, a.short_row, line / a.groups, line % a.groups};
 }
 
 }  // namespace radix::split_kv

@@ -14,7 +14,7 @@ constexpr int kUpDepth = 4, kDownDepth = 8;
 template <class Kernel>
 void launch(const Problem& q, Kernel kernel, const sm90::LaunchShape& shape, const GroupedMmaM16Params& p) {
   const gpu::DeviceScope scope(q.device);
-  gpu::check_gpu(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), kOp);
+  gpu::raise_kernel_attribute(kOp, q.device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   sm90::launch_dependent(kOp, q.device, q.stream, kernel, shape, p);
 }
 

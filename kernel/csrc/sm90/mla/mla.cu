@@ -95,6 +95,9 @@ int64_t mla_decode_workspace_size(const rk_mla_decode_sizes& sizes) {
 }
 
 void mla_decode(const rk_mla_decode_args& a, rk_stream stream) {
+  if (dtype_of(*a.q_nope) == DType::f32) fail(RK_UNSUPPORTED, "mla_decode: float32 has no kernel on Hopper");
+  if (a.q_nope->shape[2] != kLatent || a.q_rope->shape[2] != kKey - kLatent)
+    fail(RK_UNSUPPORTED, "mla_decode: Hopper's kernels have %d latent and %d rotary values", kLatent, kKey - kLatent);
   if (dtype_of(*a.kv_cache) == DType::u8 && dtype_of(*a.q_nope) != DType::bf16)
     fail(RK_UNSUPPORTED, "mla_decode: the FP8 cache is served for bf16 queries");
   const rk_mla_decode_sizes sizes = {sizeof sizes,       a.q_nope->shape[0],   a.page_table->shape[0],

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _checks
 from .._arrays import dtype_name
+from .kv_cache import check_store
 
 
 def check_rope(op: str, positions: Any, query: Any, key: Any, head_size: int, table: Any) -> None:
@@ -52,9 +53,13 @@ def check_fused(
     k_cache: Any,
     v_cache: Any,
     slots: Any,
+    *,
+    k_scale: Any,
+    v_scale: Any,
 ) -> None:
     """TypeError or ValueError unless the tensors of `fused_qk_norm_rope_store` fit together."""
-    _check_qkv(op, q, k, v, k_cache, v_cache)
+    _check_qkv(op, q, k, v)
+    check_store(op, k, v, k_cache, v_cache, slots, k_scale, v_scale)
     tokens, _, dim = q.shape
     _check_norm_weights(op, q, q_weight, k_weight)
     _checks.dtype(op, "cos_sin_cache", table, ("float32",))
@@ -66,12 +71,10 @@ def check_fused(
         f"cos_sin_cache has {rotary_dim} columns, expected an even number up to {dim}",
     )
     _checks.dtype(op, "positions", positions, _checks.INTS)
-    _checks.dtype(op, "slot_mapping", slots, ("int64",))
     _checks.shape(op, "positions", positions, (tokens,), "tokens of q")
-    _checks.shape(op, "slot_mapping", slots, (tokens,), "tokens of q")
 
 
-def _check_qkv(op: str, q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any) -> None:
+def _check_qkv(op: str, q: Any, k: Any, v: Any) -> None:
     _checks.dtype(op, "q", q, _checks.FLOATS)
     _checks.rank(op, "q", q, 3)
     _checks.rank(op, "k", k, 3)
@@ -83,11 +86,7 @@ def _check_qkv(op: str, q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any) -> N
     )
     _checks.shape(op, "k", k, (tokens, k.shape[1], dim), "tokens and head dimension of q")
     _checks.shape(op, "v", v, k.shape, "as k")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _checks.rank(op, name, cache, 4)
-        expected = (*k_cache.shape[:2], *k.shape[1:])
-        _checks.shape(op, name, cache, expected, "pages of k_cache, heads of k")
-    for name, x in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, x in (("q", q), ("k", k), ("v", v)):
         _checks.same_dtype(op, name, x, "q", q)
         _checks.contiguous_last(op, name, x)
 

@@ -25,7 +25,14 @@ from .linear import (
     quantize_weight,
     row_argmax,
 )
-from .mla import concat_mla_k, mla_decode, pack_mla_tokens, store_mla_kv, unpack_mla_cache
+from .mla import (
+    concat_mla_k,
+    gather_mla_kv,
+    mla_decode,
+    pack_mla_tokens,
+    store_mla_kv,
+    unpack_mla_cache,
+)
 from .moe import (
     fused_experts,
     moe_align_block_size,
@@ -81,6 +88,7 @@ __all__ = [
     "fused_experts",
     "fused_experts_packed",
     "fused_qk_norm_rope_store",
+    "gather_mla_kv",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "kept_ids",

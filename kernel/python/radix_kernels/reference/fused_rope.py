@@ -23,6 +23,8 @@ def fused_qk_norm_rope_store(
     *,
     eps: float = 1e-6,
     is_neox: bool = True,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> None:
     """See `radix_kernels.fused_qk_norm_rope_store`."""
@@ -40,5 +42,8 @@ def fused_qk_norm_rope_store(
         is_neox=is_neox,
         compute_dtype=compute_dtype,
     )
-    store_kv_cache(wide_k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slot_mapping)
+    if k_scale is None:
+        wide_k = wide_k.to(k_cache.dtype)
+        v = v.to(v_cache.dtype)
+    store_kv_cache(wide_k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
     q.copy_(wide_q)

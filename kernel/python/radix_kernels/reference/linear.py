@@ -74,14 +74,22 @@ def quantize_weight(w: torch.Tensor, bits: int, group: int) -> tuple[torch.Tenso
 
 
 def dequantize_weight(
-    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group: int
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group: int,
+    mins: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(code - zero) * scale in float64: [N, K] codes, [N, G] scales and zeros (None: 0)."""
+    """(code - zero) * scale + min in float64: [N, K] codes, [N, G] scales, zeros and mins (None:
+    0)."""
     k = codes.shape[1]
     values = codes.double()
     if zeros is not None:
         values = values - zeros.double().repeat_interleave(group or k, 1)[:, :k]
-    return values * scales.double().repeat_interleave(group or k, 1)[:, :k]
+    values = values * scales.double().repeat_interleave(group or k, 1)[:, :k]
+    if mins is not None:
+        values = values + mins.double().repeat_interleave(group or k, 1)[:, :k]
+    return values
 
 
 def quantize_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

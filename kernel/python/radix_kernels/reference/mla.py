@@ -8,8 +8,8 @@ from ._out import finish
 from .attention import _attend, _buffers, _lse_dtype
 from .kv_cache import store_kv_cache
 
-_LATENT = 512  # values of a token
-_GROUP = 128  # values that share a scale in the FP8 form
+_LATENT = 512  # values of a token in the FP8 form
+_GROUP = 128  # of them share a scale
 
 
 def mla_decode(
@@ -39,7 +39,7 @@ def mla_decode(
         pages = page_table[row, : -(-kv_len // page_size)].long()
         tokens = unpack_mla_cache(kv_cache[pages].flatten(0, 1)[:kv_len], compute_dtype)[:, None]
         result[begin:end], lse[begin:end] = _attend(
-            q[begin:end], tokens, tokens[..., :_LATENT],
+            q[begin:end], tokens, tokens[..., : q_nope.shape[-1]],
             softmax_scale, causal, (-1, -1), 0.0, None, compute_dtype,
         )  # fmt: skip
     result = finish(result, out, q_nope.dtype)
@@ -61,6 +61,29 @@ def store_mla_kv(
         kv_cache[:, :, None, :0],
         slot_mapping,
     )
+
+
+def gather_mla_kv(
+    kv_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `radix_kernels.gather_mla_kv`. The FP8 form is defined in float32."""
+    page_size = kv_cache.shape[1]
+    ends = cu_seqlens.tolist()
+    firsts = [0] * (len(ends) - 1) if starts is None else starts.tolist()
+    for row, first in enumerate(firsts):
+        begin = ends[row]
+        end = ends[row + 1]
+        at = torch.arange(first, first + end - begin, device=out.device)
+        tokens = kv_cache[page_table[row, at // page_size].long(), at % page_size]
+        if kv_cache.dtype == torch.uint8:
+            tokens = unpack_mla_cache(tokens, torch.float32).to(out.dtype)
+        out[begin:end] = tokens
+    return out
 
 
 def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:

@@ -93,8 +93,10 @@ def flash_attn_with_kvcache(
     workspace: Any = None,
     max_seqlen_q: int = 0,
     q_scale: Any = None,
+    any_split: bool = True,
 ) -> None:
-    """See `radix_kernels.flash_attn_with_kvcache`. INT8 is refused; workspace is not used.
+    """See `radix_kernels.flash_attn_with_kvcache`. INT8 is refused; workspace is not used, nor is
+    any_split: it is batch invariant in any case.
 
     Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row (by
     max_seqlen_q, or as many tokens as rows without it) is split over the keys; any other is not.
@@ -109,8 +111,13 @@ def flash_attn_with_kvcache(
     if is_int8(k):
         raise NotImplementedError(f"{op}: the Triton kernel has no INT8")
     check_paged(op, q, k, v, table, lens, cu, qs, ks, vs)
-    if q.shape[0] > 0 and 0 in (k.shape[1], table.shape[1]):
-        raise ValueError(f"{op}: q has {q.shape[0]} rows, but the page table or cache is empty")
+    if q.shape[0] > 0 and k.shape[1] == 0:
+        raise ValueError(f"{op}: q has {q.shape[0]} rows, but pages hold no token")
+    if table.shape[1] == 0:  # it has no memory, and no row a key
+        out.zero_()
+        if lse is not None:
+            lse.copy_(float("-inf") if sinks is None else sinks)
+        return
     decode = _is_decode(q.shape[0], table.shape[0], max_seqlen_q)
     split = choose_split(table.shape[1] * k.shape[1]) if decode else WHOLE
     options = _read_options(op, softmax_scale, causal, (window_left, window_right), softcap)

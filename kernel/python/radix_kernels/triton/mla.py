@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._arrays import torch_views
-from .._checks.mla import LATENT, check_decode
+from .._checks.mla import check_decode
 from .attention import Tiles
 from .mla_kernel import attend_latent, join_splits
 
@@ -18,6 +18,8 @@ MAX_SPLITS = 64
 # large chip.
 _PROGRAMS = 512
 _INVARIANT_SPLITS = 16
+_LATENT_SIZES = (256, 512)
+_ROPE_SIZE = 64
 
 
 def choose_tiles(heads: int, amd: bool) -> Tiles:
@@ -65,7 +67,8 @@ def mla_decode(
     """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on
     the host.
 
-    An FP8 cache whose tokens do not begin at multiples of 4 bytes is refused.
+    Other sizes than L 256 and 512 and R 64, float32, and an FP8 cache whose tokens do not begin at
+    multiples of 4 bytes are refused.
     """
     op = "mla_decode"
     q_nope, q_rope, kv_cache = torch_views(q_nope, q_rope, kv_cache)
@@ -74,19 +77,19 @@ def mla_decode(
     check_decode(op, q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out)
     if q_nope.numel() == 0:
         return
-    tokens, heads, _ = q_nope.shape
+    tokens, heads, latent = q_nope.shape
     rows, columns = page_table.shape
     page_size = kv_cache.shape[1]
     fp8 = kv_cache.dtype == torch.uint8
     q_piece = _piece(q_nope, q_rope, out)
     kv_piece = _piece(kv_cache)
-    if fp8 and kv_piece < 4:
-        raise NotImplementedError(f"{op}: kv_cache has tokens that are not aligned to 4 bytes")
+    _refuse_others(op, q_nope, q_rope, kv_piece if fp8 else 4)
     tiles = choose_tiles(heads, torch.version.hip is not None)
     whole_blocks = tokens * heads // tiles.block_m
     splits = choose_splits(columns * page_size, max(rows, whole_blocks), any_split)
     part_out, part_lse = _partials(q_nope, splits)
-    common = {"HEADS": heads, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
+    sizes = {"LATENT": latent, "HEADS": heads}
+    common = {**sizes, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
     out_strides = _strides_in_pieces(out, q_piece)
     attend_latent[(whole_blocks + rows, splits)](
         q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse, part_out, part_lse,
@@ -102,6 +105,20 @@ def mla_decode(
             part_out, part_lse, out, lse, splits, *out_strides,
             MAX_SPLITS=MAX_SPLITS, **common, num_warps=4,
         )  # fmt: skip
+
+
+def _refuse_others(op: str, q_nope: torch.Tensor, q_rope: torch.Tensor, aligned: int) -> None:
+    """NotImplementedError for sizes and dtypes that the kernel is not made for. aligned: the bytes
+    in whose multiples tokens of the FP8 form begin."""
+    latent = q_nope.shape[-1]
+    rope = q_rope.shape[-1]
+    if latent not in _LATENT_SIZES or rope != _ROPE_SIZE:
+        sizes = f"{latent} latent and {rope} rotary values"
+        raise NotImplementedError(f"{op}: Triton's kernel does not take {sizes}")
+    if q_nope.dtype == torch.float32:
+        raise NotImplementedError(f"{op}: Triton's kernel does not take float32")
+    if aligned < 4:
+        raise NotImplementedError(f"{op}: kv_cache has tokens that are not aligned to 4 bytes")
 
 
 def _strides_in_pieces(x: torch.Tensor, piece: int) -> tuple[int, int]:
@@ -128,6 +145,6 @@ def _partials(q: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.
     """float32 space for the result and log-sum of each split; none without splits."""
     if splits == 1:
         return None, None
-    tokens, heads, _ = q.shape
-    part_out = q.new_empty((tokens, heads, splits, LATENT), dtype=torch.float32)
+    tokens, heads, latent = q.shape
+    part_out = q.new_empty((tokens, heads, splits, latent), dtype=torch.float32)
     return part_out, q.new_empty((tokens, heads, splits), dtype=torch.float32)

@@ -1,8 +1,8 @@
 """Multi-head latent attention over a paged latent cache in Triton, the device code.
 
 All query heads attend to one latent head, so a token of the cache is read once for BLOCK_M packed
-query rows (row r of a sequence is token r // HEADS, head r % HEADS), as key and, its first 512
-dimensions, as value. With few heads bound by bytes, with many by math.
+query rows (row r of a sequence is token r // HEADS, head r % HEADS), as key and, its first LATENT
+dimensions (256 or 512), as value. With few heads bound by bytes, with many by math.
 
     grid            (query blocks, splits)
     query blocks    sequence b begins at block cu[b] * HEADS // BLOCK_M + b: an upper bound that
@@ -23,7 +23,6 @@ import triton.language as tl
 
 from .float8 import widened
 
-LATENT = tl.constexpr(512)
 ROPE = tl.constexpr(64)
 GROUP = tl.constexpr(128)  # latent values that share a scale in the FP8 form
 SPLIT_STEP = tl.constexpr(64)  # a split's size is a multiple of it, and it of BLOCK_N
@@ -47,9 +46,15 @@ def _find_row(cu_seqlens, target, rows, HEADS: tl.constexpr, BLOCK_M: tl.constex
 
 @triton.jit
 def _load_tokens(
-    kv_cache, piece, inside, KV_PIECE: tl.constexpr, FP8: tl.constexpr, dtype: tl.constexpr
+    kv_cache,
+    piece,
+    inside,
+    LATENT: tl.constexpr,
+    KV_PIECE: tl.constexpr,
+    FP8: tl.constexpr,
+    dtype: tl.constexpr,
 ):
-    """Latent [N, 512] and rotary [N, 64] values of the tokens at `piece`; 0 where not inside."""
+    """Latent [N, LATENT] and rotary [N, 64] values of the tokens at `piece`; 0 where not inside."""
     rope = tl.arange(0, ROPE)
     if FP8:
         group = tl.arange(0, LATENT // GROUP)
@@ -109,6 +114,7 @@ def attend_latent(
     out_token,
     out_head,
     table_row,
+    LATENT: tl.constexpr,
     HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     Q_PIECE: tl.constexpr,
@@ -172,7 +178,7 @@ def attend_latent(
             page_table + row.to(tl.int64) * table_row + key // PAGE_SIZE, mask=inside, other=0
         ).to(tl.int64)
         piece = page * cache_page + (key % PAGE_SIZE).to(tl.int64) * cache_slot
-        latent, rotary = _load_tokens(kv_cache, piece, inside, KV_PIECE, FP8, nope.dtype)
+        latent, rotary = _load_tokens(kv_cache, piece, inside, LATENT, KV_PIECE, FP8, nope.dtype)
         scores = tl.dot(nope, tl.trans(latent))
         scores = tl.dot(rope, tl.trans(rotary), scores) * scale
         if CAUSAL:  # ends the keys too; packed rows past the last token are not stored
@@ -214,6 +220,7 @@ def join_splits(
     splits,
     out_token,
     out_head,
+    LATENT: tl.constexpr,
     HEADS: tl.constexpr,
     Q_PIECE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,

@@ -1,0 +1,27 @@
+// Sums of two tensors, in float32. Bound by bytes.
+#include "cpu/decoder/decoder.h"
+#include "cpu/simd.h"
+
+namespace radix::cpu::RK_ISA {
+namespace {
+
+void add(DType dtype, void* to, const void* x, int64_t begin, int64_t end) {
+  constexpr int W = Vec::width;
+  dispatch_float(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    T* sum = static_cast<T*>(to);
+    const T* from = static_cast<const T*>(x);
+    int64_t i = begin;
+    for (; i + W <= end; i += W) store(sum + i, load(sum + i) + load(from + i));
+    if (i < end) {
+      const int tail = static_cast<int>(end - i);
+      store(sum + i, load(sum + i, tail) + load(from + i, tail), tail);
+    }
+  });
+}
+
+}  // namespace
+
+const DecoderKernels decoder_table = {add};
+
+}  // namespace radix::cpu::RK_ISA

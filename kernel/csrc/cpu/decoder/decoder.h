@@ -1,0 +1,15 @@
+// CPU decoder family: what the backend (decoder.cpp) hands to the kernel (add.cpp, once per ISA level).
+#pragma once
+
+#include "common/tensor.h"
+#include "cpu/isa.h"
+
+namespace radix::cpu {
+
+struct DecoderKernels {
+  // Elements [begin, end) of to += x.
+  void (*add)(DType dtype, void* to, const void* x, int64_t begin, int64_t end);
+};
+RK_CPU_TABLE(DecoderKernels, decoder)
+
+}  // namespace radix::cpu
